@@ -1,0 +1,174 @@
+"""A bundle on disk: the manifest that names, sizes and hashes every file, written by export and read by the runtime."""
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .contract import Contract
+from .errors import BundleError, ContractError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One model of a bundle: where it came from, what its graph promises, and how it was checked."""
+
+    name: str
+    architecture: str
+    parameters: int
+    contract: Contract
+    check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
+
+
+@dataclass(frozen=True)
+class TokenizerEntry:
+    """What the runtime must know of the tokenizer beyond its file."""
+
+    vocab_size: int  # token ids are 0 … vocab_size - 1; logits beyond are padding
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle directory."""
+
+    path: Path
+    target: ModelEntry
+    draft: ModelEntry | None
+    tokenizer: TokenizerEntry
+    made_by: dict[str, str]  # library name to version
+    files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
+
+    def graph(self, role: str) -> Path:
+        return self.path / role / "model.onnx"
+
+    def weight_bytes(self, role: str) -> int:
+        return sum(entry["bytes"] for name, entry in self.files.items() if name.startswith(f"{role}/"))
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def max_length(self) -> int:
+        lengths = [model.contract.max_length for model in (self.target, self.draft) if model is not None]
+        return min(lengths)
+
+    def save(self) -> None:
+        """Hash every file below `path` and write the manifest."""
+        names = sorted(
+            file.relative_to(self.path).as_posix()
+            for file in self.path.rglob("*")
+            if file.is_file() and file.name != MANIFEST
+        )
+        fields = {
+            "format": FORMAT,
+            "made_by": self.made_by,
+            "target": asdict(self.target),
+            "draft": None if self.draft is None else asdict(self.draft),
+            "tokenizer": asdict(self.tokenizer),
+            "files": {name: _measure(self.path / name) for name in names},
+        }
+        (self.path / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Bundle":
+        """Read and verify a bundle; anything missing, damaged, foreign or newer is refused by name."""
+        path = Path(path)
+        fields = _read_manifest(path)
+        try:
+            files = dict(fields["files"])
+            bundle = cls(
+                path=path,
+                target=_model(fields["target"]),
+                draft=None if fields["draft"] is None else _model(fields["draft"]),
+                tokenizer=_tokenizer(fields["tokenizer"]),
+                made_by=dict(fields["made_by"]),
+                files=files,
+            )
+            expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+        except (KeyError, TypeError, ValueError, AttributeError, ContractError) as error:
+            raise BundleError(
+                f"{path / MANIFEST} is damaged ({type(error).__name__}: {error}); export the bundle again"
+            ) from error
+        roles = ["target"] if bundle.draft is None else ["target", "draft"]
+        for name in [
+            "tokenizer.json",
+            *(f"{role}/{file}" for role in roles for file in ("model.onnx", "weights.bin")),
+        ]:
+            if name not in expected:
+                raise BundleError(
+                    f"{path / MANIFEST} does not list {name}, which every bundle has; export it again"
+                )
+        for name in expected:
+            _refuse_escape(path, name)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: _verify(path, name, *expected[name]), expected))
+        return bundle
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise BundleError(
+            f"bundle {path} is no directory; make one with export-models --target … --out {path}"
+        )
+    try:
+        fields = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(
+            f"{path} has no {MANIFEST}, so it is no bundle; make one with export-models"
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BundleError(f"{path / MANIFEST} is no JSON ({error}); export the bundle again") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise BundleError(f"{path / MANIFEST} has no format number, so it is no bundle of trt-spec")
+    if fields["format"] != FORMAT:
+        made = fields.get("made_by")
+        version = made.get("trt-spec") if isinstance(made, dict) else None
+        raise BundleError(
+            f"bundle {path} has format {fields['format']} (made by trt-spec {version}), this version reads format "
+            f"{FORMAT}; {'update trt-spec' if fields['format'] > FORMAT else 'export the bundle again'}"
+        )
+    return fields
+
+
+def _model(fields: dict[str, Any]) -> ModelEntry:
+    return ModelEntry(**{**fields, "contract": Contract.from_json(fields["contract"])})
+
+
+def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:
+    return TokenizerEntry(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+
+
+def _measure(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _refuse_escape(path: Path, name: str) -> None:
+    parts = PurePosixPath(name)
+    inside = (path / name).resolve().is_relative_to(path.resolve())
+    if parts.is_absolute() or ".." in parts.parts or not inside:
+        raise BundleError(f"{path / MANIFEST} lists {name!r}, which lies outside the bundle; it is refused")
+
+
+def _verify(path: Path, name: str, size: int, sha256: str) -> None:
+    file = path / name
+    if not file.is_file():
+        raise BundleError(f"bundle {path} lacks {name}; export it again or copy it whole")
+    found = file.stat().st_size
+    if found != size:
+        raise BundleError(
+            f"{file} has {found} bytes, its manifest says {size}; export it again or copy it whole"
+        )
+    if _measure(file)["sha256"] != sha256:
+        raise BundleError(
+            f"{file} is damaged: its sha256 is not the manifest's; export it again or copy it whole"
+        )

@@ -1,0 +1,102 @@
+"""The contract of a graph: every input and output, its shape and dtype, and which output is which input's memory."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .errors import ContractError
+
+WIDEST_STEP = 17  # a graph runs at any width; speculation uses at most K + 1 = 17 rows
+MAX_DRAFT_LENGTH = WIDEST_STEP - 1
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of one graph input or output; a dimension is a number or a symbol."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The numbers that fix a graph's interface; `inputs` and `outputs` spell them out."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int  # columns of the logits, padding included
+    max_length: int  # longest sequence the positions allow
+    dtype: str  # of weights and cache; logits are always float32
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "dtype" and (type(value) is not int or value < 1):
+                raise ContractError(f"contract field {name} is {value!r}, expected a positive integer")
+        if self.dtype not in ("float32", "float16", "bfloat16"):
+            raise ContractError(f"contract dtype is {self.dtype!r}, expected float32, float16 or bfloat16")
+
+    @classmethod
+    def from_json(cls, fields: Any) -> "Contract":
+        names = set(cls.__dataclass_fields__)
+        if not isinstance(fields, dict) or set(fields) != names:
+            found = sorted(fields) if isinstance(fields, dict) else fields
+            raise ContractError(f"contract has the fields {found}, expected {sorted(names)}")
+        return cls(**fields)
+
+    @property
+    def cache_names(self) -> tuple[str, ...]:
+        """The cache buffers in graph order: key_0, value_0, key_1, …"""
+        return tuple(f"{kind}_{layer}" for layer in range(self.layers) for kind in ("key", "value"))
+
+    @property
+    def cache_shape(self) -> tuple[Dim, ...]:
+        return ("batch", self.kv_heads, "capacity", self.head_dim)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return (
+            TensorSpec("input_ids", "int64", ("batch", "width")),
+            TensorSpec("start", "int64", ("batch",)),
+            TensorSpec("logit_rows", "int64", ("batch", "rows")),
+            *(TensorSpec(f"past_{name}", self.dtype, self.cache_shape) for name in self.cache_names),
+        )
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (
+            TensorSpec("logits", "float32", ("batch", "rows", self.vocab_size)),
+            *(TensorSpec(f"present_{name}", self.dtype, self.cache_shape) for name in self.cache_names),
+        )
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Each output that must be bound to the memory of an input."""
+        return {f"present_{name}": f"past_{name}" for name in self.cache_names}
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        size = 4 if self.dtype == "float32" else 2
+        return 2 * self.layers * self.kv_heads * self.head_dim * size
+
+    def check(self, graph: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        """Refuse a graph whose tensors are not exactly those of this contract."""
+        for kind, expected, found in (("input", self.inputs, inputs), ("output", self.outputs, outputs)):
+            by_name = {spec.name: spec for spec in found}
+            for spec in expected:
+                if spec.name not in by_name:
+                    raise ContractError(f"{graph} has no {kind} {spec.name!r}, its contract promises {spec}")
+                if by_name[spec.name] != spec:
+                    raise ContractError(
+                        f"{graph} has the {kind} {by_name[spec.name]}, its contract promises {spec}"
+                    )
+            extra = sorted(set(by_name) - {spec.name for spec in expected})
+            if extra:
+                raise ContractError(f"{graph} has the {kind} {extra[0]!r}, which its contract does not know")

@@ -1,0 +1,29 @@
+"""Errors a user can cause or meet: one sentence of subject, what was found, what was expected, what to do."""
+
+
+class TrtSpecError(Exception):
+    """Base of all errors meant for the user; the command line prints them without a traceback."""
+
+
+class BundleError(TrtSpecError):
+    """A bundle is missing, damaged, foreign or newer than this version."""
+
+
+class ContractError(TrtSpecError):
+    """A graph does not have the inputs, outputs, shapes or dtypes that its contract promises."""
+
+
+class PairError(TrtSpecError):
+    """Draft and target cannot speculate together."""
+
+
+class EngineError(TrtSpecError):
+    """An engine is missing, or cannot run this graph on this machine."""
+
+
+class RequestError(TrtSpecError):
+    """A request or setting is invalid; nothing was started."""
+
+
+class ExportError(TrtSpecError):
+    """A checkpoint cannot be exported, or its graph does not compute what the checkpoint computes."""

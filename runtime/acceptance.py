@@ -1,0 +1,94 @@
+"""The two exact tests: which prefix of the proposal stands, and which token follows it. Pure torch, no sync.
+
+rejection: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
+coupled:   target and draft pick argmax(score + the same noise); accept while they agree. Greedy has zero noise.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .rows import Plan, Rows
+
+
+@dataclass(frozen=True)
+class Noise:
+    """All randomness of one round; None where no row needs it."""
+
+    gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
+    draw: Tensor | None  # [A, K+1] uniforms that draw tokens
+    test: Tensor | None  # [A, K+1] uniforms that test proposals
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the drafters propose, and the distribution each proposal was truly sampled from."""
+
+    tokens: Tensor  # [A, K]
+    count: Tensor  # [A] how many of them the row proposes
+    probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`accepted` proposals stand in each row and `next_token` follows them."""
+
+    accepted: Tensor  # [A]
+    next_token: Tensor  # [A]
+    target_probabilities: Tensor | None  # [A, K+1, V]
+
+
+def winners(scores: Tensor, gumbel: Tensor | None) -> Tensor:
+    """The token each position picks under the coupled rule; ties go to the lowest id."""
+    return (scores if gumbel is None else scores + gumbel).argmax(-1)
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """The token [A] that the uniform u [A] draws from unnormalised weights [A, V]; one without weight never."""
+    cumulative = weights.double().cumsum(-1)
+    return torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
+
+
+def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise) -> Verdict:
+    """Judge proposals by the target's transformed `scores` [A, K+1, V]."""
+    tokens, k = proposal.tokens, plan.draft_length
+    target = scores.softmax(-1) if plan.probabilities else None
+    picked = winners(scores, noise.gumbel)  # [A, K+1]
+    stands = picked[:, :k] == tokens
+    if plan.rejection:
+        assert target is not None
+        assert noise.test is not None
+        p = target[:, :k].gather(2, tokens[:, :, None])[:, :, 0]
+        q = torch.ones_like(p)
+        if proposal.probabilities is not None:
+            q = proposal.probabilities.gather(2, tokens[:, :, None])[:, :, 0]
+        stands = torch.where(rows.coupled[:, None], stands, noise.test[:, :k] * q < p)
+    if k:
+        stands = stands & (torch.arange(k, device=tokens.device) < proposal.count[:, None])
+    accepted = stands.cumprod(1).sum(1)  # [A]
+    next_token = picked.gather(1, accepted[:, None])[:, 0]
+    if plan.rejection:
+        assert target is not None
+        assert noise.draw is not None
+        remaining = residual(proposal, target, accepted)
+        next_token = torch.where(rows.coupled, next_token, inverse_cdf(remaining, noise.draw[:, k]))
+    return Verdict(accepted, next_token, target)
+
+
+def residual(proposal: Proposal, target: Tensor, accepted: Tensor) -> Tensor:
+    """What the next token is drawn from [A, V]: p where all proposals stand, else max(0, p − q) at the rejected one."""
+    tokens, vocab_size = proposal.tokens, target.shape[2]
+    p = target.gather(1, accepted[:, None, None].expand(-1, 1, vocab_size))[:, 0]  # [A, V]
+    if tokens.shape[1] == 0:
+        return p
+    at = accepted.clamp(max=tokens.shape[1] - 1)[:, None]  # [A, 1]
+    if proposal.probabilities is None:
+        q = torch.zeros_like(p).scatter_(1, tokens.gather(1, at), 1.0)
+    else:
+        q = proposal.probabilities.gather(1, at[:, :, None].expand(-1, 1, vocab_size))[:, 0]
+    rejected = (accepted < proposal.count)[:, None]
+    difference = (p - q * rejected).clamp_(min=0)
+    # p equal to q up to rounding leaves nothing, and then either is the answer.
+    empty = difference.sum(1, keepdim=True) == 0
+    return torch.where(empty, p, difference)

@@ -1,0 +1,62 @@
+"""The key and value buffers of one model. Truncation is an index: nothing here is ever sliced off or zeroed.
+
+Where the engine allows it the buffers are only as long as the longest live row needs and grow in steps, because
+attention costs what the buffer holds, dead rows included.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..engines import Contract, EngineError
+
+GRANULE = 64  # buffer lengths are multiples of this
+
+
+class KVCache:
+    """Buffers [rows, kv_heads, T, head_dim] by contract name; rows beyond a request's length are garbage."""
+
+    def __init__(self, contract: Contract, device: str, rows: int, capacity: int) -> None:
+        self._contract, self._device = contract, device
+        self.buffers: dict[str, Tensor] = {}
+        self.rows = self.capacity = 0
+        self.resize(rows, capacity, {})
+
+    def resize(self, rows: int, capacity: int, kept: Mapping[int, int]) -> None:
+        """Reallocate, keeping the first `kept[row]` entries of each row."""
+        contract = self._contract
+        size = (rows, contract.kv_heads, capacity, contract.head_dim)
+        dtype = getattr(torch, contract.dtype)
+        buffers = {}
+        for name in contract.cache_names:
+            try:
+                # Masked entries are multiplied by zero, so they must be finite.
+                buffers[name] = torch.zeros(size, dtype=dtype, device=self._device)
+            except RuntimeError as error:
+                need = contract.cache_bytes_per_token * rows * capacity
+                raise EngineError(
+                    f"no memory for a cache of {rows} rows of {capacity} tokens: it takes {need / 2**20:,.0f} MiB; "
+                    "lower max_batch or the lengths of prompts and outputs"
+                ) from error
+            for row, length in kept.items():
+                buffers[name][row, :, :length] = self.buffers[name][row, :, :length]
+        self.buffers, self.rows, self.capacity = buffers, rows, capacity
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        for buffer in self.buffers.values():
+            buffer[destination, :, :length] = buffer[source, :, :length]
+
+    def fit(self, rows: int, capacity: int, kept: Mapping[int, int]) -> bool:
+        """Make room for `rows` rows of `capacity`, or give back what is far too much; True if reallocated."""
+        ample = _round_up(capacity + capacity // 8)
+        too_small = rows > self.rows or capacity > self.capacity
+        too_large = self.capacity > 2 * ample or self.rows > 4 * rows
+        if too_small or too_large:
+            wide = 1 << (rows - 1).bit_length()
+            self.resize(wide, max(ample, _round_up(capacity)), kept)
+        return too_small or too_large
+
+
+def _round_up(length: int) -> int:
+    return -(-length // GRANULE) * GRANULE

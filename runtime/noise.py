@@ -1,0 +1,66 @@
+"""Randomness as a pure function: Philox4x32-10 of the request's seed, the index of the token, and what it is for.
+
+No generator state, only integer torch operations: a draw does not depend on the neighbours in the batch, on the
+row, on the device or on when it is made.
+"""
+
+import torch
+from torch import Tensor
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+
+_GUMBEL, _UNIFORM = 0, 1  # the last counter word: what a draw is for
+
+
+def philox(counter: Tensor, key: Tensor) -> Tensor:
+    """Four random words for each counter; `counter` [4, …] and `key` [2, …] hold 32-bit words as int64."""
+    device, ones = counter.device, [1] * (counter.dim() - 1)
+    multipliers = torch.tensor([_MULTIPLIERS, _MULTIPLIERS[::-1]], device=device).view(2, 2, *ones)
+    weyl = torch.tensor(_WEYL, device=device).view(1, 2, *ones)
+    keys = (key + torch.arange(_ROUNDS, device=device).view(_ROUNDS, 1, *ones) * weyl) & _MASK
+    keys[0::2] = keys[0::2].flip(1)  # words 0 and 2 change places every round instead of being copied back
+    even, odd = counter[0::2], counter[1::2]
+    for turn in range(_ROUNDS):
+        # A product of two 32-bit words wraps in int64 but keeps all of its 64 bits.
+        product = even * multipliers[turn % 2]
+        even = (product >> 32).bitwise_and_(_MASK).bitwise_xor_(odd.flip(0)).bitwise_xor_(keys[turn])
+        odd = product.bitwise_and_(_MASK)
+    return torch.stack([even, odd], dim=1).flatten(0, 1)
+
+
+def gumbel(words: Tensor) -> Tensor:
+    """Standard Gumbel noise −log(−log1p(−v)): the likely end of v is fine and no v reaches 1, so it is finite."""
+    v = words.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return v.neg_().log1p_().neg_().log_().neg_()
+
+
+def uniform(high: Tensor, low: Tensor) -> Tensor:
+    """Two words as float64 in (0, 1), far enough from 1 that u · x < x for every x."""
+    return (((high << 16) | (low >> 16)).double() + 0.5) * 2.0**-48
+
+
+def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
+    """Noise [A, W, size] of the tokens at `index` [A, W]; one request seed [A, 2] gives one noise per index."""
+    blocks = torch.arange(-(-size // 4), device=index.device)
+    counter = torch.zeros(4, *index.shape, len(blocks), dtype=torch.int64, device=index.device)
+    counter[0] = blocks
+    counter[1] = index[:, :, None]
+    counter[3] = _GUMBEL
+    words = philox(counter, seed.T[:, :, None, None])  # [4, A, W, blocks]
+    return gumbel(words.permute(1, 2, 3, 0).flatten(2)[..., :size])
+
+
+def uniforms(seed: Tensor, length: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Two uniforms [A, W] for each of the round's tokens: one to draw it, one to test it.
+
+    Keyed by the round's `length` [A] too, so that a draw discarded in one round is never used again in another.
+    """
+    counter = torch.zeros(4, len(length), width, dtype=torch.int64, device=length.device)
+    counter[0] = torch.arange(width, device=length.device)
+    counter[1] = length[:, None]
+    counter[3] = _UNIFORM
+    words = philox(counter, seed.T[:, :, None])  # [4, A, W]
+    return uniform(words[0], words[1]), uniform(words[2], words[3])

@@ -1,0 +1,183 @@
+"""One request: what was asked, where it stands, and what has come out of it."""
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from time import perf_counter
+
+from ..engines import MAX_DRAFT_LENGTH, RequestError
+from .drafters import DRAFTERS
+from .metrics import Speculation
+from .params import SamplingParams
+from .text import TextStream
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probabilities of the model's own distribution, before any transform."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # likeliest first
+
+
+@dataclass(frozen=True)
+class TracedRound:
+    """One round as seen from one request."""
+
+    proposal: tuple[int, ...]
+    accepted: int
+    next_token: int | None  # None: the text ended inside the accepted proposals
+    p: tuple[float, ...]  # target's probability of each proposal
+    q: tuple[float, ...]  # draft's
+    next_p: float
+
+
+@dataclass(frozen=True)
+class Output:
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # "stop", "length" or "cancelled"
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None
+    speculation: Speculation
+    seed: int
+    seconds: float  # from submission to the last token
+    seconds_to_first_token: float | None
+    trace: tuple[TracedRound, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added: text that is certain, tokens, and which of them the draft proposed."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    from_draft: tuple[bool, ...]
+
+
+class State(Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    LIVE = "live"
+    FINISHED = "finished"
+
+
+class Request:
+    """Made by `Decoder.submit`. `draft_length` and `drafter` may be changed between rounds."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        draft_length: int,
+        drafter: str,
+        stop_ids: frozenset[int],
+        text: TextStream,
+        trace: bool,
+    ) -> None:
+        self.prompt = tuple(prompt)
+        self.params = params
+        self.draft_length = draft_length
+        self.drafter = drafter
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.state = State.WAITING
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.speculation = Speculation()
+        self.trace: list[TracedRound] | None = [] if trace else None
+        self.target_entries = self.draft_entries = 0  # valid cache entries of its row
+        self.cancelled = False
+        self._stop_ids = stop_ids
+        self._text = text
+        self._pieces: deque[Piece] = deque()
+        self._logprobs: list[TokenLogprob] = []
+        self._submitted = perf_counter()
+        self._first_token: float | None = None
+        self._ended: float | None = None
+
+    @property
+    def draft_length(self) -> int:
+        return self._draft_length
+
+    @draft_length.setter
+    def draft_length(self, value: int) -> None:
+        if type(value) is not int or not 0 <= value <= MAX_DRAFT_LENGTH:
+            raise RequestError(
+                f"draft_length is {value!r}, expected a whole number from 0 to {MAX_DRAFT_LENGTH}"
+            )
+        self._draft_length = value
+
+    @property
+    def drafter(self) -> str:
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, value: str) -> None:
+        if value not in DRAFTERS:
+            raise RequestError(f"drafter is {value!r}, expected one of {', '.join(DRAFTERS)}")
+        self._drafter = value
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.state is State.FINISHED
+
+    def take(self) -> list[Piece]:
+        """The pieces that came out since the last call."""
+        pieces = []
+        while self._pieces:
+            pieces.append(self._pieces.popleft())
+        return pieces
+
+    def commit(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[TokenLogprob]) -> int:
+        """Append a round's tokens up to the first stop rule; returns how many were kept."""
+        self._first_token = self._first_token or perf_counter()
+        kept, reason = 0, None
+        for token in tokens:
+            kept += 1
+            self.token_ids.append(token)
+            if token in self._stop_ids or self._text.push(token):
+                reason = "stop"
+            elif len(self.token_ids) == self.params.max_new_tokens:
+                reason = "length"
+            if reason is not None:
+                break
+        self._logprobs += logprobs[:kept]
+        if reason is not None:
+            self.finish(reason)
+        from_draft = tuple(index < accepted for index in range(kept))
+        self._pieces.append(Piece(self._text.take(self.finished), tuple(tokens[:kept]), from_draft))
+        return kept
+
+    def finish(self, reason: str) -> None:
+        if self._text.finish() and reason == "length":
+            reason = "stop"
+        self.finish_reason, self.state, self._ended = reason, State.FINISHED, perf_counter()
+
+    def output(self) -> Output:
+        """What has come out so far; final once `finished`."""
+        return Output(
+            text=self._text.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason or "cancelled",
+            usage=Usage(len(self.prompt), len(self.token_ids)),
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            speculation=self.speculation,
+            seed=self.seed,
+            seconds=(self._ended or perf_counter()) - self._submitted,
+            seconds_to_first_token=None if self._first_token is None else self._first_token - self._submitted,
+            trace=tuple(self.trace or ()),
+        )

@@ -1,0 +1,80 @@
+"""The one copy a round makes to the host, and its reading row by row."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .request import TokenLogprob, TracedRound
+from .round import Round
+from .rows import Plan
+
+
+@dataclass(frozen=True)
+class RowResult:
+    accepted: int
+    proposed: int
+    tokens: list[int]  # accepted proposals and the next token
+    logprobs: list[TokenLogprob]
+    trace: TracedRound | None
+
+
+def read_round(done: Round, plan: Plan) -> list[RowResult]:
+    """Copy everything the host wants of a round at once."""
+    width = plan.draft_length + 1
+    parts = [done.verdict.accepted[:, None], done.proposal.count[:, None], done.tokens]
+    if plan.traced:
+        parts += _trace_parts(done)
+    if plan.logprobs is not None:
+        parts += _logprob_parts(done, plan.logprobs)
+    # float64 holds every token id and every float32 exactly.
+    table = torch.cat(parts if len(parts) == 3 else [part.double() for part in parts], 1).tolist()
+    results = []
+    for row in table:
+        accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
+        tokens = [int(token) for token in row[2 : 3 + accepted]]
+        trace = None
+        if plan.traced:
+            k = width - 1
+            proposal, p, q = (row[at + i * k : at + i * k + proposed] for i in range(3))
+            trace = TracedRound(
+                tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k]
+            )
+            at += 3 * k + 1
+        results.append(
+            RowResult(accepted, proposed, tokens, _logprobs(row[at:], tokens, width, plan.logprobs), trace)
+        )
+    return results
+
+
+def _trace_parts(done: Round) -> list[torch.Tensor]:
+    target, proposal = done.verdict.target_probabilities, done.proposal
+    assert target is not None
+    tokens = proposal.tokens
+    p = target[:, :-1].gather(2, tokens[:, :, None])[:, :, 0]
+    q = torch.ones_like(p)
+    if proposal.probabilities is not None:
+        q = proposal.probabilities.gather(2, tokens[:, :, None])[:, :, 0]
+    at = done.verdict.accepted[:, None, None].expand(-1, 1, target.shape[2])
+    next_p = target.gather(1, at)[:, 0].gather(1, done.verdict.next_token[:, None])
+    return [tokens, p, q, next_p]
+
+
+def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
+    logprobs = done.logits.log_softmax(-1)  # [A, K+1, V]
+    likeliest = logprobs.topk(top, -1)
+    chosen = logprobs.gather(2, done.tokens[:, :, None])[:, :, 0]
+    return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]
+
+
+def _logprobs(row: list[float], tokens: list[int], width: int, top: int | None) -> list[TokenLogprob]:
+    if top is None:
+        return []
+    ids, values = row[width : width + width * top], row[width + width * top :]
+    return [
+        TokenLogprob(
+            token,
+            row[i],
+            tuple((int(ids[i * top + j]), values[i * top + j]) for j in range(top)),
+        )
+        for i, token in enumerate(tokens)
+    ]

@@ -1,0 +1,136 @@
+"""The state of the live requests, one tensor row each, and the plan that says which work a round has to do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .params import SamplingParams
+
+OFF = 2.0  # a top-p no mass of probability reaches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one round computes, known on the host before it starts; equal plans run the same operations."""
+
+    batch: int
+    draft_length: int  # K: the widest of the live rows
+    model: bool = False  # some row drafts with the draft model
+    lookup: bool = False  # some row drafts by copying from its context
+    sampled: bool = False  # some row has a temperature
+    rejection: bool = False  # some row samples by the rejection rule
+    gumbel: bool = False  # some row samples by the coupled rule
+    filtered: bool = False  # some row has top-k, top-p or min-p
+    penalised: bool = False
+    biased: bool = False
+    logprobs: int | None = None
+    traced: bool = False
+
+    @property
+    def probabilities(self) -> bool:
+        """Whether p and q themselves are needed, not only who wins."""
+        return self.rejection or self.traced
+
+
+@dataclass
+class Rows:
+    """Row r of every tensor belongs to one request; live rows are dense."""
+
+    tokens: Tensor  # [M, L] int64, committed up to `length`
+    length: Tensor  # [M] int64
+    draft_length: Tensor  # [M] int64, proposals the row takes
+    use_model: Tensor  # [M] bool
+    use_lookup: Tensor  # [M] bool
+    coupled: Tensor  # [M] bool: greedy or the coupled rule
+    seed: Tensor  # [M, 2] int64, 32-bit words
+    temperature: Tensor  # [M] float32, 1 for greedy rows
+    noise_scale: Tensor  # [M] float32, 0 for greedy rows
+    top_k: Tensor  # [M] int64, the vocabulary's size when off
+    top_p: Tensor  # [M] float32
+    log_min_p: Tensor  # [M] float32, -inf when off
+    repetition: Tensor  # [M] float32
+    presence: Tensor  # [M] float32
+    frequency: Tensor  # [M] float32
+    bias: Tensor  # [M, V] float32, [M, 0] until a request has one
+    prompt_counts: Tensor  # [M, V] float32, [M, 0] until a request is penalised
+    output_counts: Tensor  # [M, V] float32, likewise
+
+    @classmethod
+    def allocate(cls, rows: int, length: int, device: str) -> "Rows":
+        def whole(*size: int) -> Tensor:
+            return torch.zeros(rows, *size, dtype=torch.int64, device=device)
+
+        def real(*size: int) -> Tensor:
+            return torch.zeros(rows, *size, device=device)
+
+        def flag() -> Tensor:
+            return torch.zeros(rows, dtype=torch.bool, device=device)
+
+        return cls(
+            tokens=whole(length),
+            length=whole(),
+            draft_length=whole(),
+            use_model=flag(),
+            use_lookup=flag(),
+            coupled=flag(),
+            seed=whole(2),
+            temperature=real(),
+            noise_scale=real(),
+            top_k=whole(),
+            top_p=real(),
+            log_min_p=real(),
+            repetition=real(),
+            presence=real(),
+            frequency=real(),
+            bias=real(0),
+            prompt_counts=real(0),
+            output_counts=real(0),
+        )
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+    def view(self, batch: int) -> "Rows":
+        """The first `batch` rows, sharing memory."""
+        return Rows(**{name: tensor[:batch] for name, tensor in self._tensors()})
+
+    def move(self, source: int, destination: int) -> None:
+        for _, tensor in self._tensors():
+            tensor[destination] = tensor[source]
+
+    def admit(self, row: int, prompt: list[int], params: SamplingParams, seed: int, vocab_size: int) -> None:
+        """Begin a request in `row`."""
+        self.tokens[row, : len(prompt)] = torch.tensor(prompt)
+        self.length[row] = len(prompt)
+        self.coupled[row] = params.greedy or params.rule == "coupled"
+        self.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])
+        self.temperature[row] = params.temperature or 1.0
+        self.noise_scale[row] = 0.0 if params.greedy else 1.0
+        self.top_k[row] = min(params.top_k or vocab_size, vocab_size)
+        self.top_p[row] = params.top_p if params.top_p < 1 else OFF
+        self.log_min_p[row] = torch.tensor(params.min_p).log()
+        self.repetition[row] = params.repetition_penalty
+        self.presence[row] = params.presence_penalty
+        self.frequency[row] = params.frequency_penalty
+        if params.logit_bias:
+            self.bias = _widened(self.bias, vocab_size)
+        if params.penalised:
+            self.prompt_counts = _widened(self.prompt_counts, vocab_size)
+            self.output_counts = _widened(self.output_counts, vocab_size)
+        self.bias[row] = 0
+        for token, bias in params.logit_bias.items():
+            self.bias[row, token] = bias
+        self.output_counts[row] = 0
+        if self.prompt_counts.shape[1]:
+            self.prompt_counts[row] = torch.bincount(torch.tensor(prompt), minlength=vocab_size).float()
+
+    def window(self) -> Tensor:
+        """The last two committed tokens [A, 2]; of a row with one token, that token twice."""
+        last = self.length[:, None] - 1
+        return self.tokens.gather(1, torch.cat([(last - 1).clamp_(min=0), last], 1))
+
+
+def _widened(tensor: Tensor, size: int) -> Tensor:
+    return tensor if tensor.shape[1] else tensor.new_zeros(len(tensor), size)

@@ -1,0 +1,64 @@
+"""From tokens to text, piece by piece: no split UTF-8, no stop string shown, and the pieces add up to the text."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+CONTEXT = 8  # prompt tokens that decoders see before the output
+
+
+class TextStream:
+    """The growing text of one output. Text that may be the beginning of a stop string is held back."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        # Some decoders treat the first token of a text apart, so the stream begins inside the prompt, unless that
+        # ends in the middle of a character.
+        context = list(prompt[-CONTEXT:])
+        if tokenizer.decode(context, skip_special_tokens=True).endswith("\ufffd"):
+            context = []
+        self._stream = DecodeStream(context, skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._pending: list[int] = []  # tokens whose text has not come out yet
+        self.text = ""
+        self._shown = 0
+
+    def push(self, token: int) -> bool:
+        """Take one more token; True when a stop string is complete, the text then ending before it."""
+        self._pending.append(token)
+        piece = self._stream.step(self._tokenizer, token)
+        if not piece:
+            return False
+        self._pending.clear()
+        return self._append(piece)
+
+    def finish(self) -> bool:
+        """No token follows: bytes that never became a character come out as U+FFFD."""
+        rest = self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        self._pending.clear()
+        return self._append(rest)
+
+    def _append(self, piece: str) -> bool:
+        longest = max(map(len, self._stop), default=1)
+        searched = max(0, len(self.text) - longest + 1)
+        self.text += piece
+        ends = [at for stop in self._stop if (at := self.text.find(stop, searched)) >= 0]
+        if ends:
+            self.text = self.text[: min(ends)]
+        return bool(ends)
+
+    def take(self, finished: bool) -> str:
+        """The text that is certain and was not taken yet."""
+        end = len(self.text) if finished else len(self.text) - self._held_back()
+        piece = self.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return piece
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max(map(len, self._stop), default=1) - 1
+        for length in range(min(longest, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-length:]) for stop in self._stop):
+                return length
+        return 0

@@ -1,0 +1,61 @@
+"""From logits to the scores a request samples from: bias, penalties, temperature, top-k, top-p, min-p.
+
+Applied to target and draft alike *before* any acceptance rule, so that p and q are what is truly sampled from.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .rows import Plan, Rows
+
+
+def transform(logits: Tensor, rows: Rows, plan: Plan, counts: Tensor | None) -> Tensor:
+    """Scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf.
+
+    `counts` [A, W, V] says how often each token is in the output before each position.
+    """
+    scores = logits
+    if plan.biased:
+        scores = scores + rows.bias[:, None]
+    if counts is not None:
+        scores = penalise(scores, rows, counts)
+    if plan.sampled:
+        scores = scores / rows.temperature[:, None, None]
+    if plan.filtered:
+        scores = keep_likeliest(scores, rows)
+    return scores
+
+
+def penalise(scores: Tensor, rows: Rows, counts: Tensor) -> Tensor:
+    repetition, presence, frequency = (
+        penalty[:, None, None] for penalty in (rows.repetition, rows.presence, rows.frequency)
+    )
+    seen = (counts + rows.prompt_counts[:, None]) > 0
+    repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
+    scores = torch.where(seen, repeated, scores)
+    return scores - counts * frequency - (counts > 0) * presence
+
+
+def keep_likeliest(scores: Tensor, rows: Rows) -> Tensor:
+    """Top-k, then top-p, then min-p. Tokens tied with the last one kept stay."""
+    ordered = descending(scores)  # [A, W, V]
+    width = (-1, scores.shape[1], 1)
+    threshold = ordered.gather(-1, (rows.top_k - 1)[:, None, None].expand(width))  # [A, W, 1]
+    probabilities = cut_below(ordered, threshold).softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities  # mass of the strictly likelier ones
+    kept = before.lt_(rows.top_p[:, None, None]).sum(-1, keepdim=True).long()
+    threshold = torch.maximum(threshold, ordered.gather(-1, kept - 1))
+    threshold = torch.maximum(threshold, ordered[..., :1] + rows.log_min_p[:, None, None])
+    return cut_below(scores, threshold)
+
+
+def cut_below(scores: Tensor, threshold: Tensor) -> Tensor:
+    """Scores below the threshold become -inf (adding log 0 or log 1 costs a quarter of masked_fill here)."""
+    return scores + scores.clone().ge_(threshold).log_()
+
+
+def descending(scores: Tensor) -> Tensor:
+    if scores.device.type == "cpu":  # numpy's vectorised sort takes a tenth of torch's time
+        return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
+    return scores.sort(dim=-1, descending=True).values
