@@ -104,9 +104,7 @@ class Bundle:
             *(f"{role}/{file}" for role in roles for file in ("model.onnx", "weights.bin")),
         ]:
             if name not in expected:
-                raise BundleError(
-                    f"{path / MANIFEST} does not list {name}, which every bundle has; export it again"
-                )
+                raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
         for name in expected:
             _refuse_escape(path, name)
         with ThreadPoolExecutor(2) as pool:
@@ -116,15 +114,11 @@ class Bundle:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise BundleError(
-            f"bundle {path} is no directory; make one with export-models --target … --out {path}"
-        )
+        raise BundleError(f"bundle {path} is no directory; make one with export-models --target … --out {path}")
     try:
         fields = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BundleError(
-            f"{path} has no {MANIFEST}, so it is no bundle; make one with export-models"
-        ) from None
+        raise BundleError(f"{path} has no {MANIFEST}, so it is no bundle; make one with export-models") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BundleError(f"{path / MANIFEST} is no JSON ({error}); export the bundle again") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
@@ -165,10 +159,6 @@ def _verify(path: Path, name: str, size: int, sha256: str) -> None:
         raise BundleError(f"bundle {path} lacks {name}; export it again or copy it whole")
     found = file.stat().st_size
     if found != size:
-        raise BundleError(
-            f"{file} has {found} bytes, its manifest says {size}; export it again or copy it whole"
-        )
+        raise BundleError(f"{file} has {found} bytes, its manifest says {size}; export it again or copy it whole")
     if _measure(file)["sha256"] != sha256:
-        raise BundleError(
-            f"{file} is damaged: its sha256 is not the manifest's; export it again or copy it whole"
-        )
+        raise BundleError(f"{file} is damaged: its sha256 is not the manifest's; export it again or copy it whole")

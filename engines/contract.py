@@ -94,9 +94,7 @@ class Contract:
                 if spec.name not in by_name:
                     raise ContractError(f"{graph} has no {kind} {spec.name!r}, its contract promises {spec}")
                 if by_name[spec.name] != spec:
-                    raise ContractError(
-                        f"{graph} has the {kind} {by_name[spec.name]}, its contract promises {spec}"
-                    )
+                    raise ContractError(f"{graph} has the {kind} {by_name[spec.name]}, its contract promises {spec}")
             extra = sorted(set(by_name) - {spec.name for spec in expected})
             if extra:
                 raise ContractError(f"{graph} has the {kind} {extra[0]!r}, which its contract does not know")

@@ -13,6 +13,7 @@ from .contract import Contract, TensorSpec
 from .engine import Step
 from .errors import EngineError
 
+MOST_STEPS = 64  # prefill chunks come in every width
 NUMPY_TYPES = {torch.float32: np.float32, torch.int64: np.int64}
 
 
@@ -41,6 +42,8 @@ class OnnxRuntimeEngine:
     def step(self, first_row: int, batch: int, width: int, rows: int) -> Step:
         key = (first_row, batch, width, rows)
         if key not in self._steps:
+            if len(self._steps) == MOST_STEPS:
+                del self._steps[next(iter(self._steps))]
             self._steps[key] = self._bound_step(*key)
         return self._steps[key]
 
@@ -55,15 +58,9 @@ class OnnxRuntimeEngine:
         session, binding = self._session, self._session.io_binding()
         views = {name: buffer[first_row : first_row + batch] for name, buffer in self._cache.items()}
         for name, tensor in (inputs | {f"past_{name}": view for name, view in views.items()}).items():
-            binding.bind_input(
-                name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
-            )
-        for name, tensor in (
-            {"logits": logits} | {f"present_{name}": view for name, view in views.items()}
-        ).items():
-            binding.bind_output(
-                name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
-            )
+            binding.bind_input(name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+        for name, tensor in ({"logits": logits} | {f"present_{name}": view for name, view in views.items()}).items():
+            binding.bind_output(name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
         return Step(**inputs, logits=logits, run=lambda: session.run_with_iobinding(binding))
 
     def close(self) -> None:
@@ -81,9 +78,7 @@ def open_session(graph: Path) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise EngineError(
-            "engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[cpu]'"
-        ) from error
+        raise EngineError("engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[cpu]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -101,6 +96,5 @@ def _interface(session: Any) -> tuple[Any, Any]:
 def _specs(tensors: Any) -> list[TensorSpec]:
     names = {"float": "float32", "double": "float64"}
     return [
-        TensorSpec(tensor.name, names.get(dtype := tensor.type[7:-1], dtype), tuple(tensor.shape))
-        for tensor in tensors
+        TensorSpec(tensor.name, names.get(dtype := tensor.type[7:-1], dtype), tuple(tensor.shape)) for tensor in tensors
     ]

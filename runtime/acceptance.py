@@ -46,49 +46,59 @@ def winners(scores: Tensor, gumbel: Tensor | None) -> Tensor:
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     """The token [A] that the uniform u [A] draws from unnormalised weights [A, V]; one without weight never."""
-    cumulative = weights.double().cumsum(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
 
 
 def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise) -> Verdict:
     """Judge proposals by the target's transformed `scores` [A, K+1, V]."""
     tokens, k = proposal.tokens, plan.draft_length
-    target = scores.softmax(-1) if plan.probabilities else None
-    picked = winners(scores, noise.gumbel)  # [A, K+1]
-    stands = picked[:, :k] == tokens
+    p = scores.softmax(-1) if plan.probabilities else None
+    picked = winners(scores, noise.gumbel) if plan.coupled else None  # [A, K+1]
+    stands = torch.ones_like(tokens, dtype=torch.bool)
     if plan.rejection:
-        assert target is not None
+        assert p is not None
         assert noise.test is not None
-        p = target[:, :k].gather(2, tokens[:, :, None])[:, :, 0]
-        q = torch.ones_like(p)
-        if proposal.probabilities is not None:
-            q = proposal.probabilities.gather(2, tokens[:, :, None])[:, :, 0]
-        stands = torch.where(rows.coupled[:, None], stands, noise.test[:, :k] * q < p)
-    if k:
-        stands = stands & (torch.arange(k, device=tokens.device) < proposal.count[:, None])
+        stands = noise.test[:, :k] * chosen(proposal.probabilities, tokens) < chosen(p[:, :k], tokens)
+    if picked is not None:
+        agrees = picked[:, :k] == tokens
+        stands = torch.where(rows.coupled[:, None], agrees, stands) if plan.rejection else agrees
+    stands = stands & (torch.arange(k, device=tokens.device) < proposal.count[:, None])
     accepted = stands.cumprod(1).sum(1)  # [A]
-    next_token = picked.gather(1, accepted[:, None])[:, 0]
+    next_token = accepted if picked is None else picked.gather(1, accepted[:, None])[:, 0]
     if plan.rejection:
-        assert target is not None
+        assert p is not None
         assert noise.draw is not None
-        remaining = residual(proposal, target, accepted)
-        next_token = torch.where(rows.coupled, next_token, inverse_cdf(remaining, noise.draw[:, k]))
-    return Verdict(accepted, next_token, target)
+        drawn = inverse_cdf(residual(proposal, p, accepted), noise.draw[:, k])
+        next_token = torch.where(rows.coupled, next_token, drawn) if plan.coupled else drawn
+    return Verdict(accepted, next_token, p)
+
+
+def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
+    """The probability [A, K] of each token; certain ones have one."""
+    if probabilities is None:
+        return torch.ones_like(tokens, dtype=torch.float32)
+    return probabilities.gather(2, tokens[:, :, None])[:, :, 0]
+
+
+def at_position(tensor: Tensor, position: Tensor) -> Tensor:
+    """Row a of the result [A, V] is tensor[a, position[a]]."""
+    first = torch.arange(len(tensor), device=tensor.device) * tensor.shape[1]
+    return tensor.flatten(0, 1).index_select(0, first + position)
 
 
 def residual(proposal: Proposal, target: Tensor, accepted: Tensor) -> Tensor:
     """What the next token is drawn from [A, V]: p where all proposals stand, else max(0, p − q) at the rejected one."""
-    tokens, vocab_size = proposal.tokens, target.shape[2]
-    p = target.gather(1, accepted[:, None, None].expand(-1, 1, vocab_size))[:, 0]  # [A, V]
+    tokens = proposal.tokens
+    p = at_position(target, accepted)
     if tokens.shape[1] == 0:
         return p
-    at = accepted.clamp(max=tokens.shape[1] - 1)[:, None]  # [A, 1]
+    position = accepted.clamp(max=tokens.shape[1] - 1)
     if proposal.probabilities is None:
-        q = torch.zeros_like(p).scatter_(1, tokens.gather(1, at), 1.0)
+        q = torch.zeros_like(p).scatter_(1, tokens.gather(1, position[:, None]), 1.0)
     else:
-        q = proposal.probabilities.gather(1, at[:, :, None].expand(-1, 1, vocab_size))[:, 0]
-    rejected = (accepted < proposal.count)[:, None]
-    difference = (p - q * rejected).clamp_(min=0)
+        q = at_position(proposal.probabilities, position)
+    difference = (p - q * (accepted < proposal.count)[:, None]).clamp_(min=0)
     # p equal to q up to rounding leaves nothing, and then either is the answer.
     empty = difference.sum(1, keepdim=True) == 0
     return torch.where(empty, p, difference)

@@ -44,8 +44,9 @@ class KVCache:
         self.buffers, self.rows, self.capacity = buffers, rows, capacity
 
     def move(self, source: int, destination: int, length: int) -> None:
-        for buffer in self.buffers.values():
-            buffer[destination, :, :length] = buffer[source, :, :length]
+        if length:  # a row that holds nothing may lie beyond the buffers
+            for buffer in self.buffers.values():
+                buffer[destination, :, :length] = buffer[source, :, :length]
 
     def fit(self, rows: int, capacity: int, kept: Mapping[int, int]) -> bool:
         """Make room for `rows` rows of `capacity`, or give back what is far too much; True if reallocated."""

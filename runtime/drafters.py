@@ -12,18 +12,21 @@ DRAFTERS = ("model", "lookup", "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
 
 
-def propose(rows: Rows, plan: Plan, draft: Model | None, noise: Noise, span: int) -> Proposal:
-    """K tokens for every row from the source the row has chosen; `span` bounds the committed lengths."""
+def propose(rows: Rows, plan: Plan, draft: Model | None, noise: Noise, window: Tensor, span: int) -> Proposal:
+    """K tokens for every row from the source the row has chosen.
+
+    `window` [A, 2] holds the last committed tokens; `span` bounds the committed lengths.
+    """
     if not plan.draft_length:
         return Proposal(rows.tokens[:, :0], torch.zeros_like(rows.length), None)
     if not plan.lookup:
         assert draft is not None
-        return propose_by_model(rows, plan, draft, noise)
+        return propose_by_model(rows, plan, draft, noise, window)
     copied = propose_by_lookup(rows, plan, span)
     if not plan.model:
         return copied
     assert draft is not None
-    sampled = propose_by_model(rows, plan, draft, noise)
+    sampled = propose_by_model(rows, plan, draft, noise, window)
     tokens = torch.where(rows.use_lookup[:, None], copied.tokens, sampled.tokens)
     count = torch.where(rows.use_lookup, copied.count, sampled.count)
     probabilities = sampled.probabilities
@@ -33,22 +36,25 @@ def propose(rows: Rows, plan: Plan, draft: Model | None, noise: Noise, span: int
     return Proposal(tokens, count, probabilities)
 
 
-def propose_by_model(rows: Rows, plan: Plan, draft: Model, noise: Noise) -> Proposal:
+def propose_by_model(rows: Rows, plan: Plan, draft: Model, noise: Noise, window: Tensor) -> Proposal:
     """Sample K tokens from the draft, each by the request's own transform and rule."""
     tokens: list[Tensor] = []
     probabilities: list[Tensor] = []
     counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
-    step = draft.begin(rows.window(), rows.length)
+    step = draft.begin(window, rows.length)
     for i in range(plan.draft_length):
         if i:
             step = draft.extend(tokens[-1], rows.length, i - 1)
         scores = transform(draft.logits(step), rows, plan, counts)  # [A, 1, V]
-        token = winners(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])[:, 0]
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
+        if plan.coupled:
+            token = picked = winners(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])[:, 0]
         if plan.rejection:
             assert noise.draw is not None
-            token = torch.where(rows.coupled, token, inverse_cdf(probabilities[-1][:, 0], noise.draw[:, i]))
+            token = drawn = inverse_cdf(probabilities[-1][:, 0], noise.draw[:, i])
+        if plan.coupled and plan.rejection:
+            token = torch.where(rows.coupled, picked, drawn)
         if counts is not None:
             counts.scatter_add_(2, token[:, None, None], torch.ones_like(counts[..., :1]))
         tokens.append(token)

@@ -53,14 +53,14 @@ def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
     return gumbel(words.permute(1, 2, 3, 0).flatten(2)[..., :size])
 
 
-def uniforms(seed: Tensor, length: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Two uniforms [A, W] for each of the round's tokens: one to draw it, one to test it.
+def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
+    """Two uniforms [N, width, 2] for each token of a round that begins at `length` [N]: to draw it and to test it.
 
-    Keyed by the round's `length` [A] too, so that a draw discarded in one round is never used again in another.
+    Keyed by the round's beginning, so that a draw discarded in one round is never used again in another.
     """
     counter = torch.zeros(4, len(length), width, dtype=torch.int64, device=length.device)
     counter[0] = torch.arange(width, device=length.device)
     counter[1] = length[:, None]
     counter[3] = _UNIFORM
-    words = philox(counter, seed.T[:, :, None])  # [4, A, W]
-    return uniform(words[0], words[1]), uniform(words[2], words[3])
+    words = philox(counter, seed[:, None, None])  # [4, N, width]
+    return torch.stack([uniform(words[0], words[1]), uniform(words[2], words[3])], -1)

@@ -40,19 +40,14 @@ class SamplingParams:
         _require("top_p", self.top_p, _real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _require("min_p", self.min_p, _real(self.min_p, 0, 1), "a number in [0, 1]")
         repetition = self.repetition_penalty
-        _require(
-            "repetition_penalty", repetition, _real(repetition, 0) and repetition > 0, "a finite number > 0"
-        )
+        _require("repetition_penalty", repetition, _real(repetition, 0) and repetition > 0, "a finite number > 0")
         for name in ("presence_penalty", "frequency_penalty"):
             _require(name, getattr(self, name), _real(getattr(self, name)), "a finite number")
         _require(
             "logit_bias",
             self.logit_bias,
             isinstance(self.logit_bias, Mapping)
-            and all(
-                _whole(key, 0) and (_real(value) or value == -math.inf)
-                for key, value in self.logit_bias.items()
-            ),
+            and all(_whole(key, 0) and (_real(value) or value == -math.inf) for key, value in self.logit_bias.items()),
             "a mapping of token ids to finite numbers or -inf",
         )
         stop = self.stop

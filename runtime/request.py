@@ -95,6 +95,7 @@ class Request:
         self.speculation = Speculation()
         self.trace: list[TracedRound] | None = [] if trace else None
         self.target_entries = self.draft_entries = 0  # valid cache entries of its row
+        self.uniform_block: int | None = None  # which lengths its row has uniforms for
         self.cancelled = False
         self._stop_ids = stop_ids
         self._text = text
@@ -111,9 +112,7 @@ class Request:
     @draft_length.setter
     def draft_length(self, value: int) -> None:
         if type(value) is not int or not 0 <= value <= MAX_DRAFT_LENGTH:
-            raise RequestError(
-                f"draft_length is {value!r}, expected a whole number from 0 to {MAX_DRAFT_LENGTH}"
-            )
+            raise RequestError(f"draft_length is {value!r}, expected a whole number from 0 to {MAX_DRAFT_LENGTH}")
         self._draft_length = value
 
     @property

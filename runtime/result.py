@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .acceptance import at_position, chosen
 from .request import TokenLogprob, TracedRound
 from .round import Round
 from .rows import Plan
@@ -36,13 +37,9 @@ def read_round(done: Round, plan: Plan) -> list[RowResult]:
         if plan.traced:
             k = width - 1
             proposal, p, q = (row[at + i * k : at + i * k + proposed] for i in range(3))
-            trace = TracedRound(
-                tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k]
-            )
+            trace = TracedRound(tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k])
             at += 3 * k + 1
-        results.append(
-            RowResult(accepted, proposed, tokens, _logprobs(row[at:], tokens, width, plan.logprobs), trace)
-        )
+        results.append(RowResult(accepted, proposed, tokens, _logprobs(row[at:], tokens, width, plan.logprobs), trace))
     return results
 
 
@@ -50,13 +47,8 @@ def _trace_parts(done: Round) -> list[torch.Tensor]:
     target, proposal = done.verdict.target_probabilities, done.proposal
     assert target is not None
     tokens = proposal.tokens
-    p = target[:, :-1].gather(2, tokens[:, :, None])[:, :, 0]
-    q = torch.ones_like(p)
-    if proposal.probabilities is not None:
-        q = proposal.probabilities.gather(2, tokens[:, :, None])[:, :, 0]
-    at = done.verdict.accepted[:, None, None].expand(-1, 1, target.shape[2])
-    next_p = target.gather(1, at)[:, 0].gather(1, done.verdict.next_token[:, None])
-    return [tokens, p, q, next_p]
+    next_p = at_position(target, done.verdict.accepted).gather(1, done.verdict.next_token[:, None])
+    return [tokens, chosen(target[:, :-1], tokens), chosen(proposal.probabilities, tokens), next_p]
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:

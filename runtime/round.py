@@ -9,34 +9,39 @@ from torch import Tensor
 from .acceptance import Noise, Proposal, Verdict, accept
 from .drafters import propose
 from .model import Model
-from .noise import gumbels, uniforms
+from .noise import gumbels
 from .rows import Plan, Rows
 from .transform import transform
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round decided, still on the device, and when its parts ended (host clock)."""
+    """What a round decided, still on the device, and how long its parts took on the host's clock."""
 
     tokens: Tensor  # [A, K+1]: the accepted proposals, the next token, then garbage
     proposal: Proposal
     verdict: Verdict
     logits: Tensor  # [A, K+1, V] of the target, untransformed
-    marks: tuple[float, float, float, float]
+    draft_ms: float
+    verify_ms: float
+    accept_ms: float
 
 
 def run_round(rows: Rows, plan: Plan, draft: Model | None, target: Model, span: int) -> Round:
     """Advance every row of `rows` by one to K+1 tokens; no committed length reaches `span` before the round."""
     began = perf_counter()
+    window = rows.window()
     noise = draw_noise(rows, plan, target.vocab_size)
-    proposal = propose(rows, plan, draft, noise, span)
+    drawn = perf_counter()
+    proposal = propose(rows, plan, draft, noise, window, span)
     drafted = perf_counter()
-    logits = target.score(rows.window()[:, 1], proposal.tokens, rows.length)
+    logits = target.score(window[:, 1], proposal.tokens, rows.length)
     verified = perf_counter()
     scores = transform(logits, rows, plan, counts_at_each_position(rows, plan, proposal))
     verdict = accept(proposal, scores, rows, plan, noise)
     tokens = commit(rows, plan, proposal, verdict)
-    return Round(tokens, proposal, verdict, logits, (began, drafted, verified, perf_counter()))
+    accept_ms = 1e3 * (drawn - began + perf_counter() - verified)
+    return Round(tokens, proposal, verdict, logits, 1e3 * (drafted - drawn), 1e3 * (verified - drafted), accept_ms)
 
 
 def draw_noise(rows: Rows, plan: Plan, vocab_size: int) -> Noise:
@@ -46,7 +51,7 @@ def draw_noise(rows: Rows, plan: Plan, vocab_size: int) -> Noise:
         index = rows.length[:, None] + torch.arange(width, device=rows.length.device)
         gumbel = gumbels(rows.seed, index, vocab_size) * rows.noise_scale[:, None, None]
     if plan.rejection:
-        draw, test = uniforms(rows.seed, rows.length, width)
+        draw, test = rows.round_uniforms(width)
     return Noise(gumbel, draw, test)
 
 
@@ -54,9 +59,7 @@ def counts_at_each_position(rows: Rows, plan: Plan, proposal: Proposal) -> Tenso
     """Output counts [A, K+1, V] as plain decoding would have them at each verify row: proposals before it included."""
     if not plan.penalised:
         return None
-    ahead = torch.zeros(
-        plan.batch, plan.draft_length + 1, rows.output_counts.shape[1], device=rows.length.device
-    )
+    ahead = torch.zeros(plan.batch, plan.draft_length + 1, rows.output_counts.shape[1], device=rows.length.device)
     ahead[:, 1:].scatter_(2, proposal.tokens[:, :, None], 1.0)
     return rows.output_counts[:, None] + ahead.cumsum(1)
 

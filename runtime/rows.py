@@ -6,9 +6,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from ..engines import MAX_DRAFT_LENGTH
+from .noise import uniforms
 from .params import SamplingParams
 
-OFF = 2.0  # a top-p no mass of probability reaches
+BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,11 @@ class Plan:
     lookup: bool = False  # some row drafts by copying from its context
     sampled: bool = False  # some row has a temperature
     rejection: bool = False  # some row samples by the rejection rule
+    coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
-    filtered: bool = False  # some row has top-k, top-p or min-p
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
     penalised: bool = False
     biased: bool = False
     logprobs: int | None = None
@@ -48,11 +53,12 @@ class Rows:
     temperature: Tensor  # [M] float32, 1 for greedy rows
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     top_k: Tensor  # [M] int64, the vocabulary's size when off
-    top_p: Tensor  # [M] float32
+    unlikely: Tensor  # [M] float32, 1 - top_p: the mass that may be left out, -1 when off
     log_min_p: Tensor  # [M] float32, -inf when off
     repetition: Tensor  # [M] float32
     presence: Tensor  # [M] float32
     frequency: Tensor  # [M] float32
+    uniforms: Tensor  # [M, BLOCK, 17, 2] float64: those of rounds that begin at each length of the row's block
     bias: Tensor  # [M, V] float32, [M, 0] until a request has one
     prompt_counts: Tensor  # [M, V] float32, [M, 0] until a request is penalised
     output_counts: Tensor  # [M, V] float32, likewise
@@ -79,11 +85,12 @@ class Rows:
             temperature=real(),
             noise_scale=real(),
             top_k=whole(),
-            top_p=real(),
+            unlikely=real(),
             log_min_p=real(),
             repetition=real(),
             presence=real(),
             frequency=real(),
+            uniforms=torch.zeros(rows, BLOCK, MAX_DRAFT_LENGTH + 1, 2, dtype=torch.float64, device=device),
             bias=real(0),
             prompt_counts=real(0),
             output_counts=real(0),
@@ -109,7 +116,7 @@ class Rows:
         self.temperature[row] = params.temperature or 1.0
         self.noise_scale[row] = 0.0 if params.greedy else 1.0
         self.top_k[row] = min(params.top_k or vocab_size, vocab_size)
-        self.top_p[row] = params.top_p if params.top_p < 1 else OFF
+        self.unlikely[row] = 1 - params.top_p if params.top_p < 1 else -1.0
         self.log_min_p[row] = torch.tensor(params.min_p).log()
         self.repetition[row] = params.repetition_penalty
         self.presence[row] = params.presence_penalty
@@ -125,6 +132,17 @@ class Rows:
         self.output_counts[row] = 0
         if self.prompt_counts.shape[1]:
             self.prompt_counts[row] = torch.bincount(torch.tensor(prompt), minlength=vocab_size).float()
+
+    def fill_uniforms(self, row: int, block: int) -> None:
+        """Make the uniforms of all rounds that begin at the lengths of this block."""
+        length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
+        self.uniforms[row] = uniforms(self.seed[row], length, MAX_DRAFT_LENGTH + 1)
+
+    def round_uniforms(self, width: int) -> tuple[Tensor, Tensor]:
+        """The uniforms [A, width] of this round: one to draw each token, one to test it."""
+        row = torch.arange(len(self.length), device=self.length.device)
+        mine = self.uniforms.flatten(0, 1).index_select(0, row * BLOCK + self.length % BLOCK)  # [A, 17, 2]
+        return mine[:, :width, 0], mine[:, :width, 1]
 
     def window(self) -> Tensor:
         """The last two committed tokens [A, 2]; of a row with one token, that token twice."""

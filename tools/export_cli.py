@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..export.pipeline import ExportReport
 
+EXPORT_ONLY = ("transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "huggingface_hub")
 UNITS = ("B", "KB", "MB", "GB")
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143
 
@@ -29,8 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             report = _export(arguments, progress)
         except TrtSpecError as error:
-            print(f"export-models: error: {error}", file=sys.stderr)
-            return EXIT_ERROR
+            return _fail(str(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXPORT_ONLY:
+                raise
+            return _fail(f"exporting needs {package}, which is not installed; pip install 'trt-spec[export]'")
     except KeyboardInterrupt:
         print("export-models: interrupted; nothing was left behind", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -41,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, previous)
     print(table(report))
     return 0
+
+
+def _fail(sentence: str) -> int:
+    print(f"export-models: error: {sentence}", file=sys.stderr)
+    return EXIT_ERROR
 
 
 def table(report: "ExportReport") -> str:
@@ -61,15 +71,11 @@ def table(report: "ExportReport") -> str:
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if any(model.entry.check.get("as_float32_copy") for model in report.models):
         lines.append("checked as float32 copy: the same weights file, computed in float32")
     lines += [f"note: {note}" for note in report.notes]
-    lines.append(
-        f"{report.path}: sequences up to {report.max_length} tokens, written in {report.seconds:.1f} s"
-    )
+    lines.append(f"{report.path}: sequences up to {report.max_length} tokens, written in {report.seconds:.1f} s")
     return "\n".join(lines)
 
 
@@ -124,15 +130,11 @@ def _parser() -> argparse.ArgumentParser:
         help="the directory to write; an older bundle there is replaced",
     )
     parser.add_argument("--draft", metavar="DIR_OR_ID", help="a small checkpoint with the target's tokenizer")
-    parser.add_argument(
-        "--max-length", type=int, metavar="N", help="longest sequence; all positions by default"
-    )
+    parser.add_argument("--max-length", type=int, metavar="N", help="longest sequence; all positions by default")
     parser.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of weights and cache"
     )
-    parser.add_argument(
-        "--no-check", action="store_true", help="do not compare the graphs with the checkpoints"
-    )
+    parser.add_argument("--no-check", action="store_true", help="do not compare the graphs with the checkpoints")
     return parser
 
 

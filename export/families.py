@@ -1,0 +1,92 @@
+"""Which architectures can be exported, and what a configuration says of their shape."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..engines import Contract, ExportError
+
+SUPPORTED = ("gemma2", "gpt2", "llama")
+STATIC_ROTARY = (
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+)  # frequencies that do not depend on the sequence's length
+STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the contract needs to know of a model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    positions: int
+    window: int | None  # the widest sliding window of a layer
+
+    def contract(self, max_length: int, dtype: str) -> Contract:
+        return Contract(self.layers, self.heads, self.kv_heads, self.head_dim, self.vocab_size, max_length, dtype)
+
+
+def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
+    """Refuse by what `config.json` itself says, before any code of the architecture is imported."""
+    kind = fields.get("model_type")
+    supported = f"supported are {', '.join(SUPPORTED)}"
+    architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
+    if fields.get("auto_map"):
+        raise ExportError(
+            f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run; {supported}"
+        )
+    if fields.get("is_encoder_decoder"):
+        raise ExportError(f"checkpoint {name} ({kind}) is an encoder-decoder, expected a decoder-only causal LM")
+    if kind not in SUPPORTED:
+        raise ExportError(f"checkpoint {name} has the model type {kind!r}, which cannot be exported; {supported}")
+    if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
+    if fields.get("quantization_config"):
+        method = fields["quantization_config"].get("quant_method", "some method")
+        raise ExportError(f"checkpoint {name} is quantised by {method}; export the unquantised checkpoint")
+
+
+def shape_of(name: str, config: Any) -> Shape:
+    """The shape of a supported configuration; what would make cached rows wrong is refused by name."""
+    _refuse_moving_positions(name, config)
+    if getattr(config, "add_cross_attention", False):
+        raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ExportError(f"checkpoint {name} attends in both directions, expected causal attention")
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    for layer_type in sorted(layer_types.difference(STATIC_LAYERS)):
+        raise ExportError(
+            f"checkpoint {name} has layers of the type {layer_type}, whose state is no row of keys and values; "
+            f"supported are {', '.join(STATIC_LAYERS)}"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if type(positions) is not int or positions < 1:
+        raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
+    heads = config.num_attention_heads
+    return Shape(
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
+        positions=positions,
+        window=config.sliding_window if "sliding_attention" in layer_types else None,
+    )
+
+
+def _refuse_moving_positions(name: str, config: Any) -> None:
+    """Keys are cached as rotated when they were written: a rotation that changes later would make them wrong."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
+    for rotary in by_layer or [parameters]:
+        kind = rotary.get("rope_type", "default")
+        if kind not in STATIC_ROTARY:
+            raise ExportError(
+                f"checkpoint {name} has the rotary scaling {kind!r}, which may change with the sequence's length and "
+                f"make cached keys wrong after a rollback; supported are {', '.join(STATIC_ROTARY)}"
+            )

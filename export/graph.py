@@ -1,0 +1,74 @@
+"""One model to one ONNX graph: trace it, rewrite it, and write it with its weights in one file beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ..engines import Contract
+from .passes.fuse_norms import fuse_norms
+from .passes.fuse_rotary import fuse_rotary
+from .passes.orient_weights import orient_weights
+from .passes.simplify import simplify
+from .tracing import OPSET, TracedModel, ready_to_trace
+
+WEIGHTS = "weights.bin"
+SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
+
+
+def build_graph(model: Any, contract: Contract) -> tuple[ir.Model, dict[str, int]]:
+    """The model's graph, its weights still those of `model`, and how often each rewrite fired."""
+    graph = trace(model, contract)
+    fired = {"orient_weights": orient_weights(graph), "simplify": simplify(graph)}
+    fired |= {"fuse_norms": fuse_norms(graph), "fuse_rotary": fuse_rotary(graph)}
+    fired["simplify"] += simplify(graph)
+    return graph, fired
+
+
+def trace(model: Any, contract: Contract) -> ir.Model:
+    dtype = getattr(torch, contract.dtype)
+    batch, width, rows, capacity = 2, 3, 2, 40  # any sizes, all different from one another and from 1
+    shape = (batch, contract.kv_heads, capacity, contract.head_dim)
+    past = [torch.zeros(shape, dtype=dtype) for _ in contract.cache_names]
+    ids = torch.zeros(batch, width, dtype=torch.int64)
+    start = torch.zeros(batch, dtype=torch.int64)
+    logit_rows = torch.zeros(batch, rows, dtype=torch.int64)
+    cache_dims = {0: "batch", 2: "capacity"}
+    with ready_to_trace(model):
+        program = torch.onnx.export(
+            TracedModel(model).eval(),
+            (ids, start, logit_rows, *past),
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[spec.name for spec in contract.inputs],
+            output_names=[spec.name for spec in contract.outputs],
+            dynamic_shapes=(
+                {0: "batch", 1: "width"},
+                {0: "batch"},
+                {0: "batch", 1: "rows"},
+                tuple(cache_dims for _ in past),
+            ),
+        )
+    assert program is not None
+    graph = program.model
+    for name in list(graph.graph.initializers):  # the traced module wraps the model: give weights their own names
+        graph.graph.initializers[name].name = name.removeprefix("model.")
+    return graph
+
+
+def write_graph(graph: ir.Model, folder: Path) -> None:
+    """`model.onnx` and `weights.bin`, the weights one at a time; the graph in memory has none afterwards."""
+    folder.mkdir()
+    graph.producer_name = "trt-spec"
+    ir.save(
+        graph,
+        folder / "model.onnx",
+        external_data=WEIGHTS,
+        size_threshold_bytes=SMALLEST_EXTERNAL,
+        max_workers=1,
+    )
+    for weight in graph.graph.initializers.values():  # onnxscript's rules keep the last graph they saw alive
+        weight.const_value = None

@@ -1,0 +1,63 @@
+"""What the checkpoint itself computes: transformers' own model, attention and cache, in float32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
+    """The logits `[length, V]` of each token sequence, from one plain pass over all of them without any cache."""
+    lengths = [len(branch) for branch in branches]
+    padded = torch.zeros(len(branches), max(lengths), dtype=torch.int64)  # causal: what follows a sequence is unseen
+    for row, branch in enumerate(branches):
+        padded[row, : len(branch)] = torch.tensor(branch)
+    with computing_in_float32(model):
+        logits = model(padded, use_cache=False).logits
+    return [logits[row, :length] for row, length in enumerate(lengths)]
+
+
+@torch.no_grad()
+def continued_logits(model: Any, keys: list[Tensor], values: list[Tensor], tokens: list[int]) -> Tensor:
+    """The logits `[len(tokens), V]` after a cache that already holds these keys and values."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
+        cache.update(key, value, layer)
+    with computing_in_float32(model):
+        logits: Tensor = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0]
+    return logits
+
+
+@contextmanager
+def computing_in_float32(model: nn.Module) -> Iterator[None]:
+    """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy."""
+    hooks = []
+    for module in model.modules():
+        narrow = {name: weight for name, weight in module._parameters.items() if _is_narrow(weight)}
+        if narrow:
+            hooks.append(module.register_forward_pre_hook(lambda module, _: _widen(module)))
+            hooks.append(module.register_forward_hook(lambda module, *_, narrow=narrow: _restore(module, narrow)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_narrow(weight: nn.Parameter | None) -> bool:
+    return weight is not None and weight.dtype in (torch.float16, torch.bfloat16)
+
+
+def _widen(module: nn.Module) -> None:
+    for name, weight in module._parameters.items():
+        if weight is not None:
+            module._parameters[name] = nn.Parameter(weight.float(), requires_grad=False)
+
+
+def _restore(module: nn.Module, narrow: dict[str, nn.Parameter]) -> None:
+    module._parameters.update(narrow)

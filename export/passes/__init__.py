@@ -1,0 +1,1 @@
+"""Graph rewrites, one a file; each returns how often it fired."""

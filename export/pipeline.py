@@ -1,0 +1,134 @@
+"""`export_bundle`: from one or two checkpoints to a checked bundle, or to one sentence why not."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..engines import Bundle, ExportError, ModelEntry
+from .aside import built_aside
+from .check import Reference, check_graph, make_reference
+from .checkpoint import Checkpoint, load_model, open_checkpoint
+from .graph import build_graph, write_graph
+from .pair import agreed_length, refuse_unequal
+from .quiet import quiet_libraries
+from .vocabulary import read_vocabulary
+
+MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
+DTYPES = ("float32", "float16", "bfloat16")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One exported model: what was written, how it was checked, how long it took."""
+
+    role: str
+    entry: ModelEntry
+    nodes: int
+    fired: dict[str, int]  # how often each rewrite fired
+    weight_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    path: Path
+    max_length: int
+    models: list[ModelReport]
+    notes: list[str]
+    seconds: float
+
+
+def export_bundle(
+    target: str | Path,
+    out: str | Path,
+    draft: str | Path | None = None,
+    max_length: int | None = None,
+    dtype: str = "float32",
+    check: bool = True,
+    progress: Progress = lambda stage: None,
+) -> ExportReport:
+    """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end."""
+    if dtype not in DTYPES:
+        raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
+    if check and find_spec("onnxruntime") is None:
+        raise ExportError(
+            "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
+        )
+    begun = time.perf_counter()
+    with quiet_libraries(), _disk_errors(out), built_aside(Path(out)) as folder:
+        progress("reading configurations and tokenizers")
+        checkpoints = {"target": open_checkpoint(target)}
+        if draft is not None:
+            checkpoints["draft"] = open_checkpoint(draft)
+        length = agreed_length(list(checkpoints.values()), max_length)
+        vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
+        notes = refuse_unequal(vocabularies["target"], vocabularies["draft"]) if draft is not None else []
+        tokens = vocabularies["target"].entry()
+        vocabularies["target"].tokenizer.save(str(folder / "tokenizer.json"))
+        models = [
+            _export_model(role, checkpoint, folder, length, dtype, tokens.vocab_size if check else None, progress)
+            for role, checkpoint in checkpoints.items()
+        ]
+        progress("hashing the files")
+        entries = {model.role: model.entry for model in models}
+        Bundle(folder, entries["target"], entries.get("draft"), tokens, installed(MADE_BY), files={}).save()
+    return ExportReport(Path(out), length, models, notes, time.perf_counter() - begun)
+
+
+def _export_model(
+    role: str,
+    checkpoint: Checkpoint,
+    folder: Path,
+    length: int,
+    dtype: str,
+    checked_tokens: int | None,
+    progress: Progress,
+) -> ModelReport:
+    begun = time.perf_counter()
+    contract = checkpoint.shape.contract(length, dtype)
+    progress(f"{role}: loading the weights of {checkpoint.name}")
+    model = load_model(checkpoint, dtype)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    reference: Reference | None = None
+    if checked_tokens is not None:
+        progress(f"{role}: computing reference logits in torch")
+        reference = make_reference(model, contract, checked_tokens, checkpoint.shape.window)
+    progress(f"{role}: tracing")
+    graph, fired = build_graph(model, contract)
+    progress(f"{role}: writing")
+    write_graph(graph, folder / role)
+    nodes = len(graph.graph)
+    del model, graph  # the check holds the written weights: the checkpoint's must be gone
+    gc.collect()
+    check: dict[str, Any] = {}
+    if reference is not None:
+        progress(f"{role}: checking in ONNX Runtime")
+        check = check_graph(folder / role / "model.onnx", contract, reference)
+    entry = ModelEntry(checkpoint.name, checkpoint.architecture, parameters, contract, check)
+    size = (folder / role / "weights.bin").stat().st_size
+    return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun)
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """The versions of those packages that are here; of the two onnxruntimes at most one is."""
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+@contextmanager
+def _disk_errors(out: str | Path) -> Iterator[None]:
+    """A full disk or a read-only one, said in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"cannot write bundle {out}: {error.strerror or error}; nothing was left there") from error

@@ -1,0 +1,143 @@
+"""The module that is traced: a causal LM whose cache writes are TensorScatter and whose attention is one ONNX node.
+
+Traced nodes give zeros when run in torch, so this module is for tracing only and never an oracle.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.pytorch_utils import Conv1D
+
+OPSET = 24
+ATTENTION = "trt_spec"
+
+
+class ScatterCache(Cache):  # type: ignore[misc]
+    """A cache whose `update` writes this call's rows at `start` and returns the whole buffers."""
+
+    def __init__(self, start: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+        self.layers: list[Any] = []
+        self.start, self.keys, self.values = start, keys, values
+
+    def _write(self, past: Tensor, rows: Tensor) -> Tensor:
+        return torch.onnx.ops.symbolic(
+            "TensorScatter",
+            [past, rows, self.start],
+            attrs={"axis": 2, "mode": "linear"},
+            dtype=past.dtype,
+            shape=past.shape,
+            version=OPSET,
+        )
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys[layer] = self._write(self.keys[layer], key)
+        self.values[layer] = self._write(self.values[layer], value)
+        return self.keys[layer], self.values[layer]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.keys[0].shape[2], 0
+
+
+class VisibleRows:
+    """The attention masks of one call, `[B, 1, S, T]`: query i of a row sees cache rows j <= start + i."""
+
+    def __init__(self, start: Tensor, width: int, capacity: int) -> None:
+        self.query = (start[:, None] + torch.arange(width))[:, None, :, None]  # [B, 1, S, 1]
+        self.row = torch.arange(capacity)[None, None, None, :]  # [1, 1, 1, T]
+        self.masks: dict[int | None, Tensor] = {}
+
+    def __call__(self, window: int | None) -> Tensor:
+        if window not in self.masks:
+            visible = self.row <= self.query
+            self.masks[window] = visible if window is None else visible & (self.row > self.query - window)
+        return self.masks[window]
+
+
+_visible: list[VisibleRows] = []  # the masks of the call being traced; an attention function gets no other view of it
+
+
+class TracedModel(nn.Module):
+    """`(input_ids, start, logit_rows, past_key_0, past_value_0, …) -> (logits, present_key_0, …)`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.learned_positions = learned_positions(model)
+
+    def forward(self, input_ids: Tensor, start: Tensor, logit_rows: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        width, capacity = input_ids.shape[1], past[0].shape[2]
+        positions = start[:, None] + torch.arange(width)  # [B, S]
+        if self.learned_positions is not None:  # rows in the slack have no learned position; nobody reads them
+            positions = positions.clamp(max=self.learned_positions - 1)
+
+        def only_wanted_rows(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+            hidden = inputs[0]  # [B, S, hidden]
+            return torch.gather(hidden, 1, logit_rows[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+        cache = ScatterCache(start, list(past[0::2]), list(past[1::2]))
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted_rows)
+        _visible.append(VisibleRows(start, width, capacity))
+        try:
+            logits = self.model(
+                input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
+            ).logits  # [B, R, V]
+        finally:
+            _visible.pop()
+            hook.remove()
+        present = [tensor for pair in zip(cache.keys, cache.values, strict=True) for tensor in pair]
+        return (logits.float(), *present)
+
+
+def learned_positions(model: Any) -> int | None:
+    """How many learned position embeddings the model has, None for a model without them."""
+    table = getattr(model.base_model, "wpe", None)
+    return None if table is None else int(table.num_embeddings)
+
+
+@contextmanager
+def ready_to_trace(model: Any) -> Iterator[None]:
+    """Attention as one ONNX node, and GPT2's Conv1D as the plain product it is, until the block ends."""
+    attention, conv1d = model.config._attn_implementation, Conv1D.forward
+    model.set_attn_implementation(ATTENTION)
+    Conv1D.forward = lambda self, x: torch.matmul(x, self.weight) + self.bias
+    try:
+        yield
+    finally:
+        Conv1D.forward = conv1d
+        model.set_attn_implementation(attention)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [B, heads, S, D]
+    key: Tensor,  # [B, kv_heads, T, D]
+    value: Tensor,  # [B, kv_heads, T, D]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    attrs: dict[str, Any] = {"is_causal": 0, "scale": query.shape[-1] ** -0.5 if scaling is None else scaling}
+    if softcap is not None:
+        attrs["softcap"] = softcap
+    out = torch.onnx.ops.symbolic(
+        "Attention",
+        [query, key, value, _visible[-1](sliding_window)],
+        attrs=attrs,
+        dtype=query.dtype,
+        shape=(*query.shape[:-1], value.shape[-1]),
+        version=OPSET,
+    )
+    return out.transpose(1, 2), None  # [B, S, heads, D]
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)

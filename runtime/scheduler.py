@@ -1,0 +1,240 @@
+"""The core: which request has which row, what is prefilled when, and one round for all that are live."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from .metrics import Speculation
+from .model import PREFILL_WIDTH, Model
+from .params import SamplingParams
+from .request import Request, State
+from .result import RowResult, read_round
+from .round import run_round
+from .rows import BLOCK, Plan, Rows
+
+
+class Scheduler:
+    """Live rows are dense, the request being prefilled follows them, the rest waits.
+
+    `submit` and `cancel` may be called from any thread; `step` from one at a time.
+    """
+
+    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int) -> None:
+        self.target, self.draft = target, draft
+        self.max_batch = max_batch
+        self.speculation = Speculation()
+        self.live: list[Request] = []  # request i decodes in row i
+        self.prefilling: Request | None = None
+        self.waiting: deque[Request] = deque()
+        self.rows = Rows.allocate(max_batch, capacity, target.engine.device)
+        self._plan: Plan | None = None
+        self._view = self.rows.view(0)  # the live rows of the plan
+        self._plan_key: tuple[tuple[int, str], ...] = ()
+        self._queue_lock = threading.Lock()
+
+    def submit(self, request: Request) -> None:
+        with self._queue_lock:
+            self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        with self._queue_lock:
+            if request in self.waiting:
+                self.waiting.remove(request)
+                request.finish("cancelled")
+            request.cancelled = True
+
+    def step(self) -> bool:
+        """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
+        try:
+            began = perf_counter()
+            self._leave()
+            self._prefill(PREFILL_WIDTH)
+            if self.live:
+                self._round(began)
+        except BaseException:
+            self.abort()  # no row may be left half advanced
+            raise
+        return bool(self.live or self.prefilling or self.waiting)
+
+    def abort(self) -> None:
+        """End every request; the next one starts on clean rows."""
+        with self._queue_lock:
+            ended = [*self._occupants(), *self.waiting]
+            self.waiting.clear()
+        for request in ended:
+            if not request.finished:
+                request.finish("cancelled")
+        self.live.clear()
+        self.prefilling, self._plan = None, None
+
+    def _occupants(self) -> list[Request]:
+        return [*self.live, *([self.prefilling] if self.prefilling else [])]
+
+    def _leave(self) -> None:
+        """Give up the rows of requests that have ended; the last live row takes each freed place."""
+        if self.prefilling is not None and self.prefilling.cancelled:
+            self.prefilling.finish("cancelled")
+            self.prefilling = None
+        for row in reversed(range(len(self.live))):
+            request = self.live[row]
+            if request.cancelled and not request.finished:
+                request.finish("cancelled")
+            if request.finished:
+                self._plan = None
+                last = self.live.pop()
+                if row < len(self.live):
+                    self.live[row] = last
+                    self._move(last, len(self.live), row)
+                if self.prefilling is not None:
+                    self._move(self.prefilling, len(self.live) + 1, len(self.live))
+
+    def _move(self, request: Request, source: int, destination: int) -> None:
+        self.rows.move(source, destination)
+        self.target.cache.move(source, destination, request.target_entries)
+        if self.draft is not None:
+            self.draft.cache.move(source, destination, request.draft_entries)
+
+    def _prefill(self, budget: int) -> None:
+        """Feed prompts to the models, at most `budget` tokens, so that live rows never wait for a long prompt."""
+        while budget > 0:
+            if self.prefilling is None and not self._admit():
+                return
+            request = self.prefilling
+            assert request is not None
+            row = len(self.live)
+            wanted_by_target = len(request.prompt) - 1
+            wanted_by_draft = len(request.prompt) - 2 if request.drafter == "model" else 0
+            if request.target_entries < wanted_by_target:
+                chunk = min(budget, wanted_by_target - request.target_entries)
+                self._feed(self.target, row, request.target_entries, chunk)
+                request.target_entries += chunk
+            elif self.draft is not None and request.draft_entries < wanted_by_draft:
+                chunk = min(budget, wanted_by_draft - request.draft_entries)
+                self._feed(self.draft, row, request.draft_entries, chunk)
+                request.draft_entries += chunk
+            else:
+                request.state = State.LIVE
+                self.live.append(request)
+                self.prefilling, self._plan = None, None
+                continue
+            budget -= chunk
+
+    def _admit(self) -> bool:
+        with self._queue_lock:
+            if not self.waiting or len(self.live) == self.max_batch:
+                return False
+            request = self.waiting.popleft()
+            self.prefilling = request
+        request.state = State.PREFILLING
+        self.rows.admit(len(self.live), list(request.prompt), request.params, request.seed, self.target.vocab_size)
+        return True
+
+    def _feed(self, model: Model, row: int, start: int, count: int) -> None:
+        """Write `count` cache entries of a row from its committed tokens."""
+        self._make_room(model, row + 1, start + count)
+        model.prefill(row, self.rows.tokens[row, start : start + count], start)
+
+    def _make_room(self, model: Model, rows: int, capacity: int) -> None:
+        occupants = self._occupants()
+        is_target = model is self.target
+        kept = {row: r.target_entries if is_target else r.draft_entries for row, r in enumerate(occupants)}
+        kept = {row: entries for row, entries in kept.items() if entries}
+        model.make_room(max(rows, len(occupants)), max([capacity, *kept.values()]), kept)
+
+    # A round.
+
+    def _round(self, began: float) -> None:
+        plan = self._current_plan()
+        span = max(request.length for request in self.live)
+        self._make_room(self.target, plan.batch, span + plan.draft_length + 1)
+        if plan.model:
+            assert self.draft is not None
+            self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
+            for row, request in enumerate(self.live):
+                if request.drafter == "model":
+                    self._catch_up(self.draft, row, request)
+        if plan.rejection:
+            self._refresh_uniforms()
+        done = run_round(self._view, plan, self.draft, self.target, span)
+        results = read_round(done, plan)
+        for request, result in zip(self.live, results, strict=True):
+            self._commit(request, result, plan)
+        times = (done.draft_ms, done.verify_ms, done.accept_ms)
+        host_ms = 1e3 * (perf_counter() - began) - sum(times)
+        for speculation in (self.speculation, *(request.speculation for request in self.live)):
+            speculation.add_times(*times, host_ms)
+        self._leave()
+
+    def _refresh_uniforms(self) -> None:
+        for row, request in enumerate(self.live):
+            block = request.length // BLOCK
+            if request.uniform_block != block:
+                self.rows.fill_uniforms(row, block)
+                request.uniform_block = block
+
+    def _catch_up(self, draft: Model, row: int, request: Request) -> None:
+        """The draft's first step sees the last two tokens; it must have seen all before them."""
+        missing = request.length - 2 - request.draft_entries
+        while missing > 0:
+            chunk = min(missing, PREFILL_WIDTH)
+            self._feed(draft, row, request.draft_entries, chunk)
+            request.draft_entries += chunk
+            missing -= chunk
+
+    def _commit(self, request: Request, result: RowResult, plan: Plan) -> None:
+        before = request.length
+        kept = request.commit(result.tokens, result.accepted, result.logprobs)
+        if plan.model and request.drafter == "model" and before > 1:
+            request.draft_entries = before + min(result.accepted, plan.draft_length - 1)
+        request.target_entries = before + result.accepted
+        for speculation in (self.speculation, request.speculation):
+            speculation.add_round(result.proposed, result.accepted, kept)
+        if request.trace is not None and result.trace is not None:
+            ended_early = kept <= result.accepted
+            request.trace.append(replace(result.trace, accepted=kept, next_token=None) if ended_early else result.trace)
+
+    def _current_plan(self) -> Plan:
+        key = tuple((self._draft_length(request), request.drafter) for request in self.live)
+        if self._plan is None or key != self._plan_key:
+            self._plan_key, self._plan = key, self._make_plan(key)
+            self._view = self.rows.view(self._plan.batch)
+        return self._plan
+
+    def _draft_length(self, request: Request) -> int:
+        """Proposals a row takes this round; the draft cannot begin before there are two tokens."""
+        if request.drafter == "none" or (request.drafter == "model" and request.length < 2):
+            return 0
+        return request.draft_length
+
+    def _make_plan(self, key: tuple[tuple[int, str], ...]) -> Plan:
+        batch = len(self.live)
+        lengths = [length for length, _ in key]
+        self.rows.draft_length[:batch] = torch.tensor(lengths)
+        self.rows.use_model[:batch] = torch.tensor([name == "model" for _, name in key])
+        self.rows.use_lookup[:batch] = torch.tensor([name == "lookup" for _, name in key])
+
+        def any_row(holds: Callable[[SamplingParams], bool]) -> bool:
+            return any(holds(request.params) for request in self.live)
+
+        logprobs = [p for request in self.live if (p := request.params.logprobs) is not None]
+        return Plan(
+            batch=batch,
+            draft_length=max(lengths),
+            model=any(length and name == "model" for length, name in key),
+            lookup=any(length and name == "lookup" for length, name in key),
+            sampled=any_row(lambda p: not p.greedy),
+            rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
+            coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
+            gumbel=any_row(lambda p: not p.greedy and p.rule == "coupled"),
+            top_k=any_row(lambda p: not p.greedy and p.top_k > 0),
+            top_p=any_row(lambda p: not p.greedy and p.top_p < 1),
+            min_p=any_row(lambda p: not p.greedy and p.min_p > 0),
+            penalised=any_row(lambda p: p.penalised),
+            biased=any_row(lambda p: bool(p.logit_bias)),
+            logprobs=max(logprobs, default=None),
+            traced=any(request.trace is not None for request in self.live),
+        )

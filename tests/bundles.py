@@ -1,0 +1,97 @@
+"""Bundles for tests: exported from tiny checkpoints, given other drafts, or damaged on purpose."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from transformers import AutoModelForCausalLM
+
+from trt_spec.engines import Bundle
+from trt_spec.export.pipeline import export_bundle
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target's checkpoint and the bundle that holds it with a draft."""
+
+    checkpoint: Path
+    bundle: Path
+
+    @cached_property
+    def reference(self) -> Any:
+        """transformers running the checkpoint in float32: the oracle of all."""
+        return AutoModelForCausalLM.from_pretrained(self.checkpoint, dtype=torch.float32).eval()
+
+    @cached_property
+    def exact(self) -> Any:
+        """The same in float64."""
+        return AutoModelForCausalLM.from_pretrained(self.checkpoint, dtype=torch.float64).eval()
+
+
+def export_pair(target: Path, out: Path, draft: Path | None = None, **options: Any) -> Pair:
+    export_bundle(target, out, draft, check=False, **options)  # the export's own check has its own tests
+    return Pair(target, out)
+
+
+def tiny_pair(make: Callable[..., Path], folder: Path, noise: float, **config: Any) -> Pair:
+    pair = export_pair(make(folder / "checkpoint", **config), folder / "target-alone")
+    return pair_of(pair, noisy_draft(pair.bundle, folder / "bundle", noise))
+
+
+def pair_of(pair: Pair, bundle: Path) -> Pair:
+    return replace(pair, bundle=bundle)
+
+
+def noisy_draft(bundle: Path, out: Path, noise: float, seed: int = 0) -> Path:
+    """The bundle with a draft that is its target with noise in every weight, relative to the weight's own spread."""
+    shutil.copytree(bundle, out, dirs_exist_ok=True)
+    shutil.rmtree(out / "draft", ignore_errors=True)
+    (out / "draft").mkdir()
+    random = np.random.default_rng(seed)
+
+    def disturb(weights: np.ndarray) -> np.ndarray:
+        spread = np.float32(noise * weights.std())
+        return weights + random.standard_normal(weights.shape, np.float32) * spread
+
+    rewrite_graph(out, "draft", out / "target" / "model.onnx", disturb)
+    opened = Bundle.open(bundle)
+    replace(opened, path=out, draft=opened.target).save()
+    return out
+
+
+def rewrite_graph(bundle: Path, role: str, source: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Save the graph `source` as the bundle's `role` with every float weight changed; the manifest stays as it is."""
+    graph = onnx.load(source)
+    for weight in graph.graph.initializer:
+        values = numpy_helper.to_array(weight)
+        if values.dtype == np.float32 and values.size > 1:
+            weight.CopyFrom(numpy_helper.from_array(change(values), weight.name))
+    save_graph(graph, bundle, role)
+
+
+def save_graph(graph: onnx.ModelProto, bundle: Path, role: str) -> None:
+    for name in ("model.onnx", "weights.bin"):
+        (bundle / role / name).unlink(missing_ok=True)
+    onnx.save_model(
+        graph,
+        bundle / role / "model.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=64,
+        convert_attribute=False,
+    )
+
+
+def resave(bundle: Path) -> None:
+    """Hash the files anew, as someone who forges a bundle would."""
+    with patch("trt_spec.engines.bundle._verify"):
+        opened = Bundle.open(bundle)
+    opened.save()

@@ -1,0 +1,65 @@
+"""Bundles every test shares, made once a session from tiny random checkpoints; nothing is downloaded."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# `import runtime` must never find a second copy of trt_spec.runtime (blueprint §2).
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+import pytest
+
+from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair
+from .models import tiny_gemma2, tiny_gpt2, tiny_llama
+
+# A tied random Gemma2 repeats its last token for ever.
+FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory):
+    """`pairs(family)`: a tiny target of this family with a draft that agrees with it often, not always."""
+    made: dict[str, Pair] = {}
+
+    def pair(family: str) -> Pair:
+        if family not in made:
+            make, config = FAMILIES[family]
+            made[family] = tiny_pair(make, tmp_path_factory.mktemp(family), noise=0.05, **config)
+        return made[family]
+
+    return pair
+
+
+@pytest.fixture(scope="session")
+def llama(pairs) -> Pair:
+    return pairs("llama")
+
+
+@pytest.fixture(scope="session")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A vocabulary of 8 tokens, so that every continuation can be counted; the draft is far from the target."""
+    folder = tmp_path_factory.mktemp("eight")
+    return tiny_pair(tiny_llama, folder, noise=0.5, vocab=8, num_hidden_layers=1, initializer_range=0.25)
+
+
+@pytest.fixture(scope="session")
+def twin(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The draft is the target."""
+    return pair_of(llama, noisy_draft(llama.bundle, tmp_path_factory.mktemp("twin"), noise=0.0))
+
+
+@pytest.fixture(scope="session")
+def unequal(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A draft of another architecture and depth that was exported beside its target."""
+    folder = tmp_path_factory.mktemp("unequal")
+    draft = tiny_llama(folder / "draft", seed=5, num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
+    return export_pair(llama.checkpoint, folder / "bundle", draft)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The trained pair the package ships."""
+    shipped = ROOT / "tools" / "demo_pair"
+    return export_pair(
+        shipped / "pycode-14m", tmp_path_factory.mktemp("demo") / "bundle", shipped / "pycode-1m", max_length=1024
+    )

@@ -1,0 +1,53 @@
+"""What the exporter's tests share: an oracle for each family's graph, and a small bundle that went all the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import Bundle, Contract
+from trt_spec.export import ExportReport, export_bundle
+from trt_spec.export.check import Reference, make_reference
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+
+from ..models import tiny_gpt2, tiny_llama
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A family's exported graph with what its checkpoint says of the built-in check's calls."""
+
+    checkpoint: Path
+    folder: Path  # of model.onnx and weights.bin
+    contract: Contract
+    reference: Reference
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "model.onnx"
+
+
+@pytest.fixture(scope="session")
+def graphs(pairs) -> Callable[[str], Graph]:
+    made: dict[str, Graph] = {}
+
+    def graph(family: str) -> Graph:
+        if family not in made:
+            pair = pairs(family)
+            checkpoint = open_checkpoint(pair.checkpoint)
+            contract = Bundle.open(pair.bundle).target.contract
+            model = load_model(checkpoint, "float32")
+            reference = make_reference(model, contract, 64, checkpoint.shape.window)
+            made[family] = Graph(pair.checkpoint, pair.bundle / "target", contract, reference)
+        return made[family]
+
+    return graph
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    """A Llama with a GPT2 as draft, both of one layer, one with a padded vocabulary."""
+    folder = tmp_path_factory.mktemp("exported")
+    target = tiny_llama(folder / "target", padded_vocab=72, num_hidden_layers=1)
+    draft = tiny_gpt2(folder / "draft", n_layer=1)
+    return export_bundle(target, folder / "bundle", draft=draft)

@@ -1,0 +1,108 @@
+"""The built-in check must be seen to fail: each planted fault is one a real exporter has had."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from trt_spec.engines import ExportError
+from trt_spec.export.check import check_graph
+
+
+def spoilt(graph, folder: Path, spoil: Callable[[onnx.ModelProto], None]) -> Path:
+    """A copy of the graph with a fault."""
+    shutil.copytree(graph.folder, folder, dirs_exist_ok=True)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    spoil(model)
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def nodes(model: onnx.ModelProto, kind: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == kind]
+
+
+def set_scalar(model: onnx.ModelProto, name: str, number: int) -> None:
+    (weight,) = (weight for weight in model.graph.initializer if weight.name == name)
+    weight.CopyFrom(numpy_helper.from_array(np.array(number, np.int64), name))
+
+
+def shift_the_mask(model: onnx.ModelProto, *steps: onnx.NodeProto) -> None:
+    """Replace the query's index in `row <= query` by the output of the last step."""
+    (compare,) = nodes(model, "LessOrEqual")
+    for step in steps:
+        step.input[:] = [compare.input[1] if name == "query" else name for name in step.input]
+        model.graph.node.insert(list(model.graph.node).index(compare), step)
+    compare.input[1] = steps[-1].output[0]
+
+
+def see_one_row_too_many(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1, np.int64), "one"))
+    shift_the_mask(model, onnx.helper.make_node("Add", ["query", "one"], ["shifted"]))
+
+
+def mask_as_if_every_call_were_the_first(model: onnx.ModelProto) -> None:
+    """What TensorRT makes of causal attention."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 3], np.int64), "axes"))
+    shift_the_mask(
+        model,
+        onnx.helper.make_node("Unsqueeze", ["start", "axes"], ["column"]),
+        onnx.helper.make_node("Sub", ["query", "column"], ["shifted"]),
+    )
+
+
+def widen_the_window(model: onnx.ModelProto) -> None:
+    (behind,) = nodes(model, "Sub")
+    set_scalar(model, behind.input[1], 9)
+
+
+def forget_the_softcap(model: onnx.ModelProto) -> None:
+    for node in nodes(model, "Attention"):
+        kept = [attribute for attribute in node.attribute if attribute.name != "softcap"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+
+def swap_key_and_value(model: onnx.ModelProto) -> None:
+    for node in nodes(model, "Attention"):
+        node.input[1], node.input[2] = node.input[2], node.input[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "spoil"),
+    [
+        ("llama", see_one_row_too_many),
+        ("llama", mask_as_if_every_call_were_the_first),
+        ("gpt2", mask_as_if_every_call_were_the_first),
+        ("gemma2", see_one_row_too_many),
+        ("gemma2", widen_the_window),
+        ("gemma2", forget_the_softcap),
+        ("gpt2", swap_key_and_value),
+    ],
+)
+def test_check_refuses_a_graph_that_computes_something_else(graphs, tmp_path: Path, family: str, spoil) -> None:
+    graph = graphs(family)
+    with pytest.raises(ExportError, match=r"graph does not compute what its checkpoint computes: in the scenario"):
+        check_graph(spoilt(graph, tmp_path / "target", spoil), graph.contract, graph.reference)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_check_refuses_weights_that_changed_on_the_way_to_disk(graphs, tmp_path: Path, family: str) -> None:
+    graph = graphs(family)
+    shutil.copytree(graph.folder, tmp_path / "target")
+    weights = np.memmap(tmp_path / "target" / "weights.bin", np.float32, "r+")
+    weights[len(weights) // 2] += 1.0
+    weights.flush()
+    with pytest.raises(ExportError, match=r"a logit is off by \S+, expected at most \S+ \(0.001 of their standard"):
+        check_graph(tmp_path / "target" / "model.onnx", graph.contract, graph.reference)
+
+
+def test_check_refuses_a_graph_that_gives_no_numbers(graphs, tmp_path: Path) -> None:
+    graph = graphs("llama")
+    shutil.copytree(graph.folder, tmp_path / "target")
+    np.memmap(tmp_path / "target" / "weights.bin", np.float32, "r+")[-1] = np.nan
+    with pytest.raises(ExportError, match="a logit is off by inf"):
+        check_graph(tmp_path / "target" / "model.onnx", graph.contract, graph.reference)

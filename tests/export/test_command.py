@@ -1,0 +1,101 @@
+"""The command `export-models`: its table, its exit codes, its one-line errors."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from trt_spec.engines import Bundle
+from trt_spec.tools.export_cli import in_bytes, main
+
+from ..models import YARN, tiny_llama
+
+COMMAND = [sys.executable, "-m", "trt_spec.tools.export_cli"]
+
+
+def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -> None:
+    """In float16 and with scaled angles, so that the rotation's rewrite must see past casts and factors."""
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, rope_parameters=YARN)
+    arguments = ["--target", str(checkpoint), "--out", str(tmp_path / "bundle"), "--max-length", "64"]
+    arguments += ["--dtype", "float16"]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert bundle.max_length == 64
+    assert bundle.target.check["worst_error"] < 5e-5
+    assert sum(node.op_type == "RotaryEmbedding" for node in ir.load(bundle.graph("target")).graph) == 2
+    heading, row, copy, last = done.stdout.splitlines()
+    assert " ".join(heading.split()) == "model from parameters nodes weights dtype worst error seconds"
+    assert row.split()[:3] == ["target", str(checkpoint), "16,480"]
+    assert "float16" in row
+    assert copy == "checked as float32 copy: the same weights file, computed in float32"
+    assert last.startswith(f"{tmp_path / 'bundle'}: sequences up to 64 tokens, written in ")
+    assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines()), done.stderr
+
+
+def test_error_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", str(tmp_path / "missing"), "--out", str(tmp_path / "bundle")]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
+    assert len(lines) == 1
+    assert lines[0].startswith("export-models: error: checkpoint ")
+
+
+@pytest.mark.parametrize("flags", [["--dtype", "int8"], ["--max-length", "many"], ["--frobnicate"], []])
+def test_bad_flag_exits_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--out", "bundle", *flags])
+    assert stopped.value.code == 2
+    assert "export-models: error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [
+        (signal.SIGINT, 130, "export-models: interrupted; nothing was left behind"),
+        pytest.param(
+            signal.SIGTERM,
+            143,
+            "export-models: terminated; nothing was left behind",
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_signal_in_the_middle_leaves_nothing_behind(tmp_path: Path, sent: int, code: int, said: str) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    arguments = ["--target", str(checkpoint), "--out", str(tmp_path / "bundle")]
+    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, cwd="/") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "tracing" in line:
+                os.kill(process.pid, sent)
+                break
+        rest = process.stderr.read().splitlines()
+        assert process.wait() == code
+    assert rest[-1] == said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_missing_extra_is_named(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['onnxscript'] = None; from trt_spec.tools.export_cli import main; sys.exit(main())"
+    arguments = ["--target", "any", "--out", str(tmp_path / "bundle")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 2
+    expected = "exporting needs onnxscript, which is not installed; pip install 'trt-spec[export]'"
+    assert done.stderr.splitlines()[-1] == f"export-models: error: {expected}"
+
+
+def test_help_needs_no_library() -> None:
+    code = "import sys; from trt_spec.tools.export_cli import main; main(['--help'])"
+    probe = f"import sys\ntry:\n    exec({code!r})\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd="/")
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 B"), (6_100, "6.1 KB"), (62_940_672, "62.9 MB"), (5_993_930_752, "5.99 GB")]
+)
+def test_sizes_read_as_people_say_them(size: int, text: str) -> None:
+    assert in_bytes(size) == text

@@ -1,0 +1,114 @@
+"""Each rewrite fires where it should, nowhere else, and leaves the numbers alone."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx.parser
+import onnx_ir as ir
+import pytest
+import torch
+from trt_spec.engines import Contract, open_engine
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.graph import trace
+from trt_spec.export.passes.fuse_norms import fuse_norms
+from trt_spec.export.passes.fuse_rotary import fuse_rotary
+from trt_spec.export.passes.orient_weights import orient_weights
+from trt_spec.export.passes.simplify import simplify
+from trt_spec.export.passes.widen import widen
+from trt_spec.export.quiet import quiet_libraries
+
+from ..models import YARN, tiny_llama
+
+ROTATION = """
+<ir_version: 10, opset_import: ["" : 24]>
+rotation (float[1, 2, S, 8] x, float[1, S, 4] f, float[1, S, 4] g) => (float[1, 2, S, 8] y)
+<int64[1] zero = {0}, int64[1] half = {4}, int64[1] end = {9223372036854775807},
+ int64[1] last = {3}, int64[1] one = {1}>
+{
+    angles = Concat <axis: int = -1> (f, OTHER)
+    cos = Cos (angles)
+    sin = Sin (angles)
+    cos4 = Unsqueeze (cos, one)
+    sin4 = Unsqueeze (sin, one)
+    first = Slice (x, zero, half, last, one)
+    second = Slice (x, half, end, last, one)
+    minus = Neg (second)
+    rotated = Concat <axis: int = -1> (minus, first)
+    left = Mul (x, cos4)
+    right = Mul (rotated, sin4)
+    y = Add (left, right)
+}
+"""
+
+
+def logits(graph: ir.Model, contract: Contract, folder: Path) -> torch.Tensor:
+    """What the graph computes for two rows in two calls."""
+    folder.mkdir()
+    ir.save(graph, folder / "model.onnx", external_data="weights.bin", size_threshold_bytes=64)
+    engine = open_engine("onnxruntime", folder / "model.onnx", contract)
+    shape = (2, contract.kv_heads, 16, contract.head_dim)
+    engine.bind({name: torch.zeros(shape) for name in contract.cache_names})
+    found = []
+    for start in (0, 5):
+        step = engine.step(0, 2, 5, 5)
+        step.input_ids.copy_(torch.arange(10).view(2, 5) + start)
+        step.start.fill_(start)
+        step.run()
+        found.append(step.logits.clone())
+    return torch.cat(found)
+
+
+def test_each_rewrite_fires_as_often_as_its_pattern_occurs_and_keeps_the_numbers(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(
+        tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, tie_word_embeddings=True, rope_parameters=YARN)
+    )
+    contract = checkpoint.shape.contract(64, "float32")
+    with quiet_libraries():
+        graph = trace(load_model(checkpoint, "float32"), contract)
+    expected = logits(graph, contract, tmp_path / "traced")
+    rewrites: list[tuple[Any, int]] = [
+        (orient_weights, 8),
+        (simplify, 150),
+        (fuse_norms, 3),
+        (fuse_rotary, 2),
+    ]
+    for rewrite, times in rewrites:
+        fired = rewrite(graph)
+        assert fired >= times if rewrite is simplify else fired == times, rewrite.__name__
+        found = logits(graph, contract, tmp_path / rewrite.__name__)
+        assert (found - expected).abs().max() < 1e-5, rewrite.__name__  # rounding of one layer
+        assert rewrite(graph) == 0 or rewrite is simplify, f"{rewrite.__name__} fired twice"
+
+
+def test_tied_head_gets_its_own_copy_and_the_lookup_keeps_the_embedding(graphs) -> None:
+    weights = ir.load(graphs("gemma2").file).graph.initializers
+    head, embedding = weights["lm_head.weight.T"], weights["lm_head.weight"]
+    assert torch.equal(torch.tensor(head.const_value.numpy()), torch.tensor(embedding.const_value.numpy()).T)
+    assert [use.node.op_type for use in head.uses()] == ["MatMul"]
+    assert [use.node.op_type for use in embedding.uses()] == ["Gather"]
+
+
+@pytest.mark.parametrize(("other", "times"), [("f", 1), ("g", 0)])
+def test_rotation_is_fused_only_when_both_halves_turn_by_the_same_angle(other: str, times: int) -> None:
+    graph = ir.from_proto(onnx.parser.parse_model(ROTATION.replace("OTHER", other)))
+    assert fuse_rotary(graph) == times
+    assert sum(node.op_type == "RotaryEmbedding" for node in graph.graph) == times
+
+
+def test_widened_graph_keeps_its_narrow_weights_and_casts_them_where_they_are_used() -> None:
+    table = ir.Value(name="table", const_value=ir.tensor(torch.ones(8, 4, dtype=torch.float16).numpy(), name="table"))
+    table.dtype, table.shape = ir.DataType.FLOAT16, ir.Shape([8, 4])
+    ids = ir.Value(name="ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["n"]))
+    rows = ir.node("Gather", [table, ids])
+    turned = ir.node("Transpose", [table], {"perm": [1, 0]})
+    product = ir.node("MatMul", [rows.outputs[0], turned.outputs[0]])
+    for node in (rows, turned, product):
+        node.outputs[0].dtype = ir.DataType.FLOAT16
+    steps = [rows, turned, product]
+    graph = ir.Graph([ids], product.outputs, nodes=steps, initializers=[table], opset_imports={"": 24})
+    assert widen(ir.Model(graph, ir_version=10)) == 1
+    assert table.dtype == ir.DataType.FLOAT16
+    assert rows.inputs[0] is table  # the rows are cast, not the table
+    assert graph.outputs[0].dtype == ir.DataType.FLOAT
+    assert [node.op_type for node in graph] == ["Cast", "Gather", "Cast", "Transpose", "MatMul"]
+    assert "table" in [value.name for value in graph.inputs]  # no constant: engines must not fold the cast

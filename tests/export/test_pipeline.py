@@ -1,0 +1,194 @@
+"""From checkpoints to a bundle on disk, and that a failure anywhere leaves the disk as it was."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from trt_spec.engines import Bundle, ExportError
+from trt_spec.export import ExportReport, export_bundle
+from trt_spec.export.aside import built_aside
+from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.pair import refuse_unequal
+from trt_spec.export.vocabulary import read_vocabulary
+
+from ..models import tiny_gemma2, tiny_llama
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_bundle_holds_both_models_the_tokenizer_and_what_made_it(exported: ExportReport) -> None:
+    bundle = Bundle.open(exported.path)
+    assert sorted(bundle.files) == [
+        "draft/model.onnx",
+        "draft/weights.bin",
+        "target/model.onnx",
+        "target/weights.bin",
+        "tokenizer.json",
+    ]
+    assert bundle.target.architecture == "llama"
+    assert bundle.draft is not None
+    assert bundle.draft.architecture == "gpt2"
+    assert bundle.target.contract.vocab_size == 72
+    assert (bundle.tokenizer.vocab_size, bundle.tokenizer.bos_token_id, bundle.tokenizer.eos_token_ids) == (
+        64,
+        0,
+        (1,),
+    )
+    assert bundle.max_length == bundle.target.contract.max_length == 128  # the draft's positions
+    assert {"trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime"} == set(bundle.made_by)
+    assert Tokenizer.from_file(str(bundle.tokenizer_file)).encode("abc").ids == [2, 3, 4]
+
+
+def test_result_of_the_check_is_stored_in_the_bundle(exported: ExportReport) -> None:
+    bundle = Bundle.open(exported.path)
+    for model in (bundle.target, bundle.draft):
+        assert model is not None
+        assert 0 < model.check["worst_error"] < model.check["tolerance"] / 10
+        assert model.check["worst_error"] == max(model.check["errors"].values())
+        assert model.check["as_float32_copy"] is False
+
+
+def test_report_counts_nodes_bytes_and_rewrites(exported: ExportReport) -> None:
+    target, draft = exported.models
+    assert (target.role, draft.role) == ("target", "draft")
+    assert target.fired["orient_weights"] == 8
+    assert (target.fired["fuse_norms"], target.fired["fuse_rotary"]) == (3, 2)
+    assert target.weight_bytes == (exported.path / "target" / "weights.bin").stat().st_size
+    assert exported.notes == []
+
+
+def test_half_precision_graph_is_checked_as_a_float32_copy(tmp_path: Path) -> None:
+    checkpoint = tiny_gemma2(tmp_path / "checkpoint", num_hidden_layers=1)
+    (target,) = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16").models
+    assert target.entry.contract.dtype == "bfloat16"
+    assert target.entry.check["as_float32_copy"] is True
+    assert target.entry.check["worst_error"] < 5e-5  # on weights rounded alike nothing but float32 rounding is left
+    assert (target.fired["fuse_norms"], target.fired["fuse_rotary"]) == (5, 2)
+    assert sorted(file.name for file in (tmp_path / "bundle" / "target").iterdir()) == [
+        "model.onnx",
+        "weights.bin",
+    ]
+    stored = target.entry.parameters + 64 * 32  # a tied head is stored twice, once in each orientation
+    assert target.weight_bytes == pytest.approx(2 * stored, rel=0.05)
+
+
+@pytest.mark.exhaustive
+def test_failure_in_the_second_model_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    draft = tiny_llama(tmp_path / "draft", num_hidden_layers=1)
+    target = tiny_llama(tmp_path / "target", num_hidden_layers=1)
+    weights = (draft / "model.safetensors").read_bytes()
+    (draft / "model.safetensors").write_bytes(weights[:-100])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ExportError, match=r"the weights of checkpoint .*draft cannot be read"):
+        export_bundle(target, tmp_path / "bundle", draft=draft, check=False)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.fixture
+def bundle(exported: ExportReport, tmp_path: Path) -> Path:
+    shutil.copytree(exported.path, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), RuntimeError("a bug"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("stage", ["reading", "target: loading", "target: tracing"])
+def test_interrupted_export_leaves_an_existing_bundle_untouched(
+    bundle: Path, tmp_path: Path, fault: BaseException, stage: str
+) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
+    before, neighbours = files(bundle), sorted(tmp_path.iterdir())
+
+    def interrupt(reached: str) -> None:
+        if reached.startswith(stage):
+            raise fault
+
+    with pytest.raises(ExportError if isinstance(fault, OSError) else type(fault)):
+        export_bundle(checkpoint, bundle, progress=interrupt)
+    assert files(bundle) == before
+    assert sorted(tmp_path.iterdir()) == neighbours
+
+
+def test_existing_bundle_is_replaced_and_a_link_to_it_stays_a_link(bundle: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(bundle)
+    with built_aside(link) as folder:
+        shutil.copytree(bundle, folder, dirs_exist_ok=True)
+        (folder / "new").touch()
+        assert not (bundle / "new").exists()
+    assert link.is_symlink()
+    assert (bundle / "new").exists()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bundle", "link"]
+
+
+def test_existing_bundle_comes_back_when_the_new_one_cannot_take_its_place(bundle: Path, tmp_path: Path) -> None:
+    before = files(bundle)
+    with pytest.raises(OSError, match="No such file"), built_aside(bundle) as folder:
+        shutil.rmtree(folder)
+    assert files(bundle) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("content", ["notes.txt", "manifest.json"])
+def test_directory_that_is_no_bundle_is_never_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / content).write_text("{}")
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    with pytest.raises(ExportError, match="holds other things than a bundle; choose a new directory or empty this"):
+        export_bundle(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / content).read_text() == "{}"
+
+
+def test_file_and_unwritable_parent_are_refused_as_output(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ExportError, match="is a file, expected a new directory or a bundle to replace"):
+        export_bundle(checkpoint, tmp_path / "file")
+    for parent in ("file", "missing"):
+        with pytest.raises(ExportError, match=r"cannot write in .* \((Not a directory|No such file or directory)\)"):
+            export_bundle(checkpoint, tmp_path / parent / "bundle")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_end_tokens_come_from_the_generation_config_the_tokenizers_own_first(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "checkpoint")
+    for configured, expected in (([5, 1, 5], (1, 5)), (7, (1, 7)), (None, (1,)), ([9999], (1,))):
+        (path / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
+        assert read_vocabulary(open_checkpoint(path)).eos_token_ids == expected
+
+
+def test_truncation_and_padding_of_a_training_run_do_not_reach_the_bundle(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "checkpoint")
+    left_over = Tokenizer.from_file(str(path / "tokenizer.json"))
+    left_over.enable_truncation(2)
+    left_over.enable_padding(length=9)
+    left_over.save(str(path / "tokenizer.json"))
+    assert read_vocabulary(open_checkpoint(path)).tokenizer.encode("abcd").ids == [2, 3, 4, 5]
+
+
+def test_chat_template_is_read_from_its_file_before_the_settings(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "checkpoint")
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "named"}]
+    for template, expected in ((None, None), ("plain", "plain"), (named, "named")):
+        (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+        assert read_vocabulary(open_checkpoint(path)).chat_template == expected
+    (path / "chat_template.jinja").write_text("file")
+    assert read_vocabulary(open_checkpoint(path)).chat_template == "file"
+
+
+def test_different_chat_templates_are_noted(tmp_path: Path) -> None:
+    target, draft = (read_vocabulary(open_checkpoint(tiny_llama(tmp_path / name))) for name in ("target", "draft"))
+    assert refuse_unequal(target, draft) == []
+    other = replace(draft, chat_template="{{ messages }}")
+    assert refuse_unequal(target, other) == ["the chat templates differ; the target's is used"]
+
+
+def test_check_without_onnx_runtime_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trt_spec.export.pipeline.find_spec", lambda name: None)
+    with pytest.raises(ExportError, match=r"needs ONNX Runtime, which is not installed; pip install 'trt-spec\[cpu\]'"):
+        export_bundle(tmp_path / "any", tmp_path / "bundle")

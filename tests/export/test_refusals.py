@@ -1,0 +1,200 @@
+"""What cannot be exported is refused by name, in one sentence, before any weight is read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trt_spec.engines import ExportError, PairError, TrtSpecError
+from trt_spec.export import export_bundle
+from trt_spec.export.checkpoint import open_checkpoint
+
+from ..models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return tiny_llama(tmp_path / "llama")
+
+
+def change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **options: Any) -> str:
+    """The sentence of a refused export; nothing but configurations and tokenizers may have been read."""
+    stages: list[str] = []
+    out = Path(options.pop("out", Path(target).parent / "bundle"))
+    with pytest.raises(error) as caught:
+        export_bundle(target, out, progress=stages.append, **options)
+    assert len(stages) <= 1, f"refused only while {stages[-1]}"
+    assert not out.exists()
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"model_type": "mixtral"},
+            "has the model type 'mixtral', which cannot be exported; supported are gemma2, gpt2",
+        ),
+        ({"model_type": None}, "has the model type None, which cannot be exported"),
+        ({"is_encoder_decoder": True}, "is an encoder-decoder, expected a decoder-only causal LM"),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "x.Y"}},
+            "needs its own Python code (auto_map), which is never run",
+        ),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "expected a causal LM with a vocabulary head",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "is quantised by gptq; export the unquantised checkpoint",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rotary scaling 'dynamic'",
+        ),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layers of the type linear_attention"),
+        ({"num_hidden_layers": "two"}, "config.json of checkpoint"),
+    ],
+)
+def test_unsupported_configuration_is_refused_by_name(llama: Path, fields: dict[str, Any], expected: str) -> None:
+    change(llama / "config.json", **fields)
+    sentence = refusal(llama)
+    assert expected in sentence
+    assert str(llama) in sentence
+
+
+def test_rotary_scaling_by_length_is_refused_with_the_reason(llama: Path) -> None:
+    factors = [1.0] * 8
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": factors}
+    change(
+        llama / "config.json",
+        rope_parameters=longrope | {"long_factor": factors, "original_max_position_embeddings": 64},
+    )
+    assert "make cached keys wrong after a rollback; supported are default, linear, llama3, yarn" in refusal(llama)
+
+
+def test_attention_to_an_encoder_or_in_both_directions_is_refused(tmp_path: Path) -> None:
+    gpt2, gemma2 = tiny_gpt2(tmp_path / "gpt2"), tiny_gemma2(tmp_path / "gemma2")
+    change(gpt2 / "config.json", add_cross_attention=True)
+    assert "attends to an encoder (add_cross_attention)" in refusal(gpt2)
+    change(gemma2 / "config.json", use_bidirectional_attention=True)
+    assert "attends in both directions, expected causal attention" in refusal(gemma2)
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def pickle_weights(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def lose_a_shard(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+
+
+def make_an_adapter(path: Path) -> None:
+    (path / "config.json").rename(path / "adapter_config.json")
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (remove("config.json"), "has no config.json, expected a checkpoint as transformers writes it"),
+        (remove("model.safetensors"), "has no model.safetensors, expected the weights as safetensors"),
+        (pickle_weights, "has only pickled weights (pytorch_model.bin), which may run code when read"),
+        (lose_a_shard, "lacks the shard model-00002-of-00002.safetensors"),
+        (make_an_adapter, "is an adapter; merge it into its base model and export that"),
+        (write("config.json", "{"), "is no JSON"),
+        (write("config.json", "[]"), "is no JSON object"),
+        (write("tokenizer.json", "{}"), "the tokenizer of checkpoint"),
+        (write("generation_config.json", "nonsense"), "generation_config.json is no JSON"),
+    ],
+)
+def test_incomplete_or_damaged_checkpoint_is_refused(
+    llama: Path, damage: Callable[[Path], None], expected: str
+) -> None:
+    damage(llama)
+    assert expected in refusal(llama)
+
+
+def test_path_that_is_neither_directory_nor_hub_name_is_refused(tmp_path: Path) -> None:
+    assert "is no directory, and no name of a model" in refusal(tmp_path / "missing")
+
+
+def test_truncated_weights_are_refused_when_they_are_read(llama: Path, tmp_path: Path) -> None:
+    whole = (llama / "model.safetensors").read_bytes()
+    (llama / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ExportError, match=r"the weights of checkpoint .* cannot be read"):
+        export_bundle(llama, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_missing_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    llama = tiny_llama(tmp_path / "llama")
+    weights = load_file(llama / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"lacks 1 tensors, the first is model\.layers\.1\.mlp\.up_proj\.weight"):
+        export_bundle(llama, tmp_path / "bundle")
+
+
+def test_token_the_model_has_no_row_for_is_refused(llama: Path) -> None:
+    write_tokenizer(llama, 70)
+    assert "with id 69, its model has only 64; take the tokenizer that belongs to the model" in refusal(llama)
+
+
+def test_first_differing_token_of_a_pair_is_named_with_both_ids(llama: Path, tmp_path: Path) -> None:
+    draft = tiny_llama(tmp_path / "draft")
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["c"], vocab["f"] = vocab["f"], vocab["c"]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    sentence = refusal(llama, PairError, draft=draft)
+    assert f"id 4 is 'c' in {llama} (id 7 in {draft}) but 'f' in {draft} (id 7 in {llama})" in sentence
+
+
+def test_tokenizers_of_different_length_are_refused_at_the_first_missing_token(llama: Path, tmp_path: Path) -> None:
+    draft = tiny_llama(tmp_path / "draft", vocab=60)
+    sentence = refusal(llama, PairError, draft=draft)
+    assert f"id 60 is 'U' in {llama} (not in {draft}) but no token in {draft}; choose" in sentence
+
+
+def test_different_end_tokens_are_refused(llama: Path, tmp_path: Path) -> None:
+    draft = tiny_llama(tmp_path / "draft")
+    change(draft / "generation_config.json", eos_token_id=[1, 5])
+    assert "differ in their eos ids: [1] in" in refusal(llama, PairError, draft=draft)
+
+
+def test_padded_vocabulary_makes_no_difference(llama: Path, tmp_path: Path) -> None:
+    padded = open_checkpoint(tiny_llama(tmp_path / "padded", padded_vocab=96))
+    assert padded.shape.vocab_size == 96
+    assert "--max-length 300" in refusal(llama, draft=tmp_path / "padded", max_length=300)  # the pair itself passed
+
+
+def test_length_beyond_the_positions_is_refused_by_how_much(llama: Path, tmp_path: Path) -> None:
+    draft = tiny_gpt2(tmp_path / "draft")
+    sentence = refusal(llama, draft=draft, max_length=200)
+    assert f"--max-length 200 is 72 more than the 128 positions of {draft}; ask for at most 128" in sentence
+    assert "too short, expected at least 32" in refusal(llama, max_length=31)
+
+
+def test_unknown_dtype_is_refused(llama: Path) -> None:
+    assert "dtype is 'int3', expected float32, float16, bfloat16" in refusal(llama, dtype="int3")

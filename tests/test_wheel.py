@@ -1,0 +1,79 @@
+"""What users install: the wheel holds every module, and the runtime alone needs nothing of the exporter."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("export", "runtime", "engines", "tools")
+NOT_NEEDED = ("transformers", "onnx", "onnxscript", "safetensors", "tensorrt", "tensorrt_rtx")
+
+pytestmark = pytest.mark.wheel
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, cwd="/", env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", out, ROOT)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that has the wheel with [cpu] and nothing else."""
+    home = tmp_path_factory.mktemp("clean")
+    run(sys.executable, "-m", "venv", home)
+    run(home / "bin/pip", "install", "-q", "-c", ROOT / ".ci/constraints.txt", f"{wheel}[cpu]")
+    return home / "bin"
+
+
+def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    modules = {f"trt_spec/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
+    assert modules - set(names) == set()
+    assert "trt_spec/tools/demo_pair/pycode-14m/model.safetensors" in names
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"trt_spec"}
+
+
+def test_commands_and_runtime_import_in_a_clean_environment(clean: Path) -> None:
+    assert "generate" in run(clean / "trt-spec", "--help")
+    assert "--target" in run(clean / "export-models", "--help")
+    run(clean / "python", "-c", "import trt_spec.runtime")
+
+
+def test_runtime_runs_a_bundle_without_the_exporters_libraries(clean: Path, tmp_path: Path) -> None:
+    from trt_spec.export.pipeline import export_bundle
+
+    pair = ROOT / "tools/demo_pair"
+    export_bundle(pair / "pycode-14m", tmp_path / "bundle", draft=pair / "pycode-1m", check=False)
+    probe = f"import importlib.util as u; print([n for n in {NOT_NEEDED!r} if u.find_spec(n)])"
+    assert run(clean / "python", "-c", probe).strip() == "[]"
+    command = ["generate", "--bundle", tmp_path / "bundle", "--prompt", "def f(", "--max-new-tokens", "8", "--json"]
+    answer = json.loads(run(clean / "trt-spec", *command))
+    assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] == 8
+
+
+def test_exporting_without_the_extra_names_it(clean: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [clean / "export-models", "--target", ROOT / "tools/demo_pair/pycode-14m", "--out", tmp_path / "bundle"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "trt-spec[export]" in done.stderr
+    assert not (tmp_path / "bundle").exists()

@@ -1,0 +1,130 @@
+import json
+from statistics import median
+
+import pytest
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.measure import Measured, Setting, measure
+from trt_spec.tools.prompts import PYTHON_PROMPTS, read_prompts
+from trt_spec.tools.theory import tokens_per_round
+
+from .conftest import assert_refused
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("def main\n\nclass stack\nimport os\n")
+    return file
+
+
+@pytest.fixture
+def bench(run, llama, prompts):
+    few = ("--prompts", prompts, "--max-new-tokens", 24, "--repeats", 1, "--draft-lengths", "2,4")
+    return lambda *arguments: run("bench", "--bundle", llama.bundle, *few, *arguments)
+
+
+def test_the_last_line_is_one_consistent_json_object(bench, tmp_path):
+    result = bench("--json", tmp_path / "out.json")
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert [one["draft_length"] for one in found["settings"]] == [0, 2, 4]
+    plain = found["settings"][0]
+    assert (plain["speed_up"], plain["predicted"], plain["acceptance"]) == (1.0, 1.0, None)
+    for one in found["settings"]:
+        k, counts = one["draft_length"], one["speculation"]
+        expected = tokens_per_round(one["acceptance"] or 0.0, k) / (one["c"] * k + one["v"])
+        assert one["predicted"] == pytest.approx(expected)
+        assert one["c"] * k * plain["verify_ms"] == pytest.approx(one["draft_ms"])
+        assert one["v"] == pytest.approx(one["verify_ms"] / plain["verify_ms"])
+        assert one["round_overhead"] == pytest.approx(one["round_ms"] / (one["draft_ms"] + one["verify_ms"]))
+        assert one["speed_up"] == pytest.approx(one["tokens_per_second"] / plain["tokens_per_second"])
+        assert counts["rounds"] * counts["tokens_per_round"] == pytest.approx(3 * 24)
+    roof = found["roof"]
+    assert roof["roof_ms"] == pytest.approx(1e3 * roof["weight_bytes"] / roof["bandwidth_bytes_per_second"])
+    assert roof["bare_over_roof"] == pytest.approx(plain["verify_ms"] / roof["roof_ms"])
+
+
+def test_the_table_has_a_line_for_each_draft_length(bench):
+    lines = bench().out.splitlines()
+    assert lines[0].split("  ")[0].strip() == "K"
+    assert [line.split()[0] for line in lines[1:4]] == ["0", "2", "4"]
+    assert lines[4].startswith("bare target, one token:")
+
+
+def test_a_batch_is_filled_with_prompts_again(bench):
+    found = json.loads(bench("--batch", 2, "--temperature", 1, "--rule", "coupled").out.splitlines()[-1])
+    assert (found["batch"], found["prompts"]) == (2, 4)
+    assert found["sampling"]["rule"] == "coupled"
+
+
+def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
+    found = json.loads(bench("--drafter", "lookup").out.splitlines()[-1])
+    for one in found["settings"]:
+        counts = one["speculation"]
+        assert (one["draft_ms"], one["c"]) == (0.0, 0.0)
+        assert one["proposing"] == sum(counts["histogram"]) / counts["rounds"]
+
+
+def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):
+    params = [SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=1.0, seed=seed) for seed in range(4)]
+    prompts = ["ab", "def main", "import os", "class"]
+    texts = []
+    with Decoder.open(llama.bundle, max_batch=4) as decoder:
+        alone = decoder.generate(prompts, params, draft_length=3)
+        measured = Measured(Setting(3, "model"))
+        submit = decoder.submit
+        decoder.submit = lambda *given, **named: texts.append(submit(*given, **named)) or texts[-1]
+        measure(decoder, prompts, params, measured)
+    assert [request.output().token_ids for request in texts] == [output.token_ids for output in alone]
+    assert len(measured.bare.verify) >= 2
+    assert len(measured.bare.draft) == 2 * len(measured.bare.first_draft)
+
+
+def test_the_first_draft_step_has_its_own_time():
+    measured = Measured(Setting(4, "model"), round_ms=[12.0])
+    measured.bare.first_draft += [1.0, 3.0, 9.0]
+    measured.bare.draft += [0.5, 0.5, 7.0]
+    measured.bare.verify += [5.5]
+    assert measured.draft_ms == 3.0 + 3 * 0.5
+    assert measured.round_overhead == median(measured.round_ms) / 10.0
+
+
+@pytest.mark.parametrize("lengths", ["17", "1,x", "", "-1"])
+def test_bad_draft_lengths_are_refused(run, lengths):
+    message = f"argument --draft-lengths: {lengths!r}, expected whole numbers from 0 to 16 like 0,2,4"
+    assert_refused(run("bench", "--bundle", "b", f"--draft-lengths={lengths}"), message)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(bench, tmp_path):
+    message = f"output {tmp_path / 'no' / 'out.json'} cannot be written (No such file or directory)"
+    assert_refused(bench("--json", tmp_path / "no" / "out.json"), message)
+    assert_refused(bench("--json", tmp_path), f"output {tmp_path} is a directory, expected a file name")
+
+
+def test_too_few_tokens_to_measure_a_round_are_refused_and_leave_no_file(bench, tmp_path):
+    result = bench("--max-new-tokens", 1, "--json", tmp_path / "out.json")
+    assert result.code == 2
+    assert "K = 0: with 1 new tokens no round runs whole" in result.err.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+@pytest.mark.parametrize("name", ["--repeats", "--batch"])
+def test_counts_must_be_positive(run, name):
+    assert_refused(run("bench", "--bundle", "b", name, "0"), f"argument {name}: '0', expected a whole number >= 1")
+
+
+def test_prompts_come_one_a_line_or_as_json_lines(tmp_path, prompts):
+    assert read_prompts(prompts) == ["def main", "class stack", "import os"]
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PYTHON_PROMPTS))
+    assert read_prompts(lines) == list(PYTHON_PROMPTS)
+
+
+def test_bad_prompt_files_are_refused(bench, tmp_path):
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    message = f"""prompt 2 of {file} is '{{"text": "b"}}', expected an object like {{"prompt": "text"}}"""
+    assert_refused(bench("--prompts", file), message)
+    file.write_text("\n\n")
+    assert_refused(bench("--prompts", file), f"prompt file {file} holds no prompt, expected one a line")

@@ -1,0 +1,109 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from trt_spec.runtime import Decoder
+from trt_spec.tools.cli import COMMANDS, main
+
+from .conftest import assert_refused
+
+
+def python(code: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, **options)
+
+
+def test_help_names_every_command_and_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; from trt_spec.tools.cli import main; main(['--help'])"
+    done = python(code)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    for command, summary in COMMANDS.items():
+        assert f"{command:<10}{summary}" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(run, command):
+    result = run(command, "--help")
+    assert result.code == 0
+    assert f"usage: trt-spec {command}" in result.out
+
+
+def test_version_is_the_packages(run):
+    assert run("--version").out.startswith("trt-spec 0.")
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(run):
+    assert_refused(run("generte"), "invalid choice: 'generte' (choose from 'demo', 'generate', 'bench'")
+
+
+def test_no_command_is_refused(run):
+    assert_refused(run(), "the following arguments are required: COMMAND; see trt-spec --help")
+
+
+@pytest.mark.parametrize("command", ["demo", "bench", "doctor"])
+def test_an_unknown_flag_is_refused_in_one_line(run, command):
+    required = ["--bundle", "b"] if command == "bench" else []
+    expected = f"unrecognized arguments: --frobnicate; see trt-spec {command} --help"
+    assert_refused(run(command, *required, "--frobnicate"), expected)
+
+
+def test_a_flag_may_not_be_abbreviated(run):
+    assert_refused(run("generate", "--bundle", "b", "--prompt", "a", "--temp", "1"), "unrecognized arguments: --temp;")
+
+
+def test_an_unexpected_exception_is_not_swallowed(run, llama, monkeypatch):
+    def fail(self):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Decoder, "step", fail)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        run("generate", "--bundle", llama.bundle, "--prompt", "abc")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from trt_spec.runtime import Decoder
+from trt_spec.tools.cli import main
+
+step, steps = Decoder.step, []
+
+def step_until_ctrl_c(self):
+    steps.append(step(self))
+    if len(steps) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+
+Decoder.step = step_until_ctrl_c
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_while_decoding_ends_with_130_and_one_line(llama):
+    command = ["generate", "--bundle", str(llama.bundle), "--prompt", "abc", "--stream", "--ignore-eos"]
+    done = python(INTERRUPTED, *command)
+    assert done.returncode == 130
+    assert done.stderr == "trt-spec: interrupted\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_bench_leaves_no_file(run, llama, tmp_path, monkeypatch, number, code):
+    monkeypatch.setattr(Decoder, "step", lambda self: signal.raise_signal(number))
+    assert run("bench", "--bundle", llama.bundle, "--json", tmp_path / "result.json").code == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_ends_the_command_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; sys.modules['torch'] = None; from trt_spec.tools.cli import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_main_gives_the_signal_handler_back(capfd):
+    before = signal.getsignal(signal.SIGTERM)
+    main(["doctor", "--json"])
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,36 @@
+import pytest
+from trt_spec.engines import RequestError
+from trt_spec.tools.whole_file import whole_file
+
+
+def test_the_file_appears_whole_at_the_end(tmp_path):
+    out = tmp_path / "out.json"
+    out.write_text("old")
+    with whole_file(out) as stream:
+        stream.write("new")
+        assert out.read_text() == "old"
+    assert out.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
+    out = tmp_path / "out.json"
+    out.write_text("old")
+
+    def write_half() -> None:
+        with whole_file(out) as stream:
+            stream.write("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_block(tmp_path):
+    with pytest.raises(RequestError, match="is a directory, expected a file name"), whole_file(tmp_path):
+        raise AssertionError("the block must not run")
+    missing = tmp_path / "missing" / "out.json"
+    with pytest.raises(RequestError, match=r"cannot be written \(No such file"), whole_file(missing):
+        raise AssertionError("the block must not run")

@@ -1,0 +1,119 @@
+"""Show what this machine can run, what is missing, and how to get it. Exit code 1 if no engine can run."""
+
+import argparse
+import json
+import os
+import platform
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .extras import PACKAGE, install_command, installed, requirements
+from .layout import in_bytes, table
+
+CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+PURPOSES = {
+    "cpu": "run bundles in ONNX Runtime",
+    "cuda": "ONNX Runtime for NVIDIA GPUs, instead of cpu; no engine of this version uses the GPU",
+    "export": "make bundles (export-models, demo)",
+    "tensorrt": "TensorRT plans; no engine of this version runs them",
+    "tensorrt-rtx": "TensorRT plans for RTX GPUs; no engine of this version runs them",
+    "test": "run the project's tests",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = examine()
+    print(json.dumps(found) if arguments.json else _report(found))
+    return 0 if any(engine["runs"] for engine in found["engines"]) else 1
+
+
+def examine() -> dict[str, Any]:
+    packages = requirements()
+    return {
+        "trt-spec": installed(PACKAGE),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: installed(name) for name in packages[None]},
+        "cpu": {
+            "model": _proc_field("cpuinfo", "model name") or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "features": [name for name in CPU_FEATURES if name in (_proc_field("cpuinfo", "flags") or "").split()],
+        },
+        "memory": {"total_bytes": _memory("MemTotal"), "available_bytes": _memory("MemAvailable")},
+        "gpus": sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")),
+        "engines": [_onnxruntime()],
+        "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
+    }
+
+
+def _onnxruntime() -> dict[str, Any]:
+    """Whether it loads here: being installed is not enough."""
+    reason = None
+    try:
+        import_module("torch")
+        import_module("onnxruntime")
+    except (ImportError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    return {"name": "onnxruntime", "device": "cpu", "runs": reason is None, "reason": reason}
+
+
+def _extra(name: str, needed: list[str]) -> dict[str, Any]:
+    packages = {package: installed(package) for package in needed}
+    complete = all(packages.values())
+    return {
+        "name": name,
+        "purpose": PURPOSES[name],
+        "packages": packages,
+        "complete": complete,
+        "install": None if complete else install_command(name),
+    }
+
+
+def _proc_field(file: str, name: str) -> str | None:
+    """The first value of a field of /proc; None where there is no such thing."""
+    try:
+        lines = Path("/proc", file).read_text().splitlines()
+    except OSError:
+        return None
+    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name)
+    return next(values, None)
+
+
+def _memory(name: str) -> int | None:
+    value = _proc_field("meminfo", name)
+    return None if value is None else int(value.removesuffix(" kB")) * 1024
+
+
+def _report(found: dict[str, Any]) -> str:
+    cpu, memory = found["cpu"], found["memory"]
+    packages = ", ".join(f"{name} {version or 'MISSING'}" for name, version in found["packages"].items())
+    total, available = (in_bytes(memory[f"{kind}_bytes"] or 0) for kind in ("total", "available"))
+    engines = [_engine_line(engine) for engine in found["engines"]]
+    extras = [
+        (extra["name"], "complete" if extra["complete"] else extra["install"], extra["purpose"])
+        for extra in found["extras"]
+    ]
+    return "\n".join(
+        [
+            f"trt-spec {found['trt-spec']}, Python {found['python']}, {packages}",
+            f"CPU: {cpu['model']}, {cpu['cores']} cores, {' '.join(cpu['features']) or 'no vector features found'}",
+            f"memory: {total}, {available} of it free",
+            f"GPU: {', '.join(found['gpus']) or 'none found'}",
+            "",
+            "engines",
+            *(f"  {line}" for line in engines),
+            "",
+            "extras",
+            *(f"  {line}" for line in table(extras, left=3).splitlines()),
+        ]
+    )
+
+
+def _engine_line(engine: dict[str, Any]) -> str:
+    where = f"{engine['name']} on {engine['device']}"
+    return f"{where}: can run" if engine["runs"] else f"{where}: cannot run ({engine['reason']})"

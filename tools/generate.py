@@ -1,0 +1,78 @@
+"""Complete a prompt with a bundle."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from ..engines import RequestError
+from ..runtime import Decoder, Output, Request
+from ..runtime.decoder import DEFAULT_DRAFT_LENGTH
+from ..runtime.drafters import DRAFTERS
+from .prompts import add_prompt_flags, chosen_prompt
+from .report import output_json, summary
+from .sampling_flags import add_sampling_flags, sampling_params
+from .trace import Marks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    add_prompt_flags(parser)
+    parser.add_argument(
+        "--draft-length",
+        type=int,
+        default=DEFAULT_DRAFT_LENGTH,
+        metavar="K",
+        help=f"proposals a round, 0 decodes plainly (default {DEFAULT_DRAFT_LENGTH})",
+    )
+    parser.add_argument(
+        "--drafter", metavar="|".join(DRAFTERS), help="where proposals come from (default: the draft model if any)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument("--trace", action="store_true", help="print each round on a line, then the text")
+    add_sampling_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.stream and (arguments.json or arguments.trace):
+        raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
+    params = sampling_params(arguments)
+    prompt = chosen_prompt(arguments)
+    torch.set_num_threads(1)  # a round's small operations: torch's threads would fight the engine's
+    with Decoder.open(arguments.bundle, max_batch=1) as decoder:
+        request = decoder.submit(
+            prompt, params, draft_length=arguments.draft_length, drafter=arguments.drafter, trace=arguments.trace
+        )
+        if arguments.trace and not arguments.json:
+            _print_rounds(decoder, request)
+        while not request.finished:
+            decoder.step()
+            if arguments.stream:
+                print("".join(piece.text for piece in request.take()), end="", flush=True)
+        _print_result(request.output(), arguments)
+    return 0
+
+
+def _print_rounds(decoder: Decoder, request: Request) -> None:
+    marks = Marks.suited_to(sys.stdout)
+    print(marks.legend())
+    printed = 0
+    while not request.finished:
+        decoder.step()
+        for traced in (request.trace or [])[printed:]:
+            printed += 1
+            print(marks.line(printed, traced, decoder.tokenizer), flush=True)
+
+
+def _print_result(output: Output, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps(output_json(output)))
+    elif arguments.stream:
+        print()
+    else:
+        if arguments.trace:
+            print(f"{summary(output.speculation)}\n")
+        print(output.text)

@@ -1,0 +1,73 @@
+"""What a request gave, as JSON."""
+
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Any
+
+from ..runtime import Output, Speculation, TokenLogprob, TracedRound
+
+
+def output_json(output: Output) -> dict[str, Any]:
+    """The object of `generate --json`; logprobs and trace only where they were asked for."""
+    speculation = output.speculation
+    fields: dict[str, Any] = {
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "finish_reason": output.finish_reason,
+        "seed": output.seed,
+        "usage": {
+            "prompt_tokens": output.usage.prompt_tokens,
+            "completion_tokens": output.usage.completion_tokens,
+        },
+        "speculation": speculation.to_json(),
+        "timing": {
+            "seconds": output.seconds,
+            "seconds_to_first_token": output.seconds_to_first_token,
+            "tokens_per_second": len(output.token_ids) / output.seconds,
+            "draft_ms": speculation.draft_ms,
+            "verify_ms": speculation.verify_ms,
+            "accept_ms": speculation.accept_ms,
+            "host_ms": speculation.host_ms,
+        },
+    }
+    if output.logprobs is not None:
+        fields["logprobs"] = [_logprob_json(logprob) for logprob in output.logprobs]
+    if output.trace:
+        fields["trace"] = [_round_json(traced) for traced in output.trace]
+    return fields
+
+
+def total(each: Iterable[Speculation]) -> Speculation:
+    """The sum over requests, field by field."""
+    merged = Speculation()
+    for one in each:
+        for name, so_far in vars(merged).items():
+            more = getattr(one, name)
+            added = (
+                [a + b for a, b in zip_longest(so_far, more, fillvalue=0)] if isinstance(more, list) else so_far + more
+            )
+            setattr(merged, name, added)
+    return merged
+
+
+def summary(speculation: Speculation) -> str:
+    """Acceptance and tokens per round in words."""
+    acceptance = speculation.acceptance
+    proposals = "nothing proposed" if acceptance is None else f"{acceptance:.0%} of examined proposals accepted"
+    return f"{proposals}, {speculation.tokens_per_round or 0:.2f} tokens a round"
+
+
+def _logprob_json(logprob: TokenLogprob) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": value} for token, value in logprob.top]
+    return {"token_id": logprob.token_id, "logprob": logprob.logprob, "top": top}
+
+
+def _round_json(traced: TracedRound) -> dict[str, Any]:
+    return {
+        "proposal": list(traced.proposal),
+        "accepted": traced.accepted,
+        "next_token": traced.next_token,
+        "p": list(traced.p),
+        "q": list(traced.q),
+        "next_p": traced.next_p,
+    }

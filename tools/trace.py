@@ -1,0 +1,47 @@
+"""One round of speculation on one line: accepted tokens green, the rejected one red, what replaces it blue."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from ..runtime import TracedRound
+
+ACCEPTED, REJECTED, NEXT = "+", "-", "="
+COLOURS = {ACCEPTED: "\x1b[32m", REJECTED: "\x1b[31m", NEXT: "\x1b[34m"}
+RESET = "\x1b[0m"
+MEANINGS = {ACCEPTED: "accepted", REJECTED: "rejected", NEXT: "the target's own"}
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How the three kinds of tokens are told apart: by colour on a terminal, else by a character."""
+
+    coloured: bool
+
+    @classmethod
+    def suited_to(cls, stream: TextIO) -> "Marks":
+        return cls(stream.isatty() and not os.environ.get("NO_COLOR"))
+
+    def legend(self) -> str:
+        return "   ".join(self._mark(kind, meaning) for kind, meaning in MEANINGS.items()) + "   p/q: target's/draft's"
+
+    def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
+        """Proposals after the rejected one were never examined and are left out."""
+        examined = traced.accepted + (traced.accepted < len(traced.proposal) and traced.next_token is not None)
+        parts = [f"{number:4}"]
+        for i, (token, p, q) in enumerate(zip(traced.proposal, traced.p, traced.q, strict=True)):
+            if i < examined:
+                kind = ACCEPTED if i < traced.accepted else REJECTED
+                parts.append(f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}")
+        if traced.next_token is not None:
+            parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
+        return "  ".join(parts)
+
+    def _mark(self, kind: str, text: str) -> str:
+        return f"{COLOURS[kind]}{text}{RESET}" if self.coloured else kind + text
+
+
+def shown(token: int, tokenizer: Any) -> str:
+    """A token's text in quotes, control characters escaped; its number where it is no whole character."""
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    return f"<{token}>" if "\ufffd" in text or not text else repr(text)

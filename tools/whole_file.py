@@ -1,0 +1,27 @@
+"""A file that is written whole or not at all, and refused before the work whose result it takes."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from ..engines import RequestError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """Text written to it appears under `path` when the block succeeds; else nothing does."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    if path.is_dir():
+        raise RequestError(f"output {path} is a directory, expected a file name")
+    try:
+        stream = partial.open("x", encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
+    try:
+        with stream:
+            yield stream
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
