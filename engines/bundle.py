@@ -50,7 +50,7 @@ class Bundle:
         return self.path / role / "model.onnx"
 
     def weight_bytes(self, role: str) -> int:
-        return sum(entry["bytes"] for name, entry in self.files.items() if name.startswith(f"{role}/"))
+        return int(self.files[f"{role}/weights.bin"]["bytes"])
 
     @property
     def tokenizer_file(self) -> Path:

@@ -80,7 +80,8 @@ def open_session(graph: Path) -> Any:
     except ImportError as error:
         raise EngineError("engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[cpu]'") from error
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    # The library's default counts the machine's cores, not those this process may use.
+    options.intra_op_num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     try:

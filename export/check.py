@@ -1,6 +1,7 @@
 """The built-in check: the written graph in ONNX Runtime against the checkpoint in torch, call by call."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from .scenarios import ROWS, Call, RowCall, Script, write_script
 
 TOLERANCE = 1e-3
 """Largest allowed error, in standard deviations of the checkpoint's logits. float32 rounding stays below 1e-4 of
-them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1."""
+them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1.
+Within it the best token is the same wherever it leads by twice as much."""
 
-DEEP_CACHE_BYTES = 128 << 20
+DEEP_CACHE_BYTES = 80 << 20  # in float32: reaches the last position of the smaller GPT2
 SEED = 0
 
 
@@ -29,38 +31,16 @@ class Reference:
     branches: list[Tensor]  # [length, V] of each branch
     deep: RowCall  # continues a cache of random rows
     deep_logits: Tensor  # [live, V]
-
-    @property
-    def scale(self) -> float:
-        return float(torch.cat(self.branches).std())
-
-
-@dataclass
-class Errors:
-    """The worst absolute error of each scenario, and the calls whose best token differs."""
-
-    by_scenario: dict[str, float] = field(default_factory=dict)
-    flipped: list[str] = field(default_factory=list)
-
-    def add(self, scenario: str, found: Tensor, expected: Tensor, allowed: float) -> None:
-        error = float((found - expected).abs().max().nan_to_num(nan=float("inf")))
-        self.by_scenario[scenario] = max(error, self.by_scenario.get(scenario, 0.0))
-        best, runner_up = expected.topk(2).values.unbind(-1)
-        decided = best - runner_up > 2 * allowed  # nearer ties may fall either way within the tolerance
-        if bool((decided & (found.argmax(-1) != expected.argmax(-1))).any()):
-            self.flipped.append(scenario)
+    scale: float  # the standard deviation of the logits
 
 
 def make_reference(model: Any, contract: Contract, token_count: int, window: int | None) -> Reference:
-    script = write_script(token_count, contract.max_length, window)
+    contract = replace(contract, dtype="float32")  # in which both sides compute
+    script = write_script(token_count, contract.max_length)
+    branches = branch_logits(model, script.branches)
     deep = _deep_call(contract, token_count, window)
-    keys, values = _random_rows(contract, deep.start)
-    return Reference(
-        script=script,
-        branches=branch_logits(model, script.branches),
-        deep=deep,
-        deep_logits=continued_logits(model, keys, values, deep.tokens[: deep.live]),
-    )
+    deep_logits = continued_logits(model, list(_random_rows(contract, deep.start)), deep.tokens[: deep.live])
+    return Reference(script, branches, deep, deep_logits, scale=float(branches[0].std()))
 
 
 def check_graph(graph: Path, contract: Contract, reference: Reference) -> dict[str, Any]:
@@ -69,45 +49,40 @@ def check_graph(graph: Path, contract: Contract, reference: Reference) -> dict[s
     if wide_copy:
         graph = _write_wide_copy(graph)
         contract = replace(contract, dtype="float32")
-    errors = Errors()
-    allowed = TOLERANCE * reference.scale
+    errors: dict[str, float] = {}  # the worst absolute error of each scenario
+
+    def compare(scenario: str, found: Tensor, expected: Tensor) -> None:
+        error = float((found - expected).abs().max().nan_to_num(nan=float("inf")))
+        errors[scenario] = max(error, errors.get(scenario, 0.0))
+
     engine = open_engine("onnxruntime", graph, contract)
     try:
         engine.bind(_cache(contract, ROWS, reference.script.capacity))
         for call in reference.script.calls:
-            found = _run(engine, call)
-            for row, logits in zip(call.rows, found, strict=True):
+            for row, logits in zip(call.rows, _run(engine, call), strict=True):
                 expected = reference.branches[row.branch][row.start : row.start + row.live]
-                errors.add(call.scenario, logits[: row.live], expected, allowed)
+                compare(call.scenario, logits[: row.live], expected)
         deep = reference.deep
         engine.bind(_cache_holding(contract, deep.start, len(deep.tokens)))
-        found = _run(engine, Call("deep cache", 0, [deep]))
-        errors.add("deep cache", found[0][: deep.live], reference.deep_logits, allowed)
+        logits = _run(engine, Call("deep cache", 0, [deep]))[0]
+        compare("deep cache", logits[: deep.live], reference.deep_logits)
     finally:
         engine.close()
         if wide_copy:
             graph.unlink()
-    return _verdict(graph, errors, reference.scale, wide_copy)
-
-
-def _verdict(graph: Path, errors: Errors, scale: float, wide_copy: bool) -> dict[str, Any]:
-    scenario, worst = max(errors.by_scenario.items(), key=lambda item: item[1])
-    if not worst <= TOLERANCE * scale:
+    allowed = TOLERANCE * reference.scale
+    scenario, worst = max(errors.items(), key=lambda item: item[1])
+    if worst > allowed:
         raise ExportError(
             f"the {graph.parent.name} graph does not compute what its checkpoint computes: in the scenario "
-            f"{scenario!r} a logit is off by {worst:.2g}, expected at most {TOLERANCE * scale:.2g} ({TOLERANCE} of "
-            "their standard deviation); please report it"
-        )
-    if errors.flipped:
-        raise ExportError(
-            f"the {graph.parent.name} graph chooses another token than its checkpoint in the scenario "
-            f"{errors.flipped[0]!r}, though all logits agree within {worst:.2g}; please report it"
+            f"{scenario!r} a logit is off by {worst:.2g}, expected at most {allowed:.2g} ({TOLERANCE} of their "
+            "standard deviation); please report it"
         )
     return {
         "worst_error": worst,
-        "logit_std": scale,
-        "tolerance": TOLERANCE * scale,
-        "errors": errors.by_scenario,
+        "tolerance": allowed,
+        "logit_std": reference.scale,
+        "errors": errors,
         "as_float32_copy": wide_copy,
     }
 
@@ -132,11 +107,11 @@ def _deep_call(contract: Contract, token_count: int, window: int | None) -> RowC
     return RowCall(tokens.tolist(), start, padding, branch=-1)
 
 
-def _random_rows(contract: Contract, rows: int) -> tuple[list[Tensor], list[Tensor]]:
+def _random_rows(contract: Contract, rows: int) -> Iterator[Tensor]:
+    """The same rows for each cache buffer, in the contract's order, whenever they are asked for."""
     generator = torch.Generator().manual_seed(SEED)
-    shape = (1, contract.kv_heads, rows, contract.head_dim)
-    both = [torch.randn(shape, generator=generator) for _ in contract.cache_names]
-    return both[0::2], both[1::2]
+    for _ in contract.cache_names:
+        yield torch.randn(1, contract.kv_heads, rows, contract.head_dim, generator=generator)
 
 
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
@@ -147,10 +122,8 @@ def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
 
 def _cache_holding(contract: Contract, start: int, width: int) -> dict[str, Tensor]:
     cache = _cache(contract, 1, start + width)
-    keys, values = _random_rows(contract, start)
-    for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
-        cache[f"key_{layer}"][:, :, :start] = key
-        cache[f"value_{layer}"][:, :, :start] = value
+    for buffer, rows in zip(cache.values(), _random_rows(contract, start), strict=True):
+        buffer[:, :, :start] = rows
     return cache
 
 

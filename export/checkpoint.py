@@ -27,6 +27,11 @@ class Checkpoint:
     shape: Shape
 
     @property
+    def label(self) -> str:
+        """What the bundle calls it: its id, or its directory's own name, which means something elsewhere too."""
+        return Path(self.name).resolve().name if Path(self.name).is_dir() else self.name
+
+    @property
     def architecture(self) -> str:
         return str(self.config.model_type)
 

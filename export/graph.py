@@ -1,5 +1,6 @@
 """One model to one ONNX graph: trace it, rewrite it, and write it with its weights in one file beside it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the
 def build_graph(model: Any, contract: Contract) -> tuple[ir.Model, dict[str, int]]:
     """The model's graph, its weights still those of `model`, and how often each rewrite fired."""
     graph = trace(model, contract)
+    traced = list(graph.graph.initializers.values())
     fired = {"orient_weights": orient_weights(graph), "simplify": simplify(graph)}
     fired |= {"fuse_norms": fuse_norms(graph), "fuse_rotary": fuse_rotary(graph)}
     fired["simplify"] += simplify(graph)
+    kept = set(graph.graph.initializers.values())
+    _release(weight for weight in traced if weight not in kept)
     return graph, fired
 
 
@@ -53,7 +57,7 @@ def trace(model: Any, contract: Contract) -> ir.Model:
             ),
         )
     assert program is not None
-    graph = program.model
+    graph = program.model.clone()  # a fresh one: the program's own remembers even weights it dropped
     for name in list(graph.graph.initializers):  # the traced module wraps the model: give weights their own names
         graph.graph.initializers[name].name = name.removeprefix("model.")
     return graph
@@ -70,5 +74,10 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
         size_threshold_bytes=SMALLEST_EXTERNAL,
         max_workers=1,
     )
-    for weight in graph.graph.initializers.values():  # onnxscript's rules keep the last graph they saw alive
+    _release(graph.graph.initializers.values())
+
+
+def _release(weights: Iterable[ir.Value]) -> None:
+    """Let go of the checkpoint's tensors: onnxscript's rules keep every value of the last graph they saw alive."""
+    for weight in weights:
         weight.const_value = None

@@ -21,12 +21,12 @@ def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def continued_logits(model: Any, keys: list[Tensor], values: list[Tensor], tokens: list[int]) -> Tensor:
-    """The logits `[len(tokens), V]` after a cache that already holds these keys and values."""
+def continued_logits(model: Any, rows: list[Tensor], tokens: list[int]) -> Tensor:
+    """The logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
+    for layer, (key, value) in enumerate(zip(rows[0::2], rows[1::2], strict=True)):
         cache.update(key, value, layer)
     with computing_in_float32(model):
         logits: Tensor = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0]

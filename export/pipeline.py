@@ -111,7 +111,7 @@ def _export_model(
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
         check = check_graph(folder / role / "model.onnx", contract, reference)
-    entry = ModelEntry(checkpoint.name, checkpoint.architecture, parameters, contract, check)
+    entry = ModelEntry(checkpoint.label, checkpoint.architecture, parameters, contract, check)
     size = (folder / role / "weights.bin").stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun)
 

@@ -70,8 +70,8 @@ class Script:
         self.calls.append(Call(scenario, first_row, rows))
 
 
-def write_script(vocab: int, max_length: int, window: int | None) -> Script:
-    """All that a runtime does to a cache; the longest row outgrows a sliding window of ordinary test size."""
+def write_script(vocab: int, max_length: int) -> Script:
+    """All that a runtime does to a cache; calls beyond a short maximum length are left out."""
     script = Script(vocab, max_length)
     chunk = min(16, max_length // 5)
     script.call("chunked prefill", 0, chunk, [chunk])

@@ -29,14 +29,14 @@ class Model:
 
     def prefill(self, row: int, tokens: Tensor, start: int) -> None:
         """Write the cache entries of `tokens` [S] from `start` on."""
-        step = self.engine.step(row, 1, len(tokens), 1)
+        step = self.engine.step(row, 1, tokens.shape[0], 1)
         step.input_ids[0] = tokens
         step.start[0] = start
         step.run()
 
     def begin(self, window: Tensor, length: Tensor) -> Step:
         """The draft's first step: it sees the last two tokens, so that no cache entry is ever missing."""
-        step = self.engine.step(0, len(window), 2, 1)
+        step = self.engine.step(0, window.shape[0], 2, 1)
         step.input_ids.copy_(window)
         torch.sub(length, 2, out=step.start).clamp_(min=0)
         step.run()
@@ -44,7 +44,7 @@ class Model:
 
     def extend(self, token: Tensor, length: Tensor, ahead: int) -> Step:
         """A later draft step: `token` [A] was proposed `ahead` tokens past the committed ones."""
-        step = self.engine.step(0, len(token), 1, 1)
+        step = self.engine.step(0, token.shape[0], 1, 1)
         step.input_ids[:, 0] = token
         torch.add(length, ahead, out=step.start)
         step.run()
@@ -53,7 +53,7 @@ class Model:
     def score(self, last: Tensor, proposal: Tensor, length: Tensor) -> Tensor:
         """The target's logits [A, K+1, V] after the last committed token and each proposal."""
         width = proposal.shape[1] + 1
-        step = self.engine.step(0, len(last), width, width)
+        step = self.engine.step(0, last.shape[0], width, width)
         torch.cat([last[:, None], proposal], 1, out=step.input_ids)
         torch.sub(length, 1, out=step.start)
         step.run()

@@ -10,7 +10,7 @@ from .acceptance import Noise, Proposal, Verdict, accept
 from .drafters import propose
 from .model import Model
 from .noise import gumbels
-from .rows import Plan, Rows
+from .rows import Plan, Rows, counting
 from .transform import transform
 
 
@@ -68,7 +68,7 @@ def commit(rows: Rows, plan: Plan, proposal: Proposal, verdict: Verdict) -> Tens
     """Write the round's tokens and move each length: this is commit and rollback in one."""
     tokens = torch.cat([proposal.tokens, verdict.next_token[:, None]], 1)  # [A, K+1]
     tokens.scatter_(1, verdict.accepted[:, None], verdict.next_token[:, None])
-    offset = torch.arange(plan.draft_length + 1, device=tokens.device)
+    offset = counting(plan.draft_length + 1, tokens.device)
     rows.tokens.scatter_(1, rows.length[:, None] + offset, tokens)
     rows.length += verdict.accepted + 1
     if plan.penalised:

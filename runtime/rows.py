@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ from .noise import uniforms
 from .params import SamplingParams
 
 BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
+
+
+@cache
+def counting(n: int, device: torch.device) -> Tensor:
+    """0 … n - 1, made once: nobody writes to it."""
+    return torch.arange(n, device=device)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import onnx
 import torch
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
-
 from trt_spec.engines import Bundle
 from trt_spec.export.pipeline import export_bundle
 

@@ -7,10 +7,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # `import runtime` must never find a second copy of trt_spec.runtime (blueprint §2).
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
-import pytest
+import pytest  # noqa: E402
 
-from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair
-from .models import tiny_gemma2, tiny_gpt2, tiny_llama
+from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
+from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
 
 # A tied random Gemma2 repeats its last token for ever.
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}

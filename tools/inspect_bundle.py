@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
     models = {"target": bundle.target} | ({} if bundle.draft is None else {"draft": bundle.draft})
     tokenizer = bundle.tokenizer
-    weight_bytes = sum(bundle.files[f"{role}/weights.bin"]["bytes"] for role in models)
+    weight_bytes = sum(map(bundle.weight_bytes, models))
     cache_bytes = sum(_cache_bytes(model.contract, batch, length) for model in models.values())
     return {
         "path": str(bundle.path),
@@ -70,7 +70,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
         "vocab_size": contract.vocab_size,
         "max_length": contract.max_length,
         "graph_bytes": bundle.files[f"{role}/model.onnx"]["bytes"],
-        "weight_bytes": bundle.files[f"{role}/weights.bin"]["bytes"],
+        "weight_bytes": bundle.weight_bytes(role),
         "kv_bytes_per_token": contract.cache_bytes_per_token,
         "kv_bytes_per_row": contract.cache_bytes_per_token * length,
         "inputs": [str(spec) for spec in contract.inputs],

@@ -25,7 +25,6 @@ def orient_weights(model: ir.Model) -> int:
         graph.remove(node, safe=True)
         if not weight.uses():
             del graph.initializers[weight.name]
-            weight.const_value = None  # the graph's bookkeeping keeps the value itself alive
         fired += 1
     return fired
 

@@ -29,7 +29,7 @@ def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -
     assert sum(node.op_type == "RotaryEmbedding" for node in ir.load(bundle.graph("target")).graph) == 2
     heading, row, copy, last = done.stdout.splitlines()
     assert " ".join(heading.split()) == "model from parameters nodes weights dtype worst error seconds"
-    assert row.split()[:3] == ["target", str(checkpoint), "16,480"]
+    assert row.split()[:3] == ["target", "checkpoint", "16,480"]
     assert "float16" in row
     assert copy == "checked as float32 copy: the same weights file, computed in float32"
     assert last.startswith(f"{tmp_path / 'bundle'}: sequences up to 64 tokens, written in ")

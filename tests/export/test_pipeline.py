@@ -1,11 +1,13 @@
 """From checkpoints to a bundle on disk, and that a failure anywhere leaves the disk as it was."""
 
+import gc
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
@@ -62,9 +64,17 @@ def test_report_counts_nodes_bytes_and_rewrites(exported: ExportReport) -> None:
     assert exported.notes == []
 
 
-def test_half_precision_graph_is_checked_as_a_float32_copy(tmp_path: Path) -> None:
-    checkpoint = tiny_gemma2(tmp_path / "checkpoint", num_hidden_layers=1)
-    (target,) = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16").models
+def test_half_precision_graph_is_checked_as_a_float32_copy_after_the_checkpoint_left_memory(tmp_path: Path) -> None:
+    hidden, alive = 40, []  # a width that no other tensor of the session has
+
+    def look(stage: str) -> None:
+        if "checking" in stage:
+            tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+            alive.extend(tensor.shape for tensor in tensors if tensor.dim() == 2 and hidden in tensor.shape)
+
+    checkpoint = tiny_gemma2(tmp_path / "checkpoint", num_hidden_layers=1, hidden_size=hidden)
+    (target,) = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16", progress=look).models
+    assert alive == []
     assert target.entry.contract.dtype == "bfloat16"
     assert target.entry.check["as_float32_copy"] is True
     assert target.entry.check["worst_error"] < 5e-5  # on weights rounded alike nothing but float32 rounding is left
@@ -73,7 +83,7 @@ def test_half_precision_graph_is_checked_as_a_float32_copy(tmp_path: Path) -> No
         "model.onnx",
         "weights.bin",
     ]
-    stored = target.entry.parameters + 64 * 32  # a tied head is stored twice, once in each orientation
+    stored = target.entry.parameters + 64 * hidden  # a tied head is stored twice, once in each orientation
     assert target.weight_bytes == pytest.approx(2 * stored, rel=0.05)
 
 

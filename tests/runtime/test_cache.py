@@ -8,7 +8,6 @@ import random
 
 import pytest
 import torch
-
 from trt_spec.engines import Bundle, open_engine
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.cache import GRANULE, KVCache
@@ -159,7 +158,9 @@ def test_caches_that_grow_and_shrink_keep_what_is_live(llama: Pair, fresh):
         sizes = set()
         for step in range(30):
             if step == 3:
-                others = [decoder.submit([7] * 150, SamplingParams(max_new_tokens=9, ignore_eos=True)) for _ in range(9)]
+                others = [
+                    decoder.submit([7] * 150, SamplingParams(max_new_tokens=9, ignore_eos=True)) for _ in range(9)
+                ]
             decoder.step()
             sizes.add((decoder.target.cache.rows, decoder.target.cache.capacity))
             require_all_fresh(decoder, [first, *others] if step >= 3 else [first], fresh)

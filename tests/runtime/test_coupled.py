@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 import torch
-
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.noise import gumbels
 
@@ -69,9 +68,7 @@ def test_the_text_of_a_coupled_seed_is_that_of_the_noisy_argmax_of_transformers(
 def test_requests_that_join_and_leave_in_random_order_say_what_they_say_alone(llama: Pair, kind: str):
     prompts = random_prompts(64, [3, 5, 8, 13, 21, 34, 4, 6, 9, 40], seed=10)
     choose = random.Random(11)
-    params = [
-        replace(KINDS[kind], seed=index, max_new_tokens=choose.randint(3, 24)) for index in range(len(prompts))
-    ]
+    params = [replace(KINDS[kind], seed=index, max_new_tokens=choose.randint(3, 24)) for index in range(len(prompts))]
     with Decoder.open(llama.bundle, max_batch=1) as decoder:
         alone = [decoder.generate([p], s, draft_length=3)[0] for p, s in zip(prompts, params, strict=True)]
     with Decoder.open(llama.bundle, max_batch=4) as decoder:
@@ -99,7 +96,9 @@ def test_a_neighbour_with_a_larger_draft_length_changes_nothing(llama: Pair, kin
     neighbours = {
         "greedy": SamplingParams(max_new_tokens=60, ignore_eos=True),
         "coupled": SamplingParams(temperature=2.0, rule="coupled", logprobs=3, max_new_tokens=60, ignore_eos=True),
-        "rejection": SamplingParams(temperature=0.5, top_k=3, repetition_penalty=2.0, max_new_tokens=60, ignore_eos=True),
+        "rejection": SamplingParams(
+            temperature=0.5, top_k=3, repetition_penalty=2.0, max_new_tokens=60, ignore_eos=True
+        ),
     }
     with Decoder.open(llama.bundle) as decoder:
         [alone] = decoder.generate([prompt], params, draft_length=2)

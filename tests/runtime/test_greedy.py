@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..arbiter import Arbiter, first_difference

@@ -1,0 +1,165 @@
+"""A graph that is not what its contract promises is refused before its first run, by the name of the tensor."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from trt_spec.engines import Bundle, Contract, ContractError, EngineError, TensorSpec, open_engine
+from trt_spec.runtime import Decoder
+
+from ..bundles import Pair, resave, save_graph
+
+CONTRACT = Contract(layers=2, heads=4, kv_heads=2, head_dim=16, vocab_size=64, max_length=256, dtype="float32")
+
+
+def test_a_contract_spells_out_every_tensor():
+    assert [str(spec) for spec in CONTRACT.inputs[:4]] == [
+        "input_ids int64[batch, width]",
+        "start int64[batch]",
+        "logit_rows int64[batch, rows]",
+        "past_key_0 float32[batch, 2, capacity, 16]",
+    ]
+    assert str(CONTRACT.outputs[0]) == "logits float32[batch, rows, 64]"
+    assert len(CONTRACT.inputs) == 3 + 4
+    assert len(CONTRACT.outputs) == 1 + 4
+    assert CONTRACT.aliases["present_value_1"] == "past_value_1"
+    assert CONTRACT.cache_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    assert replace(CONTRACT, dtype="bfloat16").cache_bytes_per_token == 2 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("layers", 0), ("heads", -1), ("vocab_size", 1.5), ("max_length", True)])
+def test_a_contract_of_impossible_numbers_is_refused(field: str, value):
+    with pytest.raises(ContractError, match=f"contract field {field} is .*, expected a positive integer"):
+        replace(CONTRACT, **{field: value})
+
+
+def test_a_contract_of_another_dtype_is_refused():
+    with pytest.raises(ContractError, match="contract dtype is 'int8', expected float32, float16 or bfloat16"):
+        replace(CONTRACT, dtype="int8")
+
+
+def test_a_contract_with_other_fields_is_refused():
+    with pytest.raises(ContractError, match="contract has the fields"):
+        Contract.from_json({"layers": 1})
+    with pytest.raises(ContractError, match="contract has the fields"):
+        Contract.from_json([])
+
+
+def test_a_graph_that_keeps_its_contract_passes():
+    CONTRACT.check("graph", CONTRACT.inputs, CONTRACT.outputs)
+    CONTRACT.check("graph", CONTRACT.inputs[::-1], CONTRACT.outputs[::-1])
+
+
+def test_a_tensor_too_few_too_many_or_of_another_form_is_refused_by_name():
+    inputs, outputs = CONTRACT.inputs, CONTRACT.outputs
+    with pytest.raises(ContractError, match=r"g has no input 'start', its contract promises start int64\[batch\]"):
+        CONTRACT.check("g", [spec for spec in inputs if spec.name != "start"], outputs)
+    with pytest.raises(ContractError, match="g has no output 'logits'"):
+        CONTRACT.check("g", inputs, outputs[1:])
+    with pytest.raises(ContractError, match="g has the input 'attention_mask', which its contract does not know"):
+        CONTRACT.check("g", [*inputs, TensorSpec("attention_mask", "int64", ("batch",))], outputs)
+    other = [replace(outputs[0], dtype="float16"), *outputs[1:]]
+    with pytest.raises(
+        ContractError, match=r"g has the output logits float16\[.*\], its contract promises logits float32"
+    ):
+        CONTRACT.check("g", inputs, other)
+
+
+@pytest.fixture
+def bundle(llama: Pair, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama.bundle, tmp_path / "bundle"))
+
+
+def change_graph(bundle: Path, change: Callable[[onnx.GraphProto], object]) -> None:
+    model = onnx.load(bundle / "target/model.onnx")
+    change(model.graph)
+    save_graph(model, bundle, "target")
+    resave(bundle)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"kv_heads": 4},
+            r"past_key_0 float32\[batch, 2, capacity, 16\], its contract promises past_key_0 float32\[batch, 4,",
+        ),
+        ({"head_dim": 8}, r"promises past_key_0 float32\[batch, 2, capacity, 8\]"),
+        ({"vocab_size": 70}, r"has the output logits float32\[batch, rows, 64\], its contract promises .* 70\]"),
+        ({"layers": 3}, "has no input 'past_key_2'"),
+        ({"layers": 1}, "has the input 'past_key_1', which its contract does not know"),
+    ],
+)
+def test_a_bundle_whose_contract_promises_another_shape_is_refused(bundle: Path, fields: dict, message: str):
+    opened = Bundle.open(bundle)
+    contract = replace(opened.target.contract, **fields)
+    replace(opened, target=replace(opened.target, contract=contract)).save()
+    with pytest.raises(ContractError, match=message) as error:
+        Decoder.open(bundle)
+    assert "target/model.onnx" in str(error.value)
+
+
+def test_a_graph_with_an_input_of_another_dtype_is_refused(bundle: Path):
+    def widen(graph: onnx.GraphProto) -> None:
+        [start] = [value for value in graph.input if value.name == "start"]
+        start.type.tensor_type.elem_type = onnx.TensorProto.INT32
+        cast = onnx.helper.make_node("Cast", ["start"], ["start_64"], to=onnx.TensorProto.INT64)
+        for node in graph.node:
+            node.input[:] = ["start_64" if name == "start" else name for name in node.input]
+        graph.node.insert(0, cast)
+
+    change_graph(bundle, widen)
+    with pytest.raises(
+        ContractError, match=r"has the input start int32\[batch\], its contract promises start int64\[batch\]"
+    ):
+        Decoder.open(bundle)
+
+
+def test_a_graph_with_an_output_too_many_is_refused(bundle: Path):
+    def expose(graph: onnx.GraphProto) -> None:
+        graph.output.append(onnx.helper.make_empty_tensor_value_info("input_ids_again"))
+        graph.output[-1].type.tensor_type.elem_type = onnx.TensorProto.INT64
+        graph.node.append(onnx.helper.make_node("Identity", ["input_ids"], ["input_ids_again"]))
+
+    change_graph(bundle, expose)
+    with pytest.raises(ContractError, match="has the output 'input_ids_again', which its contract does not know"):
+        Decoder.open(bundle)
+
+
+def test_a_graph_that_onnx_runtime_cannot_read_is_refused(bundle: Path):
+    (bundle / "target/model.onnx").write_bytes(b"no graph")
+    resave(bundle)
+    with pytest.raises(EngineError, match=r"ONNX Runtime cannot open .*target/model.onnx") as error:
+        Decoder.open(bundle)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_outside_the_bundle_are_refused(bundle: Path):
+    """The graph itself may name files: ONNX Runtime must not follow them out of its folder."""
+    shutil.copy(bundle / "target/weights.bin", bundle.parent / "weights.bin")
+    model = onnx.load(bundle / "target/model.onnx", load_external_data=False)
+    for weight in model.graph.initializer:
+        for entry in weight.external_data:
+            if entry.key == "location":
+                entry.value = "../../weights.bin"
+    (bundle / "target/model.onnx").write_bytes(model.SerializeToString())
+    resave(bundle)
+    with pytest.raises(EngineError, match="ONNX Runtime cannot open"):
+        Decoder.open(bundle)
+
+
+def test_a_half_precision_bundle_says_how_to_get_one_that_runs_here(bundle: Path):
+    opened = Bundle.open(bundle)
+    contract = replace(opened.target.contract, dtype="float16")
+    with pytest.raises(EngineError, match="is float16, for which ONNX Runtime has no CPU kernels; export with --dtype"):
+        open_engine("onnxruntime", opened.graph("target"), contract)
+
+
+def test_an_unknown_engine_or_device_is_refused(bundle: Path):
+    with pytest.raises(EngineError, match="there is no engine 'magic'; this version has: onnxruntime"):
+        Decoder.open(bundle, engine="magic")
+    with pytest.raises(EngineError, match="engine onnxruntime runs on the device cpu, not on 'mps'"):
+        Decoder.open(bundle, device="mps")

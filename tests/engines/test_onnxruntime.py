@@ -1,0 +1,211 @@
+"""ONNX Runtime writes the cache in place, keeps to its rows, and says in a sentence when memory is missing."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from trt_spec.engines import Bundle, open_engine
+from trt_spec.runtime.cache import KVCache
+
+from ..arbiter import feed
+from ..bundles import Pair
+
+NOT_IN_PLACE = "in-place optimization not activated"
+
+
+def in_a_process_of_its_own(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Pair):
+    bundle = Bundle.open(llama.bundle)
+    return open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
+
+
+def cache_of(engine, rows: int, capacity: int = 64) -> KVCache:
+    cache = KVCache(engine.contract, "cpu", rows, capacity)
+    for buffer in cache.buffers.values():
+        buffer.fill_(7.0)
+    engine.bind(cache.buffers)
+    return cache
+
+
+def test_a_step_writes_its_own_cache_entries_and_no_others(engine):
+    cache = cache_of(engine, 4)
+    feed(engine, 1, [5, 6, 7], 10)
+    for buffer in cache.buffers.values():
+        changed = (buffer != 7.0).any(-1).any(1)  # [rows, T]
+        assert changed[1, 10:13].all()
+        assert changed.sum() == 3
+
+
+def test_a_batched_step_writes_each_row_at_its_own_start(engine):
+    cache = cache_of(engine, 3)
+    step = engine.step(0, 3, 2, 2)
+    step.input_ids.copy_(torch.tensor([[3, 4], [5, 6], [7, 8]]))
+    step.start.copy_(torch.tensor([0, 9, 62]))
+    step.run()
+    for buffer in cache.buffers.values():
+        changed = (buffer != 7.0).any(-1).any(1)
+        assert [row.nonzero().flatten().tolist() for row in changed] == [[0, 1], [9, 10], [62, 63]]
+
+
+def test_the_logits_are_those_of_the_rows_asked_for(engine):
+    cache_of(engine, 1)
+    every = engine.step(0, 1, 5, 5)
+    every.input_ids.copy_(torch.tensor([[3, 4, 5, 6, 7]]))
+    every.run()
+    last = feed(engine, 0, [3, 4, 5, 6, 7], 0)
+    torch.testing.assert_close(last, every.logits[0, -1], atol=1e-5, rtol=0)  # the same sums in another order
+    two = engine.step(0, 1, 5, 2)
+    two.input_ids.copy_(every.input_ids)
+    two.run()
+    torch.testing.assert_close(two.logits[0], every.logits[0, -2:], atol=1e-5, rtol=0)
+
+
+def test_the_same_shape_gives_the_same_step_until_another_cache_is_bound(engine):
+    cache_of(engine, 2)
+    step = engine.step(0, 2, 1, 1)
+    assert engine.step(0, 2, 1, 1) is step
+    assert engine.step(1, 1, 1, 1) is not step
+    cache_of(engine, 2)
+    assert engine.step(0, 2, 1, 1) is not step
+
+
+def test_steps_of_ever_new_shapes_do_not_pile_up(engine):
+    """Prefill chunks come in every width: what is kept for each must be bounded."""
+    cache_of(engine, 8, capacity=512)
+    for row in range(8):
+        for width in range(1, 40):
+            engine.step(row, 1, width, 1)
+    assert len(engine._steps) <= 64
+
+
+RUN_WITH_EVERY_MESSAGE = """
+    import sys, torch, onnxruntime
+    from pathlib import Path
+    session = onnxruntime.InferenceSession
+    def telling(graph, options, **more):
+        options.log_severity_level = 0
+        return session(graph, options, **more)
+    onnxruntime.InferenceSession = telling
+    from trt_spec.engines import Bundle, open_engine
+    from trt_spec.runtime.cache import KVCache
+    bundle = Bundle.open(sys.argv[1])
+    engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
+    cache = KVCache(engine.contract, "cpu", 3, 64)
+    engine.bind(cache.buffers)
+    if sys.argv[2] == "copied":
+        views, binds = {}, engine._session.io_binding
+        class Apart:
+            def __init__(self): self.binding = binds(); self.kept = []
+            def bind_input(self, *a): self.binding.bind_input(*a)
+            def bind_output(self, name, device, number, kind, shape, pointer):
+                if name != "logits":
+                    self.kept.append(torch.zeros(shape)); pointer = self.kept[-1].data_ptr()
+                self.binding.bind_output(name, device, number, kind, shape, pointer)
+        inner = engine._session
+        class Session:
+            def io_binding(self): return Apart()
+            def run_with_iobinding(self, apart): inner.run_with_iobinding(apart.binding)
+        engine._session = Session()
+    for first, batch, width in ((0, 3, 1), (1, 2, 5), (2, 1, 30)):
+        engine.step(first, batch, width, 1).run()
+    print(all(bool((buffer != 0).any()) for buffer in cache.buffers.values()))
+"""
+
+
+def test_the_cache_is_updated_in_place(llama: Pair):
+    """ONNX Runtime says so when it is not; the second run proves that the message would have been seen."""
+    shared = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, llama.bundle, "shared")
+    assert shared.returncode == 0, shared.stderr[-2000:]
+    assert shared.stdout.endswith("True\n")
+    assert len(shared.stderr) > 1000, "every message must be on"
+    assert NOT_IN_PLACE not in shared.stderr
+    apart = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, llama.bundle, "copied")
+    assert apart.returncode == 0, apart.stderr[-2000:]
+    assert NOT_IN_PLACE in apart.stderr
+    assert apart.stdout.endswith("False\n")
+
+
+def test_no_memory_for_a_cache_is_said_in_a_sentence_and_the_next_request_works(llama: Pair):
+    """Address space is limited in a process of its own, to 200 MiB more than it has; the cache would take gigabytes."""
+    done = in_a_process_of_its_own(
+        """
+        import resource, sys
+        from trt_spec.runtime import Decoder, EngineError, SamplingParams
+        decoder = Decoder.open(sys.argv[1])
+        params = SamplingParams(max_new_tokens=5)
+        [before] = decoder.generate([[5, 6, 7]], params)
+        contract = decoder.target.engine.contract
+        wanted = contract.cache_bytes_per_token * 8 * 64
+        import torch
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, resource.RLIM_INFINITY))
+        try:
+            decoder.target.make_room(8, 10**6, {})
+        except EngineError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        [after] = decoder.generate([[5, 6, 7]], params)
+        print(before.token_ids == after.token_ids)
+        """,
+        llama.bundle,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    message, same = done.stdout.splitlines()
+    assert message.startswith("no memory for a cache of 8 rows of ")
+    assert "MiB; lower max_batch or the lengths of prompts and outputs" in message
+    assert same == "True"
+
+
+def test_a_missing_onnxruntime_names_the_extra_to_install(llama: Pair):
+    done = in_a_process_of_its_own(
+        """
+        import sys
+        sys.modules["onnxruntime"] = None
+        from trt_spec.runtime import Decoder, EngineError
+        try:
+            Decoder.open(sys.argv[1])
+        except EngineError as error:
+            print(error)
+        """,
+        llama.bundle,
+    )
+    assert done.stdout == "engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[cpu]'\n", done.stderr
+
+
+def test_threads_of_a_session_do_not_spin_on_after_a_run(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    """Two sessions take turns in a round; a worker that spins on while the other runs doubles the other's time."""
+    import onnxruntime
+
+    seen = []
+    session = onnxruntime.InferenceSession
+
+    def remember(graph: str, options, **more):
+        seen.append(options)
+        return session(graph, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", remember)
+    bundle = Bundle.open(llama.bundle)
+    open_engine("onnxruntime", bundle.graph("draft"), bundle.draft.contract).close()
+    [options] = seen
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
+def test_the_engine_package_imports_no_heavy_library(tmp_path: Path):
+    done = in_a_process_of_its_own(
+        """
+        import sys
+        import trt_spec.runtime, trt_spec.engines
+        heavy = ("onnxruntime", "onnx", "transformers", "onnxscript", "tensorrt")
+        print([name for name in heavy if name in sys.modules])
+        """
+    )
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,111 @@
+"""A decoder whose models say what a script says: engines that need no weights, behind the real loop."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry
+from trt_spec.runtime import Decoder
+
+from ..models import bytes_to_symbols
+
+NextToken = Callable[[Sequence[int]], int]  # from the whole context to the next token
+EOS = 256
+BYTES = bytes_to_symbols()
+
+
+class ScriptedEngine:
+    """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
+
+    static_capacity = False
+    device = "cpu"
+
+    def __init__(self, contract: Contract, next_token: NextToken) -> None:
+        self.contract, self.next_token = contract, next_token
+        self.on_run: Callable[[], None] = lambda: None
+        self.widths: list[tuple[int, int, int]] = []  # first row, batch, width of every run
+
+    def bind(self, cache: Mapping[str, torch.Tensor]) -> None:
+        self.cache = cache["key_0"]  # [rows, 1, T, 1]: the token ids themselves
+
+    def step(self, first_row: int, batch: int, width: int, rows: int) -> Step:
+        ids = torch.zeros(batch, width, dtype=torch.int64)
+        start = torch.zeros(batch, dtype=torch.int64)
+        logits = torch.zeros(batch, rows, self.contract.vocab_size)
+        cache = self.cache[first_row : first_row + batch, 0, :, 0]
+
+        def run() -> None:
+            self.widths.append((first_row, batch, width))
+            self.on_run()
+            logits.zero_()
+            for row in range(batch):
+                at = int(start[row])
+                assert at + width <= cache.shape[1], "a call may not write past the end of the cache"
+                cache[row, at : at + width] = ids[row]
+                for index in range(rows):
+                    context = cache[row, : at + width - rows + index + 1].long().tolist()
+                    logits[row, index, self.next_token(context)] = 20.0
+
+        return Step(ids, start, torch.arange(width - rows, width).expand(batch, rows), logits, run)
+
+    def close(self) -> None: ...
+
+
+def byte_tokenizer(extra: Sequence[str] = ()) -> Tokenizer:
+    """Tokens 0 … 255 are the bytes themselves, 256 is the end of text, `extra` follow as ordinary tokens."""
+    names = [*BYTES, "</s>", *("".join(BYTES[byte] for byte in text.encode()) for text in extra)]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def scripted_decoder(
+    folder: Path,
+    target: NextToken,
+    draft: NextToken | None = None,
+    max_batch: int = 8,
+    extra: Sequence[str] = (),
+    tokenizer: Tokenizer | None = None,
+    max_length: int = 2048,
+    **fields: Any,
+) -> Decoder:
+    """The engines are at `decoder.target.engine` and `decoder.draft.engine`."""
+    tokenizer = tokenizer or byte_tokenizer(extra)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    contract = Contract(1, 1, 1, 1, size, max_length, "float32")
+    entry = ModelEntry("scripted", "none", 1, contract)
+    vocabulary = TokenizerEntry(**({"vocab_size": size, "bos_token_id": None, "eos_token_ids": (EOS,)} | fields))
+    bundle = Bundle(folder, entry, None if draft is None else entry, vocabulary, {}, {})
+    scripts = {"target": target, "draft": draft}
+
+    def open_engine(name: str, graph: Path, contract: Contract, device: str) -> ScriptedEngine:
+        script = scripts[graph.parent.name]
+        assert script is not None
+        return ScriptedEngine(contract, script)
+
+    with patch("trt_spec.runtime.decoder.open_engine", open_engine):
+        return Decoder.open(bundle, max_batch=max_batch)
+
+
+def says(tokens: Sequence[int], prompt_length: int, end: int = EOS) -> NextToken:
+    """After a prompt of this length, say these tokens, then the end."""
+
+    def next_token(context: Sequence[int]) -> int:
+        at = len(context) - prompt_length
+        return tokens[at] if 0 <= at < len(tokens) else end
+
+    return next_token
+
+
+def encoded(text: str) -> list[int]:
+    return list(text.encode())
+
+
+__all__ = ["EOS", "ScriptedEngine", "byte_tokenizer", "encoded", "says", "scripted_decoder"]

@@ -1,0 +1,69 @@
+"""Lookup copies what followed the latest of the longest earlier matches; the model drafts what its scores say."""
+
+import pytest
+import torch
+from trt_spec.runtime import SamplingParams
+from trt_spec.runtime.drafters import LONGEST_MATCH, propose_by_lookup
+
+from .states import make_plan, make_rows
+
+
+def look_up(*contexts: list[int], k: int = 3) -> list[list[int]]:
+    """The proposals of each row; an empty list where nothing matches."""
+    params = [SamplingParams()] * len(contexts)
+    rows = make_rows(params, 100, contexts)
+    rows.draft_length[:] = k
+    rows.use_lookup[:] = True
+    span = max(map(len, contexts))
+    proposal = propose_by_lookup(rows, make_plan(params, k, lookup=True), span)
+    assert proposal.probabilities is None, "a copy is certain"
+    return [tokens[:count] for tokens, count in zip(proposal.tokens.tolist(), proposal.count.tolist(), strict=True)]
+
+
+def slow_lookup(context: list[int], k: int) -> list[int]:
+    """The same by a search of every length and position."""
+    for size in range(min(LONGEST_MATCH, len(context) - 1), 0, -1):
+        for end in range(len(context) - 1, size - 1, -1):
+            if context[end - size : end] == context[-size:]:
+                grown = list(context)
+                for ahead in range(k):
+                    grown.append(grown[end + ahead])
+                return grown[len(context) :]
+    return []
+
+
+def test_lookup_copies_what_followed_the_longest_match():
+    assert look_up([1, 2, 3, 50, 51, 52, 9, 3, 60, 61, 62, 8, 1, 2, 3]) == [[50, 51, 52]]
+
+
+def test_of_equally_long_matches_the_latest_wins():
+    assert look_up([7, 10, 11, 12, 7, 20, 21, 22, 7]) == [[20, 21, 22]]
+
+
+def test_a_match_that_ends_less_than_k_tokens_ago_goes_on_into_its_own_copy():
+    assert look_up([1, 2, 1, 2], [5, 5, 5, 5], k=5) == [[1, 2, 1, 2, 1], [5, 5, 5, 5, 5]]
+
+
+def test_nothing_is_proposed_where_nothing_matches():
+    assert look_up([1, 2, 3, 4, 5, 6]) == [[]]
+
+
+@pytest.mark.parametrize("context", [[4], [4, 4], [4, 5], [4, 5, 4], [4, 4, 4], [1, 2, 3, 2]])
+def test_lookup_works_in_contexts_shorter_than_what_it_compares(context: list[int]):
+    assert look_up(context) == [slow_lookup(context, 3)]
+
+
+def test_lookup_equals_a_slow_search_in_random_ragged_batches():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        lengths = torch.randint(1, 40, (5,), generator=generator).clamp(min=4).tolist()
+        contexts = [torch.randint(0, 4, (length,), generator=generator).tolist() for length in lengths]
+        assert look_up(*contexts, k=6) == [slow_lookup(context, 6) for context in contexts]
+
+
+def test_tokens_left_by_an_earlier_request_are_never_copied():
+    params = [SamplingParams()]
+    rows = make_rows(params, 100, [[1, 2, 1, 2, 1, 2, 1, 2]])
+    rows.admit(0, [1, 2, 3], params[0], 0, 100)
+    rows.draft_length[:], rows.use_lookup[:] = 4, True
+    assert propose_by_lookup(rows, make_plan(params, 4, lookup=True), 8).count.tolist() == [0]

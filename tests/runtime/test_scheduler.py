@@ -1,0 +1,366 @@
+"""Requests join, leave, are cancelled and fail between rounds, from any thread, and never harm each other."""
+
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from trt_spec.runtime import Decoder, RequestError, SamplingParams
+from trt_spec.runtime.model import PREFILL_WIDTH
+
+from ..bundles import Pair
+from .scripted import encoded, scripted_decoder
+from .test_greedy import random_prompts
+
+LONG = SamplingParams(max_new_tokens=1000, ignore_eos=True)
+
+
+def counting(context) -> int:
+    """A model that counts: after n comes n + 1, modulo the bytes."""
+    return (context[-1] + 1) % 256
+
+
+def run_to_the_end(decoder: Decoder) -> None:
+    while decoder.step():
+        pass
+
+
+def counted(start: int, count: int) -> list[int]:
+    return [(start + 1 + index) % 256 for index in range(count)]
+
+
+@pytest.fixture
+def decoder(tmp_path: Path):
+    with scripted_decoder(tmp_path, counting, counting, max_batch=3) as decoder:
+        yield decoder
+
+
+# Joining and leaving.
+
+
+def test_requests_beyond_the_batch_wait_and_are_admitted_as_rows_free_up(decoder: Decoder):
+    lengths = [3, 30, 5, 1, 12, 7, 2]
+    requests = [
+        decoder.submit([10 * index], SamplingParams(max_new_tokens=length, ignore_eos=True), draft_length=1)
+        for index, length in enumerate(lengths)
+    ]
+    most = 0
+    while decoder.step():
+        most = max(most, sum(request.state.value == "live" for request in requests))
+    assert most == 3
+    for index, (request, length) in enumerate(zip(requests, lengths, strict=True)):
+        assert request.token_ids == counted(10 * index, length)
+        assert request.finish_reason == "length"
+
+
+def test_rows_finish_in_every_order(tmp_path: Path):
+    for order in ([4, 8, 12, 16], [16, 12, 8, 4], [8, 16, 4, 12], [5, 5, 5, 5]):
+        for drafter in ("model", "lookup", "none"):
+            with scripted_decoder(tmp_path, counting, counting, max_batch=4) as decoder:
+                outputs = decoder.generate(
+                    [[7, 1, 2, 3, 50 * row] for row in range(4)],
+                    [SamplingParams(max_new_tokens=length, ignore_eos=True) for length in order],
+                    drafter=drafter,
+                )
+                for row, (output, length) in enumerate(zip(outputs, order, strict=True)):
+                    assert list(output.token_ids) == counted(50 * row, length)
+
+
+def test_step_says_whether_anything_is_left_to_do(decoder: Decoder):
+    assert not decoder.step()
+    decoder.submit([1], SamplingParams(max_new_tokens=2, ignore_eos=True), draft_length=0)
+    assert decoder.step()
+    assert not decoder.step()
+    assert not decoder.step()
+
+
+# Prefill.
+
+
+def test_a_live_request_advances_in_every_step_while_a_long_prompt_is_prefilled(decoder: Decoder):
+    live = decoder.submit([1, 2], LONG, draft_length=2)
+    decoder.step()
+    long = decoder.submit([5] * 1000, SamplingParams(max_new_tokens=3, ignore_eos=True))
+    widest = []
+    while not long.token_ids:
+        before = len(live.token_ids)
+        decoder.target.engine.widths.clear()
+        decoder.step()
+        assert len(live.token_ids) > before
+        widest.append(sum(batch * width for _, batch, width in decoder.target.engine.widths))
+    assert len(widest) >= 2 * 999 // PREFILL_WIDTH, "target and draft share the budget"
+    assert max(widest) <= PREFILL_WIDTH + 2 * 17, "a step never feeds more than its budget"
+    decoder.cancel(live)
+    while decoder.step():
+        pass
+    assert long.token_ids == counted(5, 3)
+
+
+def test_a_long_catch_up_of_the_draft_does_not_starve_live_rows(tmp_path: Path):
+    """A request that turns to the draft model late owes it the whole context."""
+    with scripted_decoder(tmp_path, counting, counting) as decoder:
+        late = decoder.submit([5] * 1000, LONG, drafter="none")
+        live = decoder.submit([1, 2], LONG, draft_length=2)
+        while not late.token_ids or not live.token_ids:
+            decoder.step()
+        late.drafter = "model"
+        decoder.draft.engine.widths.clear()
+        decoder.step()
+        fed = sum(batch * width for _, batch, width in decoder.draft.engine.widths)
+        assert fed <= PREFILL_WIDTH + 2 * 17
+        for request in (late, live):
+            decoder.cancel(request)
+        decoder.step()
+
+
+def test_short_prompts_are_prefilled_together_in_one_step(decoder: Decoder):
+    requests = [decoder.submit([5, 6, 7, 8 * row], LONG) for row in range(3)]
+    decoder.step()
+    assert all(request.token_ids for request in requests)
+    for request in requests:
+        decoder.cancel(request)
+
+
+# Draft length and drafter between rounds.
+
+
+def test_draft_length_and_drafter_change_between_rounds(decoder: Decoder):
+    request = decoder.submit([9, 8, 7], LONG, draft_length=3)
+    proposed = []
+    for drafter, k in (("model", 3), ("model", 0), ("none", 5), ("lookup", 2), ("model", 16), ("model", 1)):
+        request.drafter, request.draft_length = drafter, k
+        before = request.speculation.proposed
+        decoder.step()
+        proposed.append(request.speculation.proposed - before)
+    assert proposed == [3, 0, 0, 0, 16, 1], "the context never repeats, so lookup has nothing"
+    assert request.token_ids == counted(7, len(request.token_ids))
+    assert request.speculation.acceptance == 1
+
+
+@pytest.mark.parametrize("value", [-1, 17, 2.0, True, None])
+def test_a_draft_length_out_of_range_is_refused_between_rounds_too(decoder: Decoder, value):
+    request = decoder.submit([1, 2], LONG)
+    with pytest.raises(RequestError, match=r"draft_length is .*, expected a whole number from 0 to 16"):
+        request.draft_length = value
+    assert request.draft_length == 4
+
+
+def test_turning_to_a_draft_model_that_the_bundle_lacks_is_refused(tmp_path: Path):
+    with scripted_decoder(tmp_path, counting) as decoder:
+        request = decoder.submit([1, 2, 3, 4], LONG)
+        decoder.step()
+        with pytest.raises(RequestError, match="no draft model"):
+            request.drafter = "model"
+        decoder.step()
+        assert request.token_ids == counted(4, len(request.token_ids))
+
+
+# Cancelling.
+
+
+def test_a_waiting_a_prefilling_and_a_live_request_can_be_cancelled(decoder: Decoder):
+    live = [decoder.submit([row, 1], LONG, draft_length=1) for row in range(2)]
+    decoder.step()
+    prefilling = decoder.submit([3] * 1000, LONG)
+    waiting = decoder.submit([4, 4], LONG)
+    decoder.step()
+    assert [request.state.value for request in (*live, prefilling, waiting)] == ["live"] * 2 + ["prefilling", "waiting"]
+    before = len(live[1].token_ids)
+    for request in (waiting, prefilling, live[0]):
+        decoder.cancel(request)
+    decoder.step()
+    for request in (waiting, prefilling, live[0]):
+        assert request.finished
+        assert request.finish_reason == "cancelled"
+        assert request.output().finish_reason == "cancelled"
+    assert len(live[1].token_ids) > before
+    assert live[1].token_ids == counted(1, len(live[1].token_ids))
+    assert live[0].output().token_ids == tuple(counted(1, len(live[0].token_ids)))
+
+
+def test_cancelling_a_finished_request_does_nothing(decoder: Decoder):
+    request = decoder.submit([1], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    while decoder.step():
+        pass
+    decoder.cancel(request)
+    decoder.step()
+    assert request.finish_reason == "length"
+
+
+def test_the_row_behind_a_cancelled_prefill_is_reused(decoder: Decoder):
+    first = decoder.submit([3] * 1000, LONG)
+    decoder.step()
+    decoder.cancel(first)
+    [output] = decoder.generate([[7, 8]], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    assert list(output.token_ids) == counted(8, 9)
+
+
+# Threads.
+
+
+def test_many_threads_submit_and_cancel_while_one_steps(tmp_path: Path):
+    """Each of 4 threads submits 25 requests and cancels every third; no output is lost, mixed up or late."""
+    with scripted_decoder(tmp_path, counting, counting, max_batch=5) as decoder:
+        done, failures, requests = threading.Event(), [], []
+
+        def step() -> None:
+            try:
+                while decoder.step() or not done.is_set():
+                    pass
+            except BaseException as error:
+                failures.append(error)
+
+        def submit(thread: int) -> None:
+            try:
+                for index in range(25):
+                    first = (thread * 60 + index) % 256
+                    params = SamplingParams(max_new_tokens=1 + index, ignore_eos=True)
+                    request = decoder.submit([first, first], params, draft_length=index % 5)
+                    requests.append((first, 1 + index, request))
+                    if index % 3 == 0:
+                        decoder.cancel(request)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=submit, args=(thread,)) for thread in range(4)]
+        stepping = threading.Thread(target=step)
+        stepping.start()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        done.set()
+        stepping.join(60)
+        assert not stepping.is_alive()
+    assert failures == []
+    assert len(requests) == 100
+    for first, length, request in requests:
+        assert request.finished
+        assert request.token_ids == counted(first, len(request.token_ids))
+        assert request.finish_reason == "cancelled" or len(request.token_ids) == length
+
+
+def test_two_threads_may_generate_at_the_same_time(tmp_path: Path):
+    with scripted_decoder(tmp_path, counting, counting) as decoder:
+        outputs = {}
+
+        def generate(first: int) -> None:
+            params = SamplingParams(max_new_tokens=50, ignore_eos=True)
+            outputs[first] = [list(output.token_ids) for output in decoder.generate([[first], [first + 1]], params)]
+
+        threads = [threading.Thread(target=generate, args=(first,)) for first in (10, 90)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert outputs == {first: [counted(first, 50), counted(first + 1, 50)] for first in (10, 90)}
+
+
+# Failures in the middle of a round.
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the engine failed"), KeyboardInterrupt()])
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_an_error_in_the_middle_of_a_round_ends_its_requests_and_leaves_the_decoder_usable(
+    decoder: Decoder, error: BaseException, role: str, runs: int
+):
+    engine = getattr(decoder, role).engine
+    left = runs
+
+    def fail() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise error
+
+    engine.on_run = fail
+    requests = [decoder.submit([row, row, row], LONG, draft_length=3) for row in range(5)]
+    with pytest.raises(type(error)):
+        run_to_the_end(decoder)
+    engine.on_run = lambda: None
+    for row, request in enumerate(requests):
+        assert request.finished
+        assert request.finish_reason == "cancelled"
+        assert request.token_ids == counted(row, len(request.token_ids)), "what came out before is right"
+    assert not decoder.step()
+    outputs = decoder.generate([[1, 2], [3, 4]], SamplingParams(max_new_tokens=20, ignore_eos=True))
+    assert [list(output.token_ids) for output in outputs] == [counted(2, 20), counted(4, 20)]
+
+
+def test_an_error_in_a_real_engine_leaves_the_decoder_usable(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    prompts = random_prompts(64, [9, 12], seed=3)
+    params = SamplingParams(max_new_tokens=20)
+    with Decoder.open(llama.bundle) as decoder:
+        expected = [output.token_ids for output in decoder.generate(prompts, params)]
+        score, calls = decoder.target.score, []
+
+        def interrupted(*arguments):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return score(*arguments)
+
+        monkeypatch.setattr(decoder.target, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.generate(prompts, params)
+        assert [output.token_ids for output in decoder.generate(prompts, params)] == expected
+
+
+def test_a_mistake_in_one_prompt_of_generate_withdraws_the_others(decoder: Decoder):
+    with pytest.raises(RequestError, match="empty"):
+        decoder.generate([[1, 2], []], LONG)
+    assert not decoder.step()
+
+
+# Closing.
+
+
+def test_a_closed_decoder_refuses_everything(tmp_path: Path):
+    decoder = scripted_decoder(tmp_path, counting, counting)
+    request = decoder.submit([1, 2], LONG)
+    decoder.step()
+    decoder.close()
+    assert request.finished
+    assert request.finish_reason == "cancelled"
+    for use in (decoder.step, lambda: decoder.submit([1]), lambda: decoder.generate([[1]])):
+        with pytest.raises(RequestError, match="the decoder is closed; open another"):
+            use()
+    decoder.cancel(request)
+    decoder.close()
+
+
+def test_one_width_of_steps_per_shape_of_round(decoder: Decoder):
+    """K + 1 wide for the target, two and then one for the draft; nothing is run row by row."""
+    for row in range(3):
+        decoder.submit([row, row], LONG, draft_length=3)
+    decoder.step()
+    for model in (decoder.target, decoder.draft):
+        model.engine.widths.clear()
+    decoder.step()
+    assert decoder.target.engine.widths == [(0, 3, 4)]
+    assert decoder.draft.engine.widths == [(0, 3, 2), (0, 3, 1), (0, 3, 1)]
+
+
+def test_tokens_of_a_row_follow_it_when_it_moves(tmp_path: Path):
+    """Lookup reads the row's own context: repeats that began before the move are found after it."""
+    phrase = encoded("abcdef")
+
+    def repeating(context) -> int:
+        return phrase[(len(context) - 4) % 6]
+
+    with scripted_decoder(tmp_path, repeating, max_batch=2) as decoder:
+        decoder.submit([1, 2, 3, 4], SamplingParams(max_new_tokens=9, ignore_eos=True), draft_length=2)
+        request = decoder.submit([1, 2, 3, 4], SamplingParams(max_new_tokens=60, ignore_eos=True), draft_length=2)
+        while decoder.step():
+            pass
+    assert bytes(request.token_ids) == b"abcdef" * 10
+    assert request.speculation.acceptance == 1.0
+
+
+def test_committed_tokens_only_ever_grow(decoder: Decoder):
+    request = decoder.submit([1, 2], SamplingParams(max_new_tokens=30, ignore_eos=True))
+    seen = [tuple(request.token_ids)]
+    while decoder.step():
+        seen.append(tuple(request.token_ids))
+    assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(seen))

@@ -1,0 +1,102 @@
+"""Folders import one way only, heavy libraries late, and nothing that runs what a checkpoint brings along."""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("engines", "export", "runtime", "tools")
+MAY_IMPORT = {
+    "engines": set(),
+    "export": {"engines"},
+    "runtime": {"engines"},
+    "tools": {"engines", "export", "runtime"},
+}
+FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
+ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "tensorrt_lean", "polygraphy"}
+
+
+def imports(file: Path, everywhere: bool = True) -> Iterator[str]:
+    """Absolute names of all modules a file imports; `everywhere` includes imports inside functions."""
+    package = ["trt_spec", *file.relative_to(ROOT).parent.parts]
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if everywhere else module_level(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ([module] if node.module else (f"{module}.{alias.name}" for alias in node.names))
+
+
+def module_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """Everything that runs on import: not the bodies of functions, nor what only a type checker reads."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+            continue
+        todo += ast.iter_child_nodes(node)
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def test_the_folders_hold_code():
+    assert {file.relative_to(ROOT).parts[0] for file in FILES} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_a_folder_imports_only_those_below_it(file: Path):
+    folder = file.relative_to(ROOT).parts[0]
+    for module in imports(file):
+        parts = module.split(".")
+        assert parts[0] not in FOLDERS, f"{module}: across folders import relatively"
+        if parts[0] == "trt_spec" and len(parts) > 1:
+            assert parts[1] == folder or parts[1] in MAY_IMPORT[folder], f"{folder} may not import {module}"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if name(file).startswith(("runtime", "engines"))], ids=name)
+def test_a_service_needs_nothing_of_the_exporter(file: Path):
+    assert not {module.split(".")[0] for module in imports(file)} & EXPORT_ONLY
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_engine_libraries_are_imported_when_an_engine_is_opened(file: Path):
+    if file.relative_to(ROOT).parts[0] != "export":
+        assert not {module.split(".")[0] for module in imports(file, everywhere=False)} & ENGINE_LIBRARIES
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_nothing_unpickles_or_runs_code_that_came_with_a_checkpoint(file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert not {module.split(".")[0] for module in imports(file)} & {"pickle", "dill", "cloudpickle", "joblib"}
+    assert "trust_remote_code=True" not in text.replace(" ", "")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("eval", "exec"), f"{called} at line {node.lineno}"
+            if called == "torch.load":
+                assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_second_copy_can_be_imported(folder: str):
+    assert importlib.util.find_spec(f"trt_spec.{folder}") is not None
+    assert importlib.util.find_spec(folder) is None, f"import {folder} would find {sys.path}"
+
+
+def test_every_module_opens_with_one_sentence():
+    for file in FILES:
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        assert docstring or not file.read_text().strip(), f"{name(file)} does not say what it is"
