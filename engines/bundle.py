@@ -34,6 +34,12 @@ class TokenizerEntry:
     eos_token_ids: tuple[int, ...]
     chat_template: str | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.vocab_size) is not int or self.vocab_size < 1:
+            raise ValueError(f"tokenizer vocab_size is {self.vocab_size!r}, expected a positive integer")
+        if not all(type(token) is int and token >= 0 for token in self.eos_token_ids):
+            raise ValueError(f"eos_token_ids are {self.eos_token_ids!r}, expected token ids")
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -45,6 +51,11 @@ class Bundle:
     tokenizer: TokenizerEntry
     made_by: dict[str, str]  # library name to version
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
+
+    @property
+    def models(self) -> dict[str, ModelEntry]:
+        """By role."""
+        return {"target": self.target} | ({} if self.draft is None else {"draft": self.draft})
 
     def graph(self, role: str) -> Path:
         return self.path / role / "model.onnx"
@@ -58,8 +69,7 @@ class Bundle:
 
     @property
     def max_length(self) -> int:
-        lengths = [model.contract.max_length for model in (self.target, self.draft) if model is not None]
-        return min(lengths)
+        return min(model.contract.max_length for model in self.models.values())
 
     def save(self) -> None:
         """Hash every file below `path` and write the manifest."""
@@ -76,7 +86,8 @@ class Bundle:
             "tokenizer": asdict(self.tokenizer),
             "files": {name: _measure(self.path / name) for name in names},
         }
-        (self.path / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        sealed = fields | {"sha256": content_hash(fields)}
+        (self.path / MANIFEST).write_text(json.dumps(sealed, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def open(cls, path: Path | str) -> "Bundle":
@@ -98,10 +109,15 @@ class Bundle:
             raise BundleError(
                 f"{path / MANIFEST} is damaged ({type(error).__name__}: {error}); export the bundle again"
             ) from error
-        roles = ["target"] if bundle.draft is None else ["target", "draft"]
+        for model in bundle.models.values():
+            if model.contract.vocab_size < bundle.tokenizer.vocab_size:
+                raise BundleError(
+                    f"{path / MANIFEST} is damaged: {model.name} has logits for {model.contract.vocab_size} tokens, the "
+                    f"tokenizer has {bundle.tokenizer.vocab_size}; export the bundle again"
+                )
         for name in [
             "tokenizer.json",
-            *(f"{role}/{file}" for role in roles for file in ("model.onnx", "weights.bin")),
+            *(f"{role}/{file}" for role in bundle.models for file in ("model.onnx", "weights.bin")),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
@@ -119,7 +135,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         fields = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path} has no {MANIFEST}, so it is no bundle; make one with export-models") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BundleError(f"{path / MANIFEST} is no JSON ({error}); export the bundle again") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
         raise BundleError(f"{path / MANIFEST} has no format number, so it is no bundle of trt-spec")
@@ -130,7 +146,17 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"bundle {path} has format {fields['format']} (made by trt-spec {version}), this version reads format "
             f"{FORMAT}; {'update trt-spec' if fields['format'] > FORMAT else 'export the bundle again'}"
         )
+    if fields.get("sha256") != content_hash(fields):
+        raise BundleError(
+            f"{path / MANIFEST} is damaged: its sha256 is not that of its content; export the bundle again"
+        )
     return fields
+
+
+def content_hash(fields: dict[str, Any]) -> str:
+    """The sha256 of a manifest's fields but this one, however they are laid out."""
+    content = {name: value for name, value in fields.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _model(fields: dict[str, Any]) -> ModelEntry:
@@ -148,7 +174,10 @@ def _measure(file: Path) -> dict[str, Any]:
 
 def _refuse_escape(path: Path, name: str) -> None:
     parts = PurePosixPath(name)
-    inside = (path / name).resolve().is_relative_to(path.resolve())
+    try:
+        inside = (path / name).resolve().is_relative_to(path.resolve())
+    except (ValueError, OSError, RuntimeError):  # a NUL, a name no file system has, a link to itself
+        inside = False
     if parts.is_absolute() or ".." in parts.parts or not inside:
         raise BundleError(f"{path / MANIFEST} lists {name!r}, which lies outside the bundle; it is refused")
 

@@ -58,8 +58,11 @@ def trace(model: Any, contract: Contract) -> ir.Model:
         )
     assert program is not None
     graph = program.model.clone()  # a fresh one: the program's own remembers even weights it dropped
-    for name in list(graph.graph.initializers):  # the traced module wraps the model: give weights their own names
-        graph.graph.initializers[name].name = name.removeprefix("model.")
+    own_names = {weight.data_ptr(): name for name, weight in model.named_parameters()}  # one name for tied weights
+    for value in list(graph.graph.initializers.values()):
+        tensor = getattr(value.const_value, "raw", None)
+        address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
+        value.name = own_names.get(address, str(value.name).removeprefix("model."))  # the traced module is a wrapper
     return graph
 
 

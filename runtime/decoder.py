@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ..engines import MAX_DRAFT_LENGTH, Bundle, RequestError, open_engine
+from ..engines import MAX_DRAFT_LENGTH, Bundle, BundleError, RequestError, open_engine
 from .metrics import Speculation
 from .model import PREFILL_WIDTH, Model
 from .params import SamplingParams
@@ -35,7 +35,7 @@ class Decoder:
         self.bundle = bundle
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
-        self.tokenizer = Tokenizer.from_file(str(bundle.tokenizer_file))
+        self.tokenizer = _read_tokenizer(bundle)
         capacity = bundle.max_length + SLACK
 
         def model(role: str, contract: Any) -> Model:
@@ -180,3 +180,10 @@ class Decoder:
     def _require_token(self, token: int, where: str) -> None:
         if type(token) is not int or not 0 <= token < self.vocab_size:
             raise RequestError(f"{where} token id {token!r} is outside the vocabulary of {self.vocab_size} tokens")
+
+
+def _read_tokenizer(bundle: Bundle) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(bundle.tokenizer_file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise BundleError(f"{bundle.tokenizer_file} is no tokenizer ({error}); export the bundle again") from error

@@ -65,9 +65,7 @@ def grow(source: Path, out: Path, new: Shape) -> int:
     old = Shape.of(config)
     for name in Shape.__dataclass_fields__:
         if getattr(new, name) < getattr(old, name):
-            raise RequestError(
-                f"{name} {getattr(new, name)} is smaller than the source's {getattr(old, name)}"
-            )
+            raise RequestError(f"{name} {getattr(new, name)} is smaller than the source's {getattr(old, name)}")
     if new.heads % new.kv_heads:
         raise RequestError(f"{new.heads} heads are no multiple of {new.kv_heads} key-value heads")
     head_dim = config["head_dim"]
@@ -114,9 +112,7 @@ def grow(source: Path, out: Path, new: Shape) -> int:
         mlp_out = torch.zeros(new.hidden, new.mlp)
         if has:
             old_weight = {part: weights[f"{prefix}{part}.weight"].float() for part in sizes}
-            grown[f"{prefix}self_attn.q_proj.weight"][query_rows, : old.hidden] = old_weight[
-                "self_attn.q_proj"
-            ]
+            grown[f"{prefix}self_attn.q_proj.weight"][query_rows, : old.hidden] = old_weight["self_attn.q_proj"]
             for part in ("self_attn.k_proj", "self_attn.v_proj"):
                 grown[f"{prefix}{part}.weight"][kv_rows, : old.hidden] = old_weight[part][kv_sources]
             for part in ("mlp.gate_proj", "mlp.up_proj"):
@@ -145,9 +141,7 @@ def grow(source: Path, out: Path, new: Shape) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="the checkpoint to grow")
     parser.add_argument("out", type=Path, help="where the grown checkpoint is written")
     for name in Shape.__dataclass_fields__:

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
-    models = {"target": bundle.target} | ({} if bundle.draft is None else {"draft": bundle.draft})
+    models = bundle.models
     tokenizer = bundle.tokenizer
     weight_bytes = sum(map(bundle.weight_bytes, models))
     cache_bytes = sum(_cache_bytes(model.contract, batch, length) for model in models.values())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from trt_spec.engines import Bundle, BundleError, TrtSpecError
+from trt_spec.engines.bundle import content_hash
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, resave
@@ -28,7 +29,7 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     manifest = bundle / "manifest.json"
     fields = json.loads(manifest.read_text())
     change(fields)
-    manifest.write_text(json.dumps(fields))
+    manifest.write_text(json.dumps(fields | {"sha256": content_hash(fields)}))
 
 
 def refused(bundle: Path, message: str) -> str:
