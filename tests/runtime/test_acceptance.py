@@ -26,8 +26,9 @@ def judge(params, scores, tokens, q=None, counts=None, u=0.5, draw=0.5, gumbel=N
     counts = torch.tensor(counts) if counts is not None else torch.full((len(params),), k)
     probabilities = None if q is None else torch.tensor(q).expand(len(params), k, -1)
     fill = lambda value: torch.as_tensor(value, dtype=torch.float64).expand(len(params), k + 1)  # noqa: E731
-    noise = Noise(gumbel, fill(draw), fill(u))
-    return accept(Proposal(tokens, counts, probabilities), scores, rows, make_plan(params, k), noise)
+    plan = make_plan(params, k)
+    noise = Noise(gumbel, *((fill(draw), fill(u)) if plan.rejection else (None, None)))
+    return accept(Proposal(tokens, counts, probabilities), scores, rows, plan, noise)
 
 
 def repeated(rows: int, positions: int, *probabilities: float) -> torch.Tensor:
@@ -174,7 +175,7 @@ def test_the_first_token_is_distributed_as_p(params: SamplingParams, certain: bo
         log(*P).expand(count, 2, -1),
         rows,
         make_plan([params], 1),
-        Noise(noise, pair[:, :, 0], pair[:, :, 1]),
+        Noise(noise, *((None, None) if params is COUPLED else pair.unbind(-1))),
     )
     first = torch.where(verdict.accepted > 0, tokens[:, 0], verdict.next_token)
     observed = torch.bincount(first, minlength=vocab)

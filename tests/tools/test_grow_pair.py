@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-
 from trt_spec.engines import RequestError
 from trt_spec.tools.grow_pair import Shape, grow, place_heads
 
@@ -18,7 +17,8 @@ def worst_difference(small: Path, large: Path) -> float:
     ids = torch.randint(0, 60, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         logits = [
-            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()(ids).logits for path in (small, large)
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()(ids).logits
+            for path in (small, large)
         ]
     return float((logits[0] - logits[1]).abs().max())
 
