@@ -112,8 +112,8 @@ class Bundle:
         for model in bundle.models.values():
             if model.contract.vocab_size < bundle.tokenizer.vocab_size:
                 raise BundleError(
-                    f"{path / MANIFEST} is damaged: {model.name} has logits for {model.contract.vocab_size} tokens, the "
-                    f"tokenizer has {bundle.tokenizer.vocab_size}; export the bundle again"
+                    f"{path / MANIFEST} is damaged: {model.name} has logits for {model.contract.vocab_size} tokens, "
+                    f"the tokenizer has {bundle.tokenizer.vocab_size}; export the bundle again"
                 )
         for name in [
             "tokenizer.json",

@@ -61,7 +61,16 @@ class OnnxRuntimeEngine:
             binding.bind_input(name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
         for name, tensor in ({"logits": logits} | {f"present_{name}": view for name, view in views.items()}).items():
             binding.bind_output(name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
-        return Step(**inputs, logits=logits, run=lambda: session.run_with_iobinding(binding))
+
+        def run() -> None:
+            try:
+                session.run_with_iobinding(binding)
+            except Exception as error:  # the bindings raise a dozen unrelated types
+                raise EngineError(
+                    f"ONNX Runtime failed at batch {batch}, width {width}: {_first_line(error)}"
+                ) from error
+
+        return Step(**inputs, logits=logits, run=run)
 
     def close(self) -> None:
         self._steps.clear()
@@ -87,7 +96,11 @@ def open_session(graph: Path) -> Any:
     try:
         return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the bindings raise a dozen unrelated types
-        raise EngineError(f"ONNX Runtime cannot open {graph}: {str(error).splitlines()[0]}") from error
+        raise EngineError(f"ONNX Runtime cannot open {graph}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _interface(session: Any) -> tuple[Any, Any]:

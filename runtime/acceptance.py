@@ -17,8 +17,8 @@ class Noise:
     """All randomness of one round; None where no row needs it."""
 
     gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
-    draw: Tensor | None  # [A, K+1] uniforms that draw tokens
-    test: Tensor | None  # [A, K+1] uniforms that test proposals
+    draw: Tensor | None  # [A, 17] uniforms that draw tokens: proposal i by column i, the next token by the last
+    test: Tensor | None  # [A, 17] uniforms that test proposals
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: No
     if plan.rejection:
         assert p is not None
         assert noise.draw is not None
-        drawn = inverse_cdf(residual(proposal, p, accepted), noise.draw[:, k])
+        drawn = inverse_cdf(residual(proposal, p, accepted), noise.draw[:, -1])
         next_token = torch.where(rows.coupled, next_token, drawn) if plan.coupled else drawn
     return Verdict(accepted, next_token, p)
 

@@ -1,5 +1,6 @@
 """The decoder: submit, step, cancel, and their clients generate and stream."""
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,8 +58,8 @@ class Decoder:
 
     def close(self) -> None:
         with self._step_lock:
-            self._scheduler.abort()
             self._closed = True
+            self._scheduler.abort()
             for model in (self.target, self.draft):
                 if model is not None:
                     model.engine.close()
@@ -113,6 +114,7 @@ class Decoder:
             while not request.finished:
                 self.step()
                 yield from request.take()
+            yield from request.take()  # another client's step may have finished it
         finally:
             self.cancel(request)
 
@@ -138,14 +140,16 @@ class Decoder:
             )
         for token in (*params.logit_bias, *params.stop_token_ids):
             self._require_token(token, "parameter")
+        banned = sum(bias == -math.inf for bias in params.logit_bias.values())
+        if banned == self.vocab_size:
+            raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
         drafter = drafter or ("lookup" if self.draft is None else "model")
-        if drafter == "model" and self.draft is None:
-            raise RequestError(f"bundle {self.bundle.path} has no draft model; use drafter lookup or none")
         stop_ids = frozenset(params.stop_token_ids) | frozenset(
             () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
         )
         text = TextStream(self.tokenizer, ids, params.stop)
-        request = Request(ids, params, draft_length, drafter, stop_ids, text, trace)
+        has_model = self.draft is not None
+        request = Request(ids, params, draft_length, drafter, stop_ids, text, has_model=has_model, trace=trace)
         self._require_open()
         self._scheduler.submit(request)
         return request
@@ -170,7 +174,16 @@ class Decoder:
             raise RequestError("the decoder is closed; open another")
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"the prompt is no valid Unicode ({error}); clean it first") from error
+            ids: list[int] = self.tokenizer.encode(prompt).ids
+        elif isinstance(prompt, Sequence):
+            ids = list(prompt)
+        else:
+            raise RequestError(f"the prompt is {prompt!r}, expected text or a list of token ids")
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
         for token in ids:

@@ -75,7 +75,7 @@ def propose_by_lookup(rows: Rows, plan: Plan, span: int) -> Proposal:
     last = rows.length[:, None] - 1
     matched = (position < last).long()  # how many tokens ending at each position equal the suffix, plus one
     alive = matched.bool()
-    for back in range(LONGEST_MATCH):
+    for back in range(min(LONGEST_MATCH, span)):
         suffix = context.gather(1, (last - back).clamp(min=0))  # [A, 1]
         shifted = context if back == 0 else torch.nn.functional.pad(context[:, :-back], (back, 0), value=-1)
         alive = alive & (shifted == suffix) & (back <= last)

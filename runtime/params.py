@@ -9,6 +9,10 @@ from ..engines import RequestError
 
 MAX_LOGPROBS = 20
 RULES = ("rejection", "coupled")
+# Scores are float32 and must stay finite whatever a request multiplies, adds and divides.
+TEMPERATURES = (1e-5, 1e5)
+REPETITIONS = (1e-3, 1e3)
+LARGEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,32 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         _require("max_new_tokens", self.max_new_tokens, _whole(self.max_new_tokens, 1), "a whole number >= 1")
-        _require("temperature", self.temperature, _real(self.temperature, 0), "a finite number >= 0")
+        cold, hot = TEMPERATURES
+        temperature = self.temperature
+        _require(
+            "temperature",
+            temperature,
+            _real(temperature, 0, hot) and (temperature == 0 or temperature >= cold),
+            f"0 or a number from {cold:g} to {hot:g}",
+        )
         _require("top_k", self.top_k, _whole(self.top_k, 0), "a whole number >= 0 (0 = off)")
         _require("top_p", self.top_p, _real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _require("min_p", self.min_p, _real(self.min_p, 0, 1), "a number in [0, 1]")
+        low, high = REPETITIONS
         repetition = self.repetition_penalty
-        _require("repetition_penalty", repetition, _real(repetition, 0) and repetition > 0, "a finite number > 0")
+        _require("repetition_penalty", repetition, _real(repetition, low, high), f"a number from {low:g} to {high:g}")
         for name in ("presence_penalty", "frequency_penalty"):
-            _require(name, getattr(self, name), _real(getattr(self, name)), "a finite number")
+            value = getattr(self, name)
+            _require(name, value, _real(value, -LARGEST, LARGEST), f"a number from {-LARGEST:g} to {LARGEST:g}")
         _require(
             "logit_bias",
             self.logit_bias,
             isinstance(self.logit_bias, Mapping)
-            and all(_whole(key, 0) and (_real(value) or value == -math.inf) for key, value in self.logit_bias.items()),
-            "a mapping of token ids to finite numbers or -inf",
+            and all(
+                _whole(key, 0) and (_real(value, -LARGEST, LARGEST) or value == -math.inf)
+                for key, value in self.logit_bias.items()
+            ),
+            f"a mapping of token ids to -inf or numbers from {-LARGEST:g} to {LARGEST:g}",
         )
         stop = self.stop
         strings = isinstance(stop, Sequence) and all(isinstance(text, str) and text for text in stop)
@@ -107,8 +123,8 @@ def _whole(value: Any, low: int, high: float = math.inf) -> bool:
     return type(value) is int and low <= value <= high
 
 
-def _real(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+def _real(value: Any, low: float, high: float) -> bool:
+    return type(value) in (int, float) and low <= value <= high
 
 
 def _require(name: str, value: object, holds: bool, expected: str) -> None:

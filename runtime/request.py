@@ -3,7 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from time import perf_counter
 
@@ -82,10 +82,13 @@ class Request:
         drafter: str,
         stop_ids: frozenset[int],
         text: TextStream,
+        *,
+        has_model: bool,
         trace: bool,
     ) -> None:
         self.prompt = tuple(prompt)
         self.params = params
+        self._has_model = has_model
         self.draft_length = draft_length
         self.drafter = drafter
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -123,6 +126,8 @@ class Request:
     def drafter(self, value: str) -> None:
         if value not in DRAFTERS:
             raise RequestError(f"drafter is {value!r}, expected one of {', '.join(DRAFTERS)}")
+        if value == "model" and not self._has_model:
+            raise RequestError("the bundle has no draft model; use drafter lookup or none")
         self._drafter = value
 
     @property
@@ -154,17 +159,24 @@ class Request:
                 reason = "length"
             if reason is not None:
                 break
-        self._logprobs += logprobs[:kept]
-        if reason is not None:
-            self.finish(reason)
+        if (top := self.params.logprobs) is not None:
+            self._logprobs += [replace(one, top=one.top[:top]) for one in logprobs[:kept]]
         from_draft = tuple(index < accepted for index in range(kept))
-        self._pieces.append(Piece(self._text.take(self.finished), tuple(tokens[:kept]), from_draft))
+        if reason is None:
+            self._pieces.append(Piece(self._text.take(), tuple(tokens[:kept]), from_draft))
+        else:
+            self.finish(reason, tuple(tokens[:kept]), from_draft)
         return kept
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, tokens: tuple[int, ...] = (), from_draft: tuple[bool, ...] = ()) -> None:
+        """End with a last piece: these tokens and all text that was held back."""
         if self._text.finish() and reason == "length":
             reason = "stop"
-        self.finish_reason, self.state, self._ended = reason, State.FINISHED, perf_counter()
+        text = self._text.take(everything=True)
+        if text or tokens:
+            self._pieces.append(Piece(text, tokens, from_draft))
+        self.finish_reason, self._ended = reason, perf_counter()
+        self.state = State.FINISHED  # last: other threads wait for it
 
     def output(self) -> Output:
         """What has come out so far; final once `finished`."""

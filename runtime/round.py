@@ -45,13 +45,12 @@ def run_round(rows: Rows, plan: Plan, draft: Model | None, target: Model, span: 
 
 
 def draw_noise(rows: Rows, plan: Plan, vocab_size: int) -> Noise:
-    width = plan.draft_length + 1
     gumbel = draw = test = None
     if plan.gumbel:
-        index = rows.length[:, None] + torch.arange(width, device=rows.length.device)
+        index = rows.length[:, None] + counting(plan.draft_length + 1, rows.length.device)
         gumbel = gumbels(rows.seed, index, vocab_size) * rows.noise_scale[:, None, None]
     if plan.rejection:
-        draw, test = rows.round_uniforms(width)
+        draw, test = rows.round_uniforms()
     return Noise(gumbel, draw, test)
 
 

@@ -145,11 +145,11 @@ class Rows:
         length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
         self.uniforms[row] = uniforms(self.seed[row], length, MAX_DRAFT_LENGTH + 1)
 
-    def round_uniforms(self, width: int) -> tuple[Tensor, Tensor]:
-        """The uniforms [A, width] of this round: one to draw each token, one to test it."""
+    def round_uniforms(self) -> tuple[Tensor, Tensor]:
+        """The uniforms [A, 17] of this round: one to draw each token, one to test it."""
         row = torch.arange(len(self.length), device=self.length.device)
         mine = self.uniforms.flatten(0, 1).index_select(0, row * BLOCK + self.length % BLOCK)  # [A, 17, 2]
-        return mine[:, :width, 0], mine[:, :width, 1]
+        return mine[..., 0], mine[..., 1]
 
     def window(self) -> Tensor:
         """The last two committed tokens [A, 2]; of a row with one token, that token twice."""

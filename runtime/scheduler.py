@@ -148,26 +148,37 @@ class Scheduler:
     # A round.
 
     def _round(self, began: float) -> None:
+        if self.draft is not None:
+            self._catch_up(self.draft)
         plan = self._current_plan()
         span = max(request.length for request in self.live)
         self._make_room(self.target, plan.batch, span + plan.draft_length + 1)
         if plan.model:
             assert self.draft is not None
             self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
-            for row, request in enumerate(self.live):
-                if request.drafter == "model":
-                    self._catch_up(self.draft, row, request)
         if plan.rejection:
             self._refresh_uniforms()
         done = run_round(self._view, plan, self.draft, self.target, span)
         results = read_round(done, plan)
-        for request, result in zip(self.live, results, strict=True):
-            self._commit(request, result, plan)
+        for request, (_, drafter), result in zip(self.live, self._plan_key, results, strict=True):
+            self._commit(request, result, plan, drafter)
         times = (done.draft_ms, done.verify_ms, done.accept_ms)
         host_ms = 1e3 * (perf_counter() - began) - sum(times)
         for speculation in (self.speculation, *(request.speculation for request in self.live)):
             speculation.add_times(*times, host_ms)
         self._leave()
+
+    def _catch_up(self, draft: Model) -> None:
+        """The draft's first step sees the last two tokens; it must have seen all before them.
+
+        A row that turns to the draft late owes it much, and drafts nothing until it has paid, a chunk a step.
+        """
+        for row, request in enumerate(self.live):
+            missing = request.length - 2 - request.draft_entries
+            if missing > 0 and request.drafter == "model" and request.draft_length:
+                chunk = min(missing, PREFILL_WIDTH)
+                self._feed(draft, row, request.draft_entries, chunk)
+                request.draft_entries += chunk
 
     def _refresh_uniforms(self) -> None:
         for row, request in enumerate(self.live):
@@ -176,19 +187,10 @@ class Scheduler:
                 self.rows.fill_uniforms(row, block)
                 request.uniform_block = block
 
-    def _catch_up(self, draft: Model, row: int, request: Request) -> None:
-        """The draft's first step sees the last two tokens; it must have seen all before them."""
-        missing = request.length - 2 - request.draft_entries
-        while missing > 0:
-            chunk = min(missing, PREFILL_WIDTH)
-            self._feed(draft, row, request.draft_entries, chunk)
-            request.draft_entries += chunk
-            missing -= chunk
-
-    def _commit(self, request: Request, result: RowResult, plan: Plan) -> None:
+    def _commit(self, request: Request, result: RowResult, plan: Plan, drafter: str) -> None:
         before = request.length
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
-        if plan.model and request.drafter == "model" and before > 1:
+        if plan.model and drafter == "model":
             request.draft_entries = before + min(result.accepted, plan.draft_length - 1)
         request.target_entries = before + result.accepted
         for speculation in (self.speculation, request.speculation):
@@ -198,17 +200,18 @@ class Scheduler:
             request.trace.append(replace(result.trace, accepted=kept, next_token=None) if ended_early else result.trace)
 
     def _current_plan(self) -> Plan:
-        key = tuple((self._draft_length(request), request.drafter) for request in self.live)
+        key = tuple(self._source(request) for request in self.live)
         if self._plan is None or key != self._plan_key:
             self._plan_key, self._plan = key, self._make_plan(key)
             self._view = self.rows.view(self._plan.batch)
         return self._plan
 
-    def _draft_length(self, request: Request) -> int:
-        """Proposals a row takes this round; the draft cannot begin before there are two tokens."""
-        if request.drafter == "none" or (request.drafter == "model" and request.length < 2):
-            return 0
-        return request.draft_length
+    def _source(self, request: Request) -> tuple[int, str]:
+        """How many proposals a row takes this round, and from where; none from a draft that is behind."""
+        drafter, behind = request.drafter, not 2 <= request.length <= request.draft_entries + 2
+        if drafter == "none" or request.draft_length == 0 or (drafter == "model" and behind):
+            return 0, "none"
+        return request.draft_length, drafter
 
     def _make_plan(self, key: tuple[tuple[int, str], ...]) -> Plan:
         batch = len(self.live)
@@ -224,8 +227,8 @@ class Scheduler:
         return Plan(
             batch=batch,
             draft_length=max(lengths),
-            model=any(length and name == "model" for length, name in key),
-            lookup=any(length and name == "lookup" for length, name in key),
+            model=any(name == "model" for _, name in key),
+            lookup=any(name == "lookup" for _, name in key),
             sampled=any_row(lambda p: not p.greedy),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
             coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
@@ -235,6 +238,6 @@ class Scheduler:
             min_p=any_row(lambda p: not p.greedy and p.min_p > 0),
             penalised=any_row(lambda p: p.penalised),
             biased=any_row(lambda p: bool(p.logit_bias)),
-            logprobs=max(logprobs, default=None),
+            logprobs=min(max(logprobs), self.target.vocab_size) if logprobs else None,
             traced=any(request.trace is not None for request in self.live),
         )

@@ -27,7 +27,11 @@ class TextStream:
     def push(self, token: int) -> bool:
         """Take one more token; True when a stop string is complete, the text then ending before it."""
         self._pending.append(token)
-        piece = self._stream.step(self._tokenizer, token)
+        try:
+            piece = self._stream.step(self._tokenizer, token)
+        except Exception:  # bytes that are no character, in some tokenizers: they come out as U+FFFD
+            piece = self._tokenizer.decode(self._pending, skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=True)
         if not piece:
             return False
         self._pending.clear()
@@ -48,9 +52,9 @@ class TextStream:
             self.text = self.text[: min(ends)]
         return bool(ends)
 
-    def take(self, finished: bool) -> str:
-        """The text that is certain and was not taken yet."""
-        end = len(self.text) if finished else len(self.text) - self._held_back()
+    def take(self, everything: bool = False) -> str:
+        """The text that is certain, or all of it, and was not taken yet."""
+        end = len(self.text) - (0 if everything else self._held_back())
         piece = self.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
