@@ -173,7 +173,7 @@ class Decoder:
         if self._closed:
             raise RequestError("the decoder is closed; open another")
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: object) -> list[int]:
         if isinstance(prompt, str):
             try:
                 prompt.encode()

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
@@ -52,10 +53,9 @@ def test_a_person_can_read_it(run, llama):
 def test_the_check_of_the_export_is_shown(run, llama, tmp_path):
     copy = tmp_path / "checked"
     shutil.copytree(llama.bundle, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["target"]["check"] = {"worst_error": 2e-6, "tolerance": 1e-4}
-    manifest["draft"]["check"] = {}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    opened = Bundle.open(copy)
+    target = replace(opened.target, check={"worst_error": 2e-6, "tolerance": 1e-4})
+    replace(opened, target=target, draft=replace(opened.draft, check={})).save()
     line = next(line for line in run("inspect", copy).out.splitlines() if line.startswith("checked"))
     assert "worst error 2.0e-06 of 1.0e-04 allowed" in line
     assert line.endswith("no")
