@@ -57,7 +57,8 @@ class Model:
         torch.cat([last[:, None], proposal], 1, out=step.input_ids)
         torch.sub(length, 1, out=step.start)
         step.run()
-        return step.logits[..., : self.vocab_size]
+        return self.logits(step)
 
     def logits(self, step: Step) -> Tensor:
-        return step.logits[..., : self.vocab_size]  # [A, R, V]
+        """Those of real tokens [A, R, V]; what lies beyond is padding."""
+        return step.logits[..., : self.vocab_size]

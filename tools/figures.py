@@ -1,7 +1,7 @@
 """Measure the figures that README quotes, on this machine: against transformers, over capacity, and memory.
 
-The target is the demo target grown to `--parameters`-like size (see grow_pair), so texts and acceptance are real and
-the cost is that of the larger shape. All comparisons interleave their settings in one process.
+The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real and the
+cost is that of the larger shape. All comparisons interleave their settings in one process.
 
     python -m trt_spec.tools.figures --work DIR [--json OUT]
 """
