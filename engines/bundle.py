@@ -12,6 +12,7 @@ from .errors import BundleError, ContractError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # of each model, in a folder of its own
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class ModelEntry:
     architecture: str
     parameters: int
     contract: Contract
+    weights: str = "none"  # how they are quantised
     check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
 
 
@@ -58,10 +60,10 @@ class Bundle:
         return {"target": self.target} | ({} if self.draft is None else {"draft": self.draft})
 
     def graph(self, role: str) -> Path:
-        return self.path / role / "model.onnx"
+        return self.path / role / GRAPH
 
     def weight_bytes(self, role: str) -> int:
-        return int(self.files[f"{role}/weights.bin"]["bytes"])
+        return int(self.files[f"{role}/{WEIGHTS}"]["bytes"])
 
     @property
     def tokenizer_file(self) -> Path:
@@ -117,7 +119,7 @@ class Bundle:
                 )
         for name in [
             "tokenizer.json",
-            *(f"{role}/{file}" for role in bundle.models for file in ("model.onnx", "weights.bin")),
+            *(f"{role}/{file}" for role in bundle.models for file in (GRAPH, WEIGHTS)),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")

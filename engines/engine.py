@@ -1,9 +1,10 @@
-"""The protocol every engine keeps: bind the cache once, make a step for a shape, run it."""
+"""The protocol every engine keeps: bind the cache once, make a step over fixed tensors, run it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .contract import Contract
@@ -11,26 +12,35 @@ from .contract import Contract
 
 @dataclass(frozen=True)
 class Step:
-    """One shape of the graph with its fixed tensors: fill the inputs, `run()`, read the logits."""
+    """A call of the graph on the caller's own tensors: fill the inputs, `run()`, read the logits."""
 
     input_ids: Tensor  # [B, S] int64
     start: Tensor  # [B] int64, the cache row of each first token
-    logit_rows: Tensor  # [B, R] int64, preset to the last R rows of S
-    logits: Tensor  # [B, R, V] float32
+    logits: Tensor  # [B, R, V] float32, of the last R tokens of S
     run: Callable[[], None]
 
 
 class Engine(Protocol):
-    """A graph opened on a device. The caller owns the cache; the engine writes it in place."""
+    """A graph opened on a device. The caller owns all tensors; the engine writes the cache in place."""
 
     contract: Contract
     device: str
     static_capacity: bool  # the cache must have its full capacity from the start
 
     def bind(self, cache: Mapping[str, Tensor]) -> None:
-        """Use these cache buffers, by contract name, `[rows, kv_heads, T, head_dim]`, from now on."""
+        """Use these cache buffers, by contract name, `[rows, kv_heads, T, head_dim]`, in all steps made from now on."""
 
-    def step(self, first_row: int, batch: int, width: int, rows: int) -> Step:
-        """The step over cache rows first_row … first_row + batch - 1; the same object for the same shape."""
+    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
+        """A step over cache rows first_row … first_row + B - 1 that reads and writes these contiguous tensors."""
 
     def close(self) -> None: ...
+
+
+def blank_step(engine: Engine, first_row: int, batch: int, width: int, rows: int) -> Step:
+    """A step on new tensors of its own, all zero."""
+    return engine.step(
+        first_row,
+        torch.zeros(batch, width, dtype=torch.int64, device=engine.device),
+        torch.zeros(batch, dtype=torch.int64, device=engine.device),
+        torch.zeros(batch, rows, engine.contract.vocab_size, device=engine.device),
+    )

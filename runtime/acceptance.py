@@ -4,16 +4,17 @@ rejection: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
 coupled:   target and draft pick argmax(score + the same noise); accept while they agree. Greedy has zero noise.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .rows import Plan, Rows, counting
+from .rows import Plan, Rows, counting, pick
+
+NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """All randomness of one round; None where no row needs it."""
 
     gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
@@ -21,67 +22,87 @@ class Noise:
     test: Tensor | None  # [A, 17] uniforms that test proposals
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """What the drafters propose, and the distribution each proposal was truly sampled from."""
 
     tokens: Tensor  # [A, K]
-    count: Tensor  # [A] how many of them the row proposes
+    proposed: Tensor  # [A] how many of them the row proposes
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
 
 
-@dataclass(frozen=True)
+class Winners:
+    """Fixed memory [A, W] for the tokens picked under the coupled rule; ties go to the lowest id.
+
+    `logits` [A, W, V] are what they are picked by where nothing transforms those.
+    """
+
+    def __init__(self, logits: Tensor, tokens: Tensor) -> None:
+        self.logits, self.tokens = logits, tokens
+        self._on_cpu = logits.device.type == "cpu"
+        if self._on_cpu:  # numpy's vectorised search takes a tenth of torch's time
+            self._logits, self._tokens = logits.numpy(), tokens.numpy()
+
+    def pick(self, scores: Tensor, gumbel: Tensor | None) -> None:
+        if gumbel is not None:
+            scores = scores + gumbel
+        if self._on_cpu:
+            (self._logits if scores is self.logits else scores.numpy()).argmax(-1, self._tokens)
+        else:
+            torch.argmax(scores, -1, out=self.tokens)
+
+
 class Verdict:
-    """`accepted` proposals stand in each row and `next_token` follows them."""
+    """The outcome of a round: `accepted` proposals stand in each row and the next token follows them."""
 
-    accepted: Tensor  # [A]
-    next_token: Tensor  # [A]
-    target_probabilities: Tensor | None  # [A, K+1, V]
-
-
-def winners(scores: Tensor, gumbel: Tensor | None) -> Tensor:
-    """The token each position picks under the coupled rule; ties go to the lowest id."""
-    scores = scores if gumbel is None else scores + gumbel
-    if scores.device.type == "cpu":  # numpy's vectorised search takes a tenth of torch's time
-        return torch.from_numpy(scores.numpy().argmax(-1))
-    return scores.argmax(-1)
+    def __init__(self, logits: Tensor) -> None:
+        batch, width, _ = logits.shape
+        self.table = torch.zeros(batch, width + 2, dtype=torch.int64, device=logits.device)  # what the host copies
+        self.accepted = self.table[:, 0]
+        self.proposed = self.table[:, 1]
+        self.tokens = self.table[:, 2:]  # [A, K+1]: the accepted proposals, the next token, then garbage
+        self.next_index = self.table[:, :1]  # [A, 1]: where among them the next token is
+        self.winners = Winners(logits, self.tokens)
+        self.leading = self.tokens[:, :-1]  # [A, K]
+        stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last one never does
+        self.passed = stands[:, :-1]  # [A, K]
+        self.standing = stands.view(torch.uint8)
+        self.target_probabilities: Tensor | None = None  # [A, K+1, V]
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """The token [A] that the uniform u [A] draws from unnormalised weights [A, V]; one without weight never."""
+    """The tokens [A, 1] that uniforms u [A, 1] draw from unnormalised weights [A, V]; one without weight never."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
+    return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
 
 
-def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise) -> Verdict:
+def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
     """Judge proposals by the target's transformed `scores` [A, K+1, V]."""
-    tokens, k = proposal.tokens, plan.draft_length
-    p = scores.softmax(-1) if plan.probabilities else None
-    picked = winners(scores, noise.gumbel) if plan.coupled else None  # [A, K+1]
-    accepted = proposal.count  # [A]
-    if k:
-        stands = counting(k, tokens.device) < proposal.count[:, None]  # [A, K]
-        stands &= passes(proposal, picked, p, rows, noise)
-        accepted = stands.cumprod(1).sum(1)
-    if picked is not None:
-        next_token = picked.gather(1, accepted[:, None])[:, 0]
+    p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
+    verdict.proposed.copy_(proposal.proposed)
+    if plan.coupled:
+        verdict.winners.pick(scores, noise.gumbel)
+    if plan.draft_length:
+        examine(proposal, p, rows, plan, noise, verdict)
+        torch.argmin(verdict.standing, 1, out=verdict.accepted)  # the first that does not stand
     if plan.rejection:
         assert p is not None
         assert noise.draw is not None
-        drawn = inverse_cdf(residual(proposal, p, accepted), noise.draw[:, -1])
-        next_token = torch.where(rows.coupled, next_token, drawn) if plan.coupled else drawn
-    return Verdict(accepted, next_token, p)
+        drawn = inverse_cdf(residual(proposal, p, verdict.accepted), noise.draw[:, -1:])
+        tokens = torch.cat([proposal.tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
+        verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens) if plan.coupled else tokens)
 
 
-def passes(proposal: Proposal, picked: Tensor | None, p: Tensor | None, rows: Rows, noise: Noise) -> Tensor:
+def examine(proposal: Proposal, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
     """Which proposals [A, K] pass the test of their row's rule."""
-    tokens, k = proposal.tokens, proposal.tokens.shape[1]
-    if noise.test is None:
-        assert picked is not None
-        return picked[:, :k] == tokens
-    assert p is not None
-    passed = noise.test[:, :k] * chosen(proposal.probabilities, tokens) < chosen(p[:, :k], tokens)
-    return passed if picked is None else torch.where(rows.coupled[:, None], picked[:, :k] == tokens, passed)
+    agree = torch.eq(verdict.leading, proposal.tokens, out=None if plan.rejection else verdict.passed)
+    if plan.rejection:
+        assert p is not None
+        assert noise.test is not None
+        passed = noise.test[:, : plan.draft_length] * chosen(proposal.probabilities, proposal.tokens)
+        passed = passed < chosen(p[:, :-1], proposal.tokens)
+        verdict.passed.copy_(torch.where(rows.coupled[:, None], agree, passed) if plan.coupled else passed)
+    if plan.ragged:
+        verdict.passed.logical_and_(counting(plan.draft_length, agree.device) < proposal.proposed[:, None])
 
 
 def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
@@ -91,24 +112,17 @@ def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
     return probabilities.gather(2, tokens[:, :, None])[:, :, 0]
 
 
-def at_position(tensor: Tensor, position: Tensor) -> Tensor:
-    """Row a of the result [A, V] is tensor[a, position[a]]."""
-    first = torch.arange(len(tensor), device=tensor.device) * tensor.shape[1]
-    return tensor.flatten(0, 1).index_select(0, first + position)
-
-
 def residual(proposal: Proposal, target: Tensor, accepted: Tensor) -> Tensor:
     """What the next token is drawn from [A, V]: p where all proposals stand, else max(0, p − q) at the rejected one."""
     tokens = proposal.tokens
-    p = at_position(target, accepted)
+    p = pick(target, accepted)
     if tokens.shape[1] == 0:
         return p
     position = accepted.clamp(max=tokens.shape[1] - 1)
     if proposal.probabilities is None:
         q = torch.zeros_like(p).scatter_(1, tokens.gather(1, position[:, None]), 1.0)
     else:
-        q = at_position(proposal.probabilities, position)
-    difference = (p - q * (accepted < proposal.count)[:, None]).clamp_(min=0)
-    # p equal to q up to rounding leaves nothing, and then either is the answer.
-    empty = difference.sum(1, keepdim=True) == 0
-    return torch.where(empty, p, difference)
+        q = pick(proposal.probabilities, position)
+    difference = (p - q * (accepted < proposal.proposed)[:, None]).clamp_(min=0)
+    # p equal to q up to rounding leaves nothing, and then p is the answer; beside anything else it is never drawn.
+    return difference.add_(p, alpha=NEGLIGIBLE)

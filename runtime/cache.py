@@ -48,15 +48,21 @@ class KVCache:
             for buffer in self.buffers.values():
                 buffer[destination, :, :length] = buffer[source, :, :length]
 
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether `rows` rows of `capacity` have room, and not far too much of it."""
+        enough = rows <= self.rows and capacity <= self.capacity
+        return enough and self.capacity <= 2 * _ample(capacity) and self.rows <= 4 * rows
+
     def fit(self, rows: int, capacity: int, kept: Mapping[int, int]) -> bool:
         """Make room for `rows` rows of `capacity`, or give back what is far too much; True if reallocated."""
-        ample = _round_up(capacity + capacity // 8)
-        too_small = rows > self.rows or capacity > self.capacity
-        too_large = self.capacity > 2 * ample or self.rows > 4 * rows
-        if too_small or too_large:
-            wide = 1 << (rows - 1).bit_length()
-            self.resize(wide, max(ample, _round_up(capacity)), kept)
-        return too_small or too_large
+        if self.fits(rows, capacity):
+            return False
+        self.resize(1 << (rows - 1).bit_length(), _ample(capacity), kept)
+        return True
+
+
+def _ample(capacity: int) -> int:
+    return _round_up(capacity + capacity // 8)
 
 
 def _round_up(length: int) -> int:

@@ -10,7 +10,8 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ..engines import MAX_DRAFT_LENGTH, Bundle, BundleError, RequestError, open_engine
+from ..engines import MAX_DRAFT_LENGTH, Bundle, BundleError, RequestError, open_engines
+from .frame import Frame
 from .metrics import Speculation
 from .model import PREFILL_WIDTH, Model
 from .params import SamplingParams
@@ -39,12 +40,11 @@ class Decoder:
         self.tokenizer = _read_tokenizer(bundle)
         capacity = bundle.max_length + SLACK
 
-        def model(role: str, contract: Any) -> Model:
-            opened = open_engine(engine, bundle.graph(role), contract, device)
-            return Model(opened, self.vocab_size, max_batch, capacity)
-
-        self.target = model("target", bundle.target.contract)
-        self.draft = None if bundle.draft is None else model("draft", bundle.draft.contract)
+        graphs = [(bundle.graph(role), entry.contract) for role, entry in bundle.models.items()]
+        models = [
+            Model(opened, self.vocab_size, max_batch, capacity) for opened in open_engines(engine, graphs, device)
+        ]
+        self.target, self.draft = models[0], models[1] if len(models) > 1 else None
         self._scheduler = Scheduler(self.target, self.draft, max_batch, capacity)
         self._step_lock = threading.RLock()
         self._closed = False
@@ -168,6 +168,11 @@ class Decoder:
     def speculation(self) -> Speculation:
         """What speculation did for all requests so far."""
         return self._scheduler.speculation
+
+    @property
+    def last_frame(self) -> Frame | None:
+        """The tensors of the last round and the engines' runs over them, for measuring."""
+        return self._scheduler.frame
 
     def _require_open(self) -> None:
         if self._closed:

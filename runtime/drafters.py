@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .acceptance import Noise, Proposal, inverse_cdf, winners
-from .model import Model
+from .acceptance import Noise, Proposal, inverse_cdf
+from .frame import Frame
 from .rows import Plan, Rows
 from .transform import transform
 
@@ -12,61 +12,53 @@ DRAFTERS = ("model", "lookup", "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
 
 
-def propose(rows: Rows, plan: Plan, draft: Model | None, noise: Noise, window: Tensor, span: int) -> Proposal:
-    """K tokens for every row from the source the row has chosen.
+def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
+    """Fill the frame with K tokens for every row from the source the row has chosen.
 
-    `window` [A, 2] holds the last committed tokens; `span` bounds the committed lengths.
+    `span` bounds the committed lengths.
     """
-    if not plan.draft_length:
-        return Proposal(rows.tokens[:, :0], torch.zeros_like(rows.length), None)
-    if not plan.lookup:
-        assert draft is not None
-        return propose_by_model(rows, plan, draft, noise, window)
-    copied = propose_by_lookup(rows, plan, span)
-    if not plan.model:
-        return copied
-    assert draft is not None
-    sampled = propose_by_model(rows, plan, draft, noise, window)
-    tokens = torch.where(rows.use_lookup[:, None], copied.tokens, sampled.tokens)
-    count = torch.where(rows.use_lookup, copied.count, sampled.count)
-    probabilities = sampled.probabilities
-    if probabilities is not None:
-        certain = torch.zeros_like(probabilities).scatter_(2, copied.tokens[:, :, None], 1.0)
-        probabilities = torch.where(rows.use_lookup[:, None, None], certain, probabilities)
-    return Proposal(tokens, count, probabilities)
+    count, probabilities = rows.from_model, None
+    if plan.model:
+        probabilities = draft(rows, plan, frame, noise)
+    if plan.draft_length:
+        frame.line_up()
+    if plan.lookup:
+        copied, found = look_up(rows, plan, span)
+        count = count + rows.from_lookup * found
+        if plan.model:
+            copies = rows.from_lookup[:, None] > 0
+            copied = torch.where(copies, copied, frame.proposed)
+            if probabilities is not None:
+                certain = torch.zeros_like(probabilities).scatter_(2, copied[:, :, None], 1.0)
+                probabilities = torch.where(copies[:, :, None], certain, probabilities)
+        frame.proposed.copy_(copied)
+    return Proposal(frame.proposed, count, probabilities)
 
 
-def propose_by_model(rows: Rows, plan: Plan, draft: Model, noise: Noise, window: Tensor) -> Proposal:
-    """Sample K tokens from the draft, each by the request's own transform and rule."""
-    tokens: list[Tensor] = []
+def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
+    """Sample K tokens from the draft, each by the request's own transform and rule; their q [A, K, V] if needed."""
     probabilities: list[Tensor] = []
     counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
-    step = draft.begin(window, rows.length)
-    for i in range(plan.draft_length):
-        if i:
-            step = draft.extend(tokens[-1], rows.length, i - 1)
-        scores = transform(draft.logits(step), rows, plan, counts)  # [A, 1, V]
+    draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
+    for i, (step, winners) in enumerate(zip(frame.drafts, frame.drafted, strict=True)):
+        step.run()
+        token = winners.tokens  # [A, 1]
+        scores = transform(frame.draft_logits, rows, plan, counts)  # [A, 1, V]
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
         if plan.coupled:
-            token = picked = winners(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])[:, 0]
+            winners.pick(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])
         if plan.rejection:
-            assert noise.draw is not None
-            token = drawn = inverse_cdf(probabilities[-1][:, 0], noise.draw[:, i])
-        if plan.coupled and plan.rejection:
-            token = torch.where(rows.coupled, picked, drawn)
+            assert draws is not None
+            drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
+            token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
         if counts is not None:
-            counts.scatter_add_(2, token[:, None, None], torch.ones_like(counts[..., :1]))
-        tokens.append(token)
-    return Proposal(
-        torch.stack(tokens, 1),
-        rows.draft_length * rows.use_model,
-        torch.cat(probabilities, 1) if probabilities else None,
-    )
+            counts.scatter_add_(2, token[:, None], torch.ones_like(counts[..., :1]))
+    return torch.cat(probabilities, 1) if probabilities else None
 
 
-def propose_by_lookup(rows: Rows, plan: Plan, span: int) -> Proposal:
-    """Copy what followed the latest of the longest earlier matches of the context's last tokens.
+def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:
+    """Tokens [A, K] that followed the latest of the longest earlier matches of the context's end, and where one is.
 
     A match that ends less than K tokens ago goes on into its own copy, as repetition does.
     """
@@ -84,5 +76,4 @@ def propose_by_lookup(rows: Rows, plan: Plan, span: int) -> Proposal:
     found = matched.gather(1, best)[:, 0] > 1
     period = last - best
     ahead = torch.arange(plan.draft_length, device=context.device) % period.clamp(min=1)
-    tokens = context.gather(1, (best + 1 + ahead).clamp(max=span - 1))
-    return Proposal(tokens, rows.draft_length * (rows.use_lookup & found), None)
+    return context.gather(1, (best + 1 + ahead).clamp(max=span - 1)), found

@@ -1,57 +1,98 @@
 """What speculation did, for one request or for all of them."""
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Outcome(NamedTuple):
+    """One round of one request; of `accepted` proposals an end of text may have left fewer `kept` tokens."""
+
+    proposed: int
+    accepted: int
+    kept: int
+
+    @property
+    def stood(self) -> int:
+        """Accepted proposals that are part of the output."""
+        return min(self.accepted, self.kept, self.proposed)
+
+    @property
+    def examined(self) -> int:
+        """Proposals up to the first rejected one; what lies beyond an end of text was never examined."""
+        return min(self.accepted + 1, self.kept, self.proposed)
 
 
 @dataclass
 class Speculation:
-    """Counts of rounds and proposals; a round that proposes nothing counts no proposal.
+    """How many rounds ended how; all other counts follow. A round that proposes nothing counts no proposal.
 
     `acceptance` is accepted ÷ examined, a proposal being examined up to and including the first rejected one (the α
     of the theory); `yield_` is accepted ÷ proposed.
     """
 
-    rounds: int = 0
-    tokens: int = 0
-    proposed: int = 0
-    examined: int = 0
-    accepted: int = 0
-    histogram: list[int] = field(default_factory=list)  # rounds that accepted 0, 1, 2, … proposals
-    examined_at: list[int] = field(default_factory=list)  # by position of the proposal
-    accepted_at: list[int] = field(default_factory=list)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     accept_ms: float = 0.0
     host_ms: float = 0.0
 
     def add_round(self, proposed: int, accepted: int, kept: int) -> None:
-        """Count a round whose first `kept` tokens were kept; what lies beyond an end of text was never examined."""
-        self.rounds += 1
-        self.tokens += kept
-        if not proposed:
-            return
-        accepted = min(accepted, kept)
-        examined = min(accepted + 1, kept, proposed)
-        missing = proposed + 1 - len(self.histogram)
-        if missing > 0:
-            self.histogram += [0] * missing
-            self.examined_at += [0] * (proposed - len(self.examined_at))
-            self.accepted_at += [0] * (proposed - len(self.accepted_at))
-        self.proposed += proposed
-        self.examined += examined
-        self.accepted += accepted
-        self.histogram[accepted] += 1
-        for position in range(examined):
-            self.examined_at[position] += 1
-        for position in range(accepted):
-            self.accepted_at[position] += 1
+        self.outcomes[Outcome(proposed, accepted, kept)] += 1
 
     def add_times(self, draft_ms: float, verify_ms: float, accept_ms: float, host_ms: float) -> None:
         self.draft_ms += draft_ms
         self.verify_ms += verify_ms
         self.accept_ms += accept_ms
         self.host_ms += host_ms
+
+    def add(self, other: "Speculation") -> None:
+        self.outcomes.update(other.outcomes)
+        self.add_times(other.draft_ms, other.verify_ms, other.accept_ms, other.host_ms)
+
+    @property
+    def rounds(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def tokens(self) -> int:
+        return sum(outcome.kept * rounds for outcome, rounds in self.outcomes.items())
+
+    @property
+    def proposed(self) -> int:
+        return sum(outcome.proposed * rounds for outcome, rounds in self.outcomes.items())
+
+    @property
+    def examined(self) -> int:
+        return sum(self.examined_at)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_at)
+
+    @property
+    def histogram(self) -> list[int]:
+        """Rounds that accepted 0, 1, 2, … of their proposals."""
+        longest = max((outcome.proposed for outcome in self.outcomes), default=0)
+        rounds = [0] * (longest + 1 if longest else 0)
+        for outcome, count in self.outcomes.items():
+            if outcome.proposed:
+                rounds[outcome.stood] += count
+        return rounds
+
+    @property
+    def examined_at(self) -> list[int]:
+        """Rounds that examined a proposal at each position."""
+        return self._at_each_position([outcome.examined for outcome in self.outcomes])
+
+    @property
+    def accepted_at(self) -> list[int]:
+        return self._at_each_position([outcome.stood for outcome in self.outcomes])
+
+    def _at_each_position(self, reached: list[int]) -> list[int]:
+        longest = max((outcome.proposed for outcome in self.outcomes), default=0)
+        rounds = list(zip(reached, self.outcomes.values(), strict=True))
+        return [sum(count for end, count in rounds if end > position) for position in range(longest)]
 
     @property
     def acceptance(self) -> float | None:

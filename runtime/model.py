@@ -1,64 +1,49 @@
-"""One model of the pair: its engine, its cache, and the three things a round asks of them."""
+"""One model of the pair: its engine, and a cache that follows the live rows."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..engines import Engine, Step
+from ..engines import Engine
 from .cache import GRANULE, KVCache
 
 PREFILL_WIDTH = 256
 
 
 class Model:
-    """Binds an engine to a cache that follows the live rows."""
+    """Binds an engine to its cache and to one memory for logits, which every step of the model overwrites."""
 
     def __init__(self, engine: Engine, vocab_size: int, max_rows: int, capacity: int) -> None:
         self.engine = engine
-        self.vocab_size = vocab_size
+        self.vocab_size = vocab_size  # the graph may have more, as padding
         self._max = (max_rows, capacity)
         rows, length = self._max if engine.static_capacity else (1, GRANULE)
         self.cache = KVCache(engine.contract, engine.device, rows, length)
+        self._logits = torch.zeros(0, device=engine.device)
         engine.bind(self.cache.buffers)
 
-    def make_room(self, rows: int, capacity: int, kept: Mapping[int, int]) -> None:
-        """Before a call that writes below `capacity` in rows < `rows`; `kept` are the live lengths."""
-        if not self.engine.static_capacity and self.cache.fit(rows, capacity, kept):
+    def has_room(self, rows: int, capacity: int) -> bool:
+        return self.engine.static_capacity or self.cache.fits(rows, capacity)
+
+    def make_room(self, rows: int, capacity: int, kept: Mapping[int, int]) -> bool:
+        """Before a call that writes below `capacity` in rows < `rows`; `kept` are the live lengths.
+
+        True if the cache has moved: steps made before write to the old one.
+        """
+        moved = not self.engine.static_capacity and self.cache.fit(rows, capacity, kept)
+        if moved:
             self.engine.bind(self.cache.buffers)
+        return moved
+
+    def logits(self, batch: int, rows: int) -> Tensor:
+        """Memory for logits [B, R, V]."""
+        size = batch * rows * self.engine.contract.vocab_size
+        if size > len(self._logits):
+            self._logits = torch.zeros(size, device=self.engine.device)
+        return self._logits[:size].view(batch, rows, -1)
 
     def prefill(self, row: int, tokens: Tensor, start: int) -> None:
         """Write the cache entries of `tokens` [S] from `start` on."""
-        step = self.engine.step(row, 1, tokens.shape[0], 1)
-        step.input_ids[0] = tokens
-        step.start[0] = start
-        step.run()
-
-    def begin(self, window: Tensor, length: Tensor) -> Step:
-        """The draft's first step: it sees the last two tokens, so that no cache entry is ever missing."""
-        step = self.engine.step(0, window.shape[0], 2, 1)
-        step.input_ids.copy_(window)
-        torch.sub(length, 2, out=step.start).clamp_(min=0)
-        step.run()
-        return step
-
-    def extend(self, token: Tensor, length: Tensor, ahead: int) -> Step:
-        """A later draft step: `token` [A] was proposed `ahead` tokens past the committed ones."""
-        step = self.engine.step(0, token.shape[0], 1, 1)
-        step.input_ids[:, 0] = token
-        torch.add(length, ahead, out=step.start)
-        step.run()
-        return step
-
-    def score(self, last: Tensor, proposal: Tensor, length: Tensor) -> Tensor:
-        """The target's logits [A, K+1, V] after the last committed token and each proposal."""
-        width = proposal.shape[1] + 1
-        step = self.engine.step(0, last.shape[0], width, width)
-        torch.cat([last[:, None], proposal], 1, out=step.input_ids)
-        torch.sub(length, 1, out=step.start)
-        step.run()
-        return self.logits(step)
-
-    def logits(self, step: Step) -> Tensor:
-        """Those of real tokens [A, R, V]; what lies beyond is padding."""
-        return step.logits[..., : self.vocab_size]
+        first = torch.full((1,), start, device=tokens.device)
+        self.engine.step(row, tokens[None], first, self.logits(1, 1)).run()

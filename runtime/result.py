@@ -1,17 +1,16 @@
 """The one copy a round makes to the host, and its reading row by row."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from .acceptance import at_position, chosen
+from .acceptance import chosen
 from .request import TokenLogprob, TracedRound
 from .round import Round
-from .rows import Plan
+from .rows import Plan, pick
 
 
-@dataclass(frozen=True)
-class RowResult:
+class RowResult(NamedTuple):
     accepted: int
     proposed: int
     tokens: list[int]  # accepted proposals and the next token
@@ -21,16 +20,16 @@ class RowResult:
 
 def read_round(done: Round, plan: Plan) -> list[RowResult]:
     """Copy everything the host wants of a round at once."""
-    width = plan.draft_length + 1
-    parts = [done.verdict.accepted[:, None], done.proposal.count[:, None], done.tokens]
+    width, verdict = plan.draft_length + 1, done.verdict
+    parts = [verdict.table]
     if plan.traced:
         parts += _trace_parts(done)
     if plan.logprobs is not None:
         parts += _logprob_parts(done, plan.logprobs)
     # float64 holds every token id and every float32 exactly.
-    table = torch.cat(parts if len(parts) == 3 else [part.double() for part in parts], 1).tolist()
+    table = parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
     results = []
-    for row in table:
+    for row in table.tolist():
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
         tokens = [int(token) for token in row[2 : 3 + accepted]]
         trace = None
@@ -47,14 +46,15 @@ def _trace_parts(done: Round) -> list[torch.Tensor]:
     target, proposal = done.verdict.target_probabilities, done.proposal
     assert target is not None
     tokens = proposal.tokens
-    next_p = at_position(target, done.verdict.accepted).gather(1, done.verdict.next_token[:, None])
+    next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
+    next_p = pick(target, done.verdict.accepted).gather(1, next_token)
     return [tokens, chosen(target[:, :-1], tokens), chosen(proposal.probabilities, tokens), next_p]
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
     logprobs = done.logits.log_softmax(-1)  # [A, K+1, V]
     likeliest = logprobs.topk(top, -1)
-    chosen = logprobs.gather(2, done.tokens[:, :, None])[:, :, 0]
+    chosen = logprobs.gather(2, done.verdict.tokens[:, :, None])[:, :, 0]
     return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]
 
 

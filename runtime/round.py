@@ -1,24 +1,22 @@
 """One round of speculation: draft, verify, accept, commit. The same code for CPU and GPU, batch and single."""
 
-from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .acceptance import Noise, Proposal, Verdict, accept
 from .drafters import propose
-from .model import Model
+from .frame import Frame
 from .noise import gumbels
 from .rows import Plan, Rows, counting
 from .transform import transform
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What a round decided, still on the device, and how long its parts took on the host's clock."""
 
-    tokens: Tensor  # [A, K+1]: the accepted proposals, the next token, then garbage
     proposal: Proposal
     verdict: Verdict
     logits: Tensor  # [A, K+1, V] of the target, untransformed
@@ -27,28 +25,29 @@ class Round:
     accept_ms: float
 
 
-def run_round(rows: Rows, plan: Plan, draft: Model | None, target: Model, span: int) -> Round:
+def run_round(rows: Rows, plan: Plan, frame: Frame, span: int) -> Round:
     """Advance every row of `rows` by one to K+1 tokens; no committed length reaches `span` before the round."""
     began = perf_counter()
-    window = rows.window()
-    noise = draw_noise(rows, plan, target.vocab_size)
+    frame.begin(rows)
+    noise = draw_noise(rows, plan, frame)
     drawn = perf_counter()
-    proposal = propose(rows, plan, draft, noise, window, span)
+    proposal = propose(rows, plan, frame, noise, span)
     drafted = perf_counter()
-    logits = target.score(window[:, 1], proposal.tokens, rows.length)
+    frame.verify.run()
     verified = perf_counter()
-    scores = transform(logits, rows, plan, counts_at_each_position(rows, plan, proposal))
-    verdict = accept(proposal, scores, rows, plan, noise)
-    tokens = commit(rows, plan, proposal, verdict)
+    scores = transform(frame.target_logits, rows, plan, counts_at_each_position(rows, plan, proposal))
+    accept(proposal, scores, rows, plan, noise, frame.verdict)
+    commit(rows, plan, frame)
     accept_ms = 1e3 * (drawn - began + perf_counter() - verified)
-    return Round(tokens, proposal, verdict, logits, 1e3 * (drafted - drawn), 1e3 * (verified - drafted), accept_ms)
+    times = 1e3 * (drafted - drawn), 1e3 * (verified - drafted), accept_ms
+    return Round(proposal, frame.verdict, frame.target_logits, *times)
 
 
-def draw_noise(rows: Rows, plan: Plan, vocab_size: int) -> Noise:
+def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
     gumbel = draw = test = None
     if plan.gumbel:
-        index = rows.length[:, None] + counting(plan.draft_length + 1, rows.length.device)
-        gumbel = gumbels(rows.seed, index, vocab_size) * rows.noise_scale[:, None, None]
+        vocab_size = frame.target_logits.shape[2]
+        gumbel = gumbels(rows.seed, frame.index, vocab_size) * rows.noise_scale[:, None, None]
     if plan.rejection:
         draw, test = rows.round_uniforms()
     return Noise(gumbel, draw, test)
@@ -63,14 +62,11 @@ def counts_at_each_position(rows: Rows, plan: Plan, proposal: Proposal) -> Tenso
     return rows.output_counts[:, None] + ahead.cumsum(1)
 
 
-def commit(rows: Rows, plan: Plan, proposal: Proposal, verdict: Verdict) -> Tensor:
+def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
     """Write the round's tokens and move each length: this is commit and rollback in one."""
-    tokens = torch.cat([proposal.tokens, verdict.next_token[:, None]], 1)  # [A, K+1]
-    tokens.scatter_(1, verdict.accepted[:, None], verdict.next_token[:, None])
-    offset = counting(plan.draft_length + 1, tokens.device)
-    rows.tokens.scatter_(1, rows.length[:, None] + offset, tokens)
-    rows.length += verdict.accepted + 1
+    verdict = frame.verdict
+    rows.tokens.scatter_(1, frame.index, verdict.tokens)
+    rows.length.add_(verdict.accepted).add_(1)
     if plan.penalised:
-        committed = (offset <= verdict.accepted[:, None]).float()
-        rows.output_counts.scatter_add_(1, tokens, committed)
-    return tokens
+        committed = counting(plan.draft_length + 1, rows.length.device) <= verdict.accepted[:, None]
+        rows.output_counts.scatter_add_(1, verdict.tokens, committed.float())

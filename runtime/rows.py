@@ -20,6 +20,11 @@ def counting(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 
 
+def pick(tensor: Tensor, index: Tensor) -> Tensor:
+    """Row a of the result is tensor[a, index[a]]."""
+    return tensor[counting(len(tensor), tensor.device), index]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one round computes, known on the host before it starts; equal plans run the same operations."""
@@ -28,7 +33,8 @@ class Plan:
     draft_length: int  # K: the widest of the live rows
     model: bool = False  # some row drafts with the draft model
     lookup: bool = False  # some row drafts by copying from its context
-    sampled: bool = False  # some row has a temperature
+    ragged: bool = False  # some row proposes less than K tokens
+    tempered: bool = False  # some row divides its scores by a temperature
     rejection: bool = False  # some row samples by the rejection rule
     coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
@@ -52,15 +58,14 @@ class Rows:
 
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
-    draft_length: Tensor  # [M] int64, proposals the row takes
-    use_model: Tensor  # [M] bool
-    use_lookup: Tensor  # [M] bool
+    from_model: Tensor  # [M] int64, how many proposals of the draft model the row takes
+    from_lookup: Tensor  # [M] int64, likewise
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     top_k: Tensor  # [M] int64, the vocabulary's size when off
-    unlikely: Tensor  # [M] float32, 1 - top_p: the mass that may be left out, -1 when off
+    unlikely: Tensor  # [M, 17, 1] float32, 1 - top_p: the mass that may be left out at each position, -1 when off
     log_min_p: Tensor  # [M] float32, -inf when off
     repetition: Tensor  # [M] float32
     presence: Tensor  # [M] float32
@@ -78,21 +83,17 @@ class Rows:
         def real(*size: int) -> Tensor:
             return torch.zeros(rows, *size, device=device)
 
-        def flag() -> Tensor:
-            return torch.zeros(rows, dtype=torch.bool, device=device)
-
         return cls(
             tokens=whole(length),
             length=whole(),
-            draft_length=whole(),
-            use_model=flag(),
-            use_lookup=flag(),
-            coupled=flag(),
+            from_model=whole(),
+            from_lookup=whole(),
+            coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             temperature=real(),
             noise_scale=real(),
             top_k=whole(),
-            unlikely=real(),
+            unlikely=real(MAX_DRAFT_LENGTH + 1, 1),
             log_min_p=real(),
             repetition=real(),
             presence=real(),
@@ -147,14 +148,8 @@ class Rows:
 
     def round_uniforms(self) -> tuple[Tensor, Tensor]:
         """The uniforms [A, 17] of this round: one to draw each token, one to test it."""
-        row = torch.arange(len(self.length), device=self.length.device)
-        mine = self.uniforms.flatten(0, 1).index_select(0, row * BLOCK + self.length % BLOCK)  # [A, 17, 2]
-        return mine[..., 0], mine[..., 1]
-
-    def window(self) -> Tensor:
-        """The last two committed tokens [A, 2]; of a row with one token, that token twice."""
-        last = self.length[:, None] - 1
-        return self.tokens.gather(1, torch.cat([(last - 1).clamp_(min=0), last], 1))
+        draw, test = pick(self.uniforms, self.length % BLOCK).unbind(-1)
+        return draw, test
 
 
 def _widened(tensor: Tensor, size: int) -> Tensor:

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from .frame import Frame
 from .metrics import Speculation
 from .model import PREFILL_WIDTH, Model
 from .params import SamplingParams
@@ -32,6 +33,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.rows = Rows.allocate(max_batch, capacity, target.engine.device)
         self._plan: Plan | None = None
+        self.frame: Frame | None = None  # of the last round
+        self._frames: dict[tuple[int, int, bool], Frame] = {}
         self._view = self.rows.view(0)  # the live rows of the plan
         self._plan_key: tuple[tuple[int, str], ...] = ()
         self._queue_lock = threading.Lock()
@@ -139,11 +142,13 @@ class Scheduler:
         model.prefill(row, self.rows.tokens[row, start : start + count], start)
 
     def _make_room(self, model: Model, rows: int, capacity: int) -> None:
-        occupants = self._occupants()
-        is_target = model is self.target
-        kept = {row: r.target_entries if is_target else r.draft_entries for row, r in enumerate(occupants)}
-        kept = {row: entries for row, entries in kept.items() if entries}
-        model.make_room(max(rows, len(occupants)), max([capacity, *kept.values()]), kept)
+        """Before a call that writes below `capacity` in rows < `rows`."""
+        if model.has_room(rows, capacity):  # nearly always
+            return
+        entries = [r.target_entries if model is self.target else r.draft_entries for r in self._occupants()]
+        kept = {row: count for row, count in enumerate(entries) if count}
+        if model.make_room(max(rows, len(entries)), max([capacity, *entries]), kept):
+            self._frames.clear()
 
     # A round.
 
@@ -158,14 +163,15 @@ class Scheduler:
             self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
         if plan.rejection:
             self._refresh_uniforms()
-        done = run_round(self._view, plan, self.draft, self.target, span)
+        self.frame = self._frame_for(plan)
+        done = run_round(self._view, plan, self.frame, span)
         results = read_round(done, plan)
         for request, (_, drafter), result in zip(self.live, self._plan_key, results, strict=True):
             self._commit(request, result, plan, drafter)
         times = (done.draft_ms, done.verify_ms, done.accept_ms)
         host_ms = 1e3 * (perf_counter() - began) - sum(times)
-        for speculation in (self.speculation, *(request.speculation for request in self.live)):
-            speculation.add_times(*times, host_ms)
+        for request in self.live:
+            request.speculation.add_times(*times, host_ms)
         self._leave()
 
     def _catch_up(self, draft: Model) -> None:
@@ -213,12 +219,17 @@ class Scheduler:
             return 0, "none"
         return request.draft_length, drafter
 
+    def _frame_for(self, plan: Plan) -> Frame:
+        key = (plan.batch, plan.draft_length, plan.model)
+        if key not in self._frames:
+            self._frames[key] = Frame(plan, self.target, self.draft)
+        return self._frames[key]
+
     def _make_plan(self, key: tuple[tuple[int, str], ...]) -> Plan:
         batch = len(self.live)
         lengths = [length for length, _ in key]
-        self.rows.draft_length[:batch] = torch.tensor(lengths)
-        self.rows.use_model[:batch] = torch.tensor([name == "model" for _, name in key])
-        self.rows.use_lookup[:batch] = torch.tensor([name == "lookup" for _, name in key])
+        for name, count in (("model", self.rows.from_model), ("lookup", self.rows.from_lookup)):
+            count[:batch] = torch.tensor([length if drafter == name else 0 for length, drafter in key])
 
         def any_row(holds: Callable[[SamplingParams], bool]) -> bool:
             return any(holds(request.params) for request in self.live)
@@ -229,7 +240,8 @@ class Scheduler:
             draft_length=max(lengths),
             model=any(name == "model" for _, name in key),
             lookup=any(name == "lookup" for _, name in key),
-            sampled=any_row(lambda p: not p.greedy),
+            ragged=any(name == "lookup" or length < max(lengths) for length, name in key),
+            tempered=any_row(lambda p: p.temperature not in (0, 1)),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
             coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
             gumbel=any_row(lambda p: not p.greedy and p.rule == "coupled"),

@@ -3,6 +3,8 @@
 Applied to target and draft alike *before* any acceptance rule, so that p and q are what is truly sampled from.
 """
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ def transform(logits: Tensor, rows: Rows, plan: Plan, counts: Tensor | None) -> 
         scores = scores + rows.bias[:, None]
     if counts is not None:
         scores = penalise(scores, rows, counts)
-    if plan.sampled:
+    if plan.tempered:
         scores = scores / rows.temperature[:, None, None]
     if plan.top_k or plan.top_p or plan.min_p:
         scores = keep_likeliest(scores, rows, plan)
@@ -39,24 +41,24 @@ def penalise(scores: Tensor, rows: Rows, counts: Tensor) -> Tensor:
 
 def keep_likeliest(scores: Tensor, rows: Rows, plan: Plan) -> Tensor:
     """Top-k, then top-p, then min-p. Tokens tied with the last one kept stay."""
-    ordered = ascending(scores)  # [A, W, V]
-    best = ordered[..., -1:]
-    threshold = ordered[..., :1]  # [A, W, 1]
+    kept = ordered = ascending(scores)  # [A, W, V]
+    thresholds = []  # [A, W, 1] each; the highest decides
     if plan.top_k:
         kth = (ordered.shape[2] - rows.top_k)[:, None, None].expand(-1, ordered.shape[1], 1)
-        threshold = ordered.gather(2, kth)
+        thresholds.append(ordered.gather(2, kth))
+        kept = cut_below(ordered, thresholds[0])
     if plan.top_p:
-        kept = cut_below(ordered, threshold) if plan.top_k else ordered
-        dropped = kept.softmax(-1).cumsum(-1).le_(rows.unlikely[:, None, None]).sum(-1, keepdim=True).long()
-        threshold = torch.maximum(threshold, ordered.gather(2, dropped.clamp_(max=ordered.shape[2] - 1)))
+        unlikely = rows.unlikely[:, : ordered.shape[1]].contiguous()
+        dropped = torch.searchsorted(kept.softmax(-1).cumsum(-1), unlikely, right=True)
+        thresholds.append(ordered.gather(2, dropped.clamp_(max=ordered.shape[2] - 1)))
     if plan.min_p:
-        threshold = torch.maximum(threshold, best + rows.log_min_p[:, None, None])
-    return cut_below(scores, threshold)
+        thresholds.append(ordered[..., -1:] + rows.log_min_p[:, None, None])
+    return cut_below(scores, functools.reduce(torch.maximum, thresholds))
 
 
 def cut_below(scores: Tensor, threshold: Tensor) -> Tensor:
-    """Scores below the threshold become -inf (adding log 0 or log 1 costs a quarter of masked_fill on a CPU)."""
-    return scores + scores.clone().ge_(threshold).log_()
+    """Scores below the threshold become -inf."""
+    return torch.where(scores >= threshold, scores, -torch.inf)
 
 
 def ascending(scores: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, open_engine
+from trt_spec.engines import Bundle, blank_step, open_engine
 from trt_spec.runtime.cache import KVCache
 
 LARGEST_GAP = 1e-3
@@ -83,7 +83,7 @@ class Arbiter:
         engine.bind(cache.buffers)
         for row in range(batch if before else 0):
             feed(engine, row, context[:before], 0)
-        step = engine.step(0, batch, width, width)
+        step = blank_step(engine, 0, batch, width, width)
         step.input_ids.copy_(torch.tensor(context[before:]))
         step.start.fill_(before)
         step.run()
@@ -92,7 +92,7 @@ class Arbiter:
 
 def feed(engine: Any, row: int, tokens: Sequence[int], start: int) -> Tensor:
     """One call for `tokens` from `start` on; the logits [V] after the last."""
-    step = engine.step(row, 1, len(tokens), 1)
+    step = blank_step(engine, row, 1, len(tokens), 1)
     step.input_ids[0] = torch.tensor(tokens)
     step.start[0] = start
     step.run()

@@ -1,5 +1,6 @@
 """ONNX Runtime writes the cache in place, keeps to its rows, and says in a sentence when memory is missing."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from trt_spec.engines import Bundle, open_engine
+from trt_spec.engines import Bundle, blank_step, open_engine
+from trt_spec.engines.onnxruntime import Threads, open_session, share_threads
 from trt_spec.runtime.cache import KVCache
 
 from ..arbiter import feed
@@ -47,7 +49,7 @@ def test_a_step_writes_its_own_cache_entries_and_no_others(engine):
 
 def test_a_batched_step_writes_each_row_at_its_own_start(engine):
     cache = cache_of(engine, 3)
-    step = engine.step(0, 3, 2, 2)
+    step = blank_step(engine, 0, 3, 2, 2)
     step.input_ids.copy_(torch.tensor([[3, 4], [5, 6], [7, 8]]))
     step.start.copy_(torch.tensor([0, 9, 62]))
     step.run()
@@ -58,33 +60,41 @@ def test_a_batched_step_writes_each_row_at_its_own_start(engine):
 
 def test_the_logits_are_those_of_the_rows_asked_for(engine):
     cache_of(engine, 1)
-    every = engine.step(0, 1, 5, 5)
+    every = blank_step(engine, 0, 1, 5, 5)
     every.input_ids.copy_(torch.tensor([[3, 4, 5, 6, 7]]))
     every.run()
     last = feed(engine, 0, [3, 4, 5, 6, 7], 0)
     torch.testing.assert_close(last, every.logits[0, -1], atol=1e-5, rtol=0)  # the same sums in another order
-    two = engine.step(0, 1, 5, 2)
+    two = blank_step(engine, 0, 1, 5, 2)
     two.input_ids.copy_(every.input_ids)
     two.run()
     torch.testing.assert_close(two.logits[0], every.logits[0, -2:], atol=1e-5, rtol=0)
 
 
-def test_the_same_shape_gives_the_same_step_until_another_cache_is_bound(engine):
+def test_steps_may_share_the_callers_tensors(engine):
+    """The start of one step may be a row of a larger tensor, and all steps may write one memory of logits."""
     cache_of(engine, 2)
-    step = engine.step(0, 2, 1, 1)
-    assert engine.step(0, 2, 1, 1) is step
-    assert engine.step(1, 1, 1, 1) is not step
-    cache_of(engine, 2)
-    assert engine.step(0, 2, 1, 1) is not step
+    starts = torch.tensor([[0, 0], [3, 3]])
+    logits = torch.zeros(2, 1, engine.contract.vocab_size)
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    engine.step(0, ids, starts[0], logits).run()
+    engine.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
+    expected = feed(engine, 1, [6, 7, 8, 6], 0)
+    torch.testing.assert_close(logits[1, 0], expected, atol=1e-5, rtol=0)
 
 
-def test_steps_of_ever_new_shapes_do_not_pile_up(engine):
-    """Prefill chunks come in every width: what is kept for each must be bounded."""
-    cache_of(engine, 8, capacity=512)
-    for row in range(8):
-        for width in range(1, 40):
-            engine.step(row, 1, width, 1)
-    assert len(engine._steps) <= 64
+def test_a_step_keeps_the_memory_it_was_made_on(engine):
+    """Another cache is bound and the first is forgotten by its owner: the old step still writes to the old one."""
+    cache_of(engine, 1)
+    step = blank_step(engine, 0, 1, 1, 1)
+    step.run()
+    before = step.logits.clone()
+    second = cache_of(engine, 1)
+    filler = [torch.full_like(buffer, 5.0) for buffer in second.buffers.values()]  # takes freed memory, if any
+    step.run()
+    assert torch.equal(step.logits, before)
+    assert all(bool((buffer == 7.0).all()) for buffer in second.buffers.values())
+    assert all(bool((buffer == 5.0).all()) for buffer in filler)
 
 
 RUN_WITH_EVERY_MESSAGE = """
@@ -95,7 +105,7 @@ RUN_WITH_EVERY_MESSAGE = """
         options.log_severity_level = 0
         return session(graph, options, **more)
     onnxruntime.InferenceSession = telling
-    from trt_spec.engines import Bundle, open_engine
+    from trt_spec.engines import Bundle, blank_step, open_engine
     from trt_spec.runtime.cache import KVCache
     bundle = Bundle.open(sys.argv[1])
     engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
@@ -116,7 +126,7 @@ RUN_WITH_EVERY_MESSAGE = """
             def run_with_iobinding(self, apart): inner.run_with_iobinding(apart.binding)
         engine._session = Session()
     for first, batch, width in ((0, 3, 1), (1, 2, 5), (2, 1, 30)):
-        engine.step(first, batch, width, 1).run()
+        blank_step(engine, first, batch, width, 1).run()
     print(all(bool((buffer != 0).any()) for buffer in cache.buffers.values()))
 """
 
@@ -181,8 +191,33 @@ def test_a_missing_onnxruntime_names_the_extra_to_install(llama: Pair):
     assert done.stdout == "engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[cpu]'\n", done.stderr
 
 
-def test_threads_of_a_session_do_not_spin_on_after_a_run(llama: Pair, monkeypatch: pytest.MonkeyPatch):
-    """Two sessions take turns in a round; a worker that spins on while the other runs doubles the other's time."""
+def sized(folder: Path, *megabytes: int) -> list[Path]:
+    """Graph files with weights of these sizes beside them, as holes that take no disk."""
+    graphs = []
+    for index, size in enumerate(megabytes):
+        graph = folder / str(index) / "model.onnx"
+        graph.parent.mkdir(parents=True)
+        graph.touch()
+        with graph.with_name("weights.bin").open("wb") as weights:
+            weights.truncate(size * 2**20)
+        graphs.append(graph)
+    return graphs
+
+
+def test_models_that_take_turns_never_spin_against_each_other(tmp_path: Path):
+    """A worker that spins on while the other model runs doubles the other's time."""
+    cores = len(os.sched_getaffinity(0))
+    large_awake, large_asleep, small = Threads(cores, True), Threads(cores, False), Threads(1, False)
+    for sizes, expected in (
+        ((57, 4), [large_awake, small]),
+        ((300, 57), [large_asleep, large_asleep]),
+        ((300,), [large_awake]),
+        ((1, 1), [small, small]),
+    ):
+        assert share_threads(sized(tmp_path / str(sizes), *sizes)) == expected
+
+
+def test_a_session_has_the_threads_of_its_share(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     import onnxruntime
 
     seen = []
@@ -193,10 +228,14 @@ def test_threads_of_a_session_do_not_spin_on_after_a_run(llama: Pair, monkeypatc
         return session(graph, options, **more)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", remember)
-    bundle = Bundle.open(llama.bundle)
-    open_engine("onnxruntime", bundle.graph("draft"), bundle.draft.contract).close()
-    [options] = seen
-    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    graph = Bundle.open(llama.bundle).graph("draft")
+    open_session(graph, Threads(3, stay_awake=False))
+    open_session(graph, Threads(2, stay_awake=True))
+    asleep, awake = seen
+    assert (asleep.intra_op_num_threads, awake.intra_op_num_threads) == (3, 2)
+    assert asleep.get_session_config_entry("session.force_spinning_stop") == "1"
+    with pytest.raises(RuntimeError):
+        awake.get_session_config_entry("session.force_spinning_stop")  # the library's default: it spins on
 
 
 def test_the_engine_package_imports_no_heavy_library(tmp_path: Path):

@@ -31,10 +31,8 @@ class ScriptedEngine:
     def bind(self, cache: Mapping[str, torch.Tensor]) -> None:
         self.cache = cache["key_0"]  # [rows, 1, T, 1]: the token ids themselves
 
-    def step(self, first_row: int, batch: int, width: int, rows: int) -> Step:
-        ids = torch.zeros(batch, width, dtype=torch.int64)
-        start = torch.zeros(batch, dtype=torch.int64)
-        logits = torch.zeros(batch, rows, self.contract.vocab_size)
+    def step(self, first_row: int, ids: torch.Tensor, start: torch.Tensor, logits: torch.Tensor) -> Step:
+        (batch, width), rows = ids.shape, logits.shape[1]
         cache = self.cache[first_row : first_row + batch, 0, :, 0]
 
         def run() -> None:
@@ -49,7 +47,7 @@ class ScriptedEngine:
                     context = cache[row, : at + width - rows + index + 1].long().tolist()
                     logits[row, index, self.next_token(context)] = 20.0
 
-        return Step(ids, start, torch.arange(width - rows, width).expand(batch, rows), logits, run)
+        return Step(ids, start, logits, run)
 
     def close(self) -> None: ...
 
@@ -83,14 +81,12 @@ def scripted_decoder(
     entry = ModelEntry("scripted", "none", 1, contract)
     vocabulary = TokenizerEntry(**({"vocab_size": size, "bos_token_id": None, "eos_token_ids": (EOS,)} | fields))
     bundle = Bundle(folder, entry, None if draft is None else entry, vocabulary, {}, {})
-    scripts = {"target": target, "draft": draft}
+    scripts = {"target": target, "draft": draft or target}
 
-    def open_engine(name: str, graph: Path, contract: Contract, device: str) -> ScriptedEngine:
-        script = scripts[graph.parent.name]
-        assert script is not None
-        return ScriptedEngine(contract, script)
+    def open_engines(name: str, graphs: Sequence[tuple[Path, Contract]], device: str) -> list[ScriptedEngine]:
+        return [ScriptedEngine(contract, scripts[graph.parent.name]) for graph, contract in graphs]
 
-    with patch("trt_spec.runtime.decoder.open_engine", open_engine):
+    with patch("trt_spec.runtime.decoder.open_engines", open_engines):
         return Decoder.open(bundle, max_batch=max_batch)
 
 

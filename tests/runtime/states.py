@@ -23,7 +23,7 @@ def make_plan(params: Sequence[SamplingParams], draft_length: int = 0, **fields:
         batch=len(params),
         draft_length=draft_length,
         **{
-            "sampled": bool(sampled),
+            "tempered": any(setting.temperature != 1 for setting in sampled),
             "rejection": any(setting.rule == "rejection" for setting in sampled),
             "coupled": any(setting.greedy or setting.rule == "coupled" for setting in params),
             "gumbel": any(setting.rule == "coupled" for setting in sampled),

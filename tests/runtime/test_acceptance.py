@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance import Noise, Proposal, accept, inverse_cdf, residual, winners
+from trt_spec.runtime.acceptance import Noise, Proposal, Verdict, Winners, accept, inverse_cdf, residual
 from trt_spec.runtime.noise import gumbels, uniforms
 from trt_spec.runtime.rows import Rows
 
@@ -26,9 +26,24 @@ def judge(params, scores, tokens, q=None, counts=None, u=0.5, draw=0.5, gumbel=N
     counts = torch.tensor(counts) if counts is not None else torch.full((len(params),), k)
     probabilities = None if q is None else torch.tensor(q).expand(len(params), k, -1)
     fill = lambda value: torch.as_tensor(value, dtype=torch.float64).expand(len(params), k + 1)  # noqa: E731
-    plan = make_plan(params, k)
+    plan = make_plan(params, k, ragged=bool((counts < k).any()))
     noise = Noise(gumbel, *((fill(draw), fill(u)) if plan.rejection else (None, None)))
-    return accept(Proposal(tokens, counts, probabilities), scores, rows, plan, noise)
+    return verdict_of(Proposal(tokens, counts, probabilities), scores, rows, plan, noise)
+
+
+def verdict_of(proposal, scores, rows, plan, noise):
+    verdict = Verdict(scores.contiguous())
+    accept(proposal, scores.contiguous(), rows, plan, noise, verdict)
+    verdict.next_token = verdict.tokens.gather(1, verdict.next_index)[:, 0]
+    kept = torch.arange(plan.draft_length) < verdict.accepted[:, None]
+    assert torch.equal(verdict.tokens[:, :-1][kept], proposal.tokens[kept]), "what stands is what was proposed"
+    return verdict
+
+
+def winners(scores, gumbel):
+    picked = Winners(scores, torch.zeros(scores.shape[:2], dtype=torch.int64))
+    picked.pick(scores, gumbel)
+    return picked.tokens
 
 
 def repeated(rows: int, positions: int, *probabilities: float) -> torch.Tensor:
@@ -107,7 +122,16 @@ def test_an_empty_residual_draws_from_p():
     """Pitfall 4: p equal to q leaves nothing to draw from; nothing is divided by it."""
     proposal = Proposal(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([[P]]))
     remaining = residual(proposal, torch.tensor([[P, P]]), torch.tensor([0]))
-    assert torch.equal(remaining, torch.tensor([P]))
+    assert torch.equal(remaining / remaining.sum(), torch.tensor([P]))
+
+
+def test_a_token_without_residual_is_never_drawn_beside_one_that_has_some():
+    """Not even where rounding left the least there is to draw from, and the uniform is its smallest."""
+    p, q = torch.tensor([[0.5, 0.5 - 2.0**-25]]), torch.tensor([[[0.5, 0.5 - 2.0**-24]]])
+    weights = residual(
+        Proposal(torch.tensor([[0]]), torch.tensor([1]), q), p[:, None].expand(1, 2, 2), torch.tensor([0])
+    )
+    assert inverse_cdf(weights, torch.tensor([[2.0**-49]], dtype=torch.float64)).tolist() == [[1]]
 
 
 def test_equal_p_and_q_accept_whatever_the_uniform():
@@ -150,7 +174,7 @@ def test_rules_may_mix_in_a_batch():
 def test_inverse_cdf_never_draws_a_token_without_weight():
     weights = torch.tensor([[0.0, 0.0, 1e-20, 0.0, 2e-20, 0.0]])
     for u, token in ((2.0**-49, 2), (0.33, 2), (0.34, 4), (1 - 2.0**-49, 4)):
-        assert inverse_cdf(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+        assert inverse_cdf(weights, torch.tensor([[u]], dtype=torch.float64)).tolist() == [[token]]
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -167,10 +191,10 @@ def test_the_first_token_is_distributed_as_p(params: SamplingParams, certain: bo
     elif params is COUPLED:
         tokens = winners(q.log(), noise[:, :1])
     else:
-        tokens = inverse_cdf(q[:, 0], pair[:, 0, 0])[:, None]
+        tokens = inverse_cdf(q[:, 0], pair[:, 0, :1])
     rows = make_rows([params], vocab)
     rows = Rows(**{name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in rows._tensors()})
-    verdict = accept(
+    verdict = verdict_of(
         Proposal(tokens, torch.ones(count, dtype=torch.int64), None if certain else q),
         log(*P).expand(count, 2, -1),
         rows,

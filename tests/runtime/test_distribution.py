@@ -176,7 +176,7 @@ def test_the_controls_pass_without_a_fault(eight: Pair):
 
 def test_chi_squared_catches_a_softmax_declared_for_a_greedy_draft(eight: Pair, monkeypatch: pytest.MonkeyPatch):
     """Pitfall 2."""
-    monkeypatch.setattr(drafters, "inverse_cdf", lambda weights, u: weights.argmax(-1))
+    monkeypatch.setattr(drafters, "inverse_cdf", lambda weights, u: weights.argmax(-1, keepdim=True))
     assert p_value_with_the_fault(eight, PLAIN) < FALSE_ALARM
 
 
@@ -217,7 +217,7 @@ def test_chi_squared_catches_a_filter_after_the_subtraction(eight: Pair, monkeyp
         return transform(logits, rows, without_filters(plan), counts)
 
     def filtered_late(proposal, target, accepted):
-        kept = acceptance.at_position(seen["kept"], accepted)
+        kept = acceptance.pick(seen["kept"], accepted)
         return residual(proposal, target, accepted) * kept + 1e-30 * kept
 
     monkeypatch.setattr(drafters, "transform", unfiltered)
@@ -240,7 +240,7 @@ def test_chi_squared_catches_a_falsely_scaled_q(eight: Pair, monkeypatch: pytest
 
     def scaled(*arguments):
         proposal = propose(*arguments)
-        return replace(proposal, probabilities=proposal.probabilities * 0.5)
+        return proposal._replace(probabilities=proposal.probabilities * 0.5)
 
     monkeypatch.setattr(round_, "propose", scaled)
     assert p_value_with_the_fault(eight, PLAIN) < FALSE_ALARM

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.drafters import LONGEST_MATCH, propose_by_lookup
+from trt_spec.runtime.drafters import LONGEST_MATCH
+from trt_spec.runtime.drafters import look_up as copy_by_lookup
 
 from .states import make_plan, make_rows
 
@@ -12,12 +13,9 @@ def look_up(*contexts: list[int], k: int = 3) -> list[list[int]]:
     """The proposals of each row; an empty list where nothing matches."""
     params = [SamplingParams()] * len(contexts)
     rows = make_rows(params, 100, contexts)
-    rows.draft_length[:] = k
-    rows.use_lookup[:] = True
     span = max(map(len, contexts))
-    proposal = propose_by_lookup(rows, make_plan(params, k, lookup=True), span)
-    assert proposal.probabilities is None, "a copy is certain"
-    return [tokens[:count] for tokens, count in zip(proposal.tokens.tolist(), proposal.count.tolist(), strict=True)]
+    copied, found = copy_by_lookup(rows, make_plan(params, k, lookup=True), span)
+    return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]
 
 
 def slow_lookup(context: list[int], k: int) -> list[int]:
@@ -65,5 +63,5 @@ def test_tokens_left_by_an_earlier_request_are_never_copied():
     params = [SamplingParams()]
     rows = make_rows(params, 100, [[1, 2, 1, 2, 1, 2, 1, 2]])
     rows.admit(0, [1, 2, 3], params[0], 0, 100)
-    rows.draft_length[:], rows.use_lookup[:] = 4, True
-    assert propose_by_lookup(rows, make_plan(params, 4, lookup=True), 8).count.tolist() == [0]
+    _, found = copy_by_lookup(rows, make_plan(params, 4, lookup=True), 8)
+    assert found.tolist() == [False]

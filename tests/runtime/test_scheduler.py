@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
+from trt_spec.runtime import round as round_
 from trt_spec.runtime.model import PREFILL_WIDTH
 
 from ..bundles import Pair
@@ -288,20 +289,20 @@ def test_an_error_in_the_middle_of_a_round_ends_its_requests_and_leaves_the_deco
     assert [list(output.token_ids) for output in outputs] == [counted(2, 20), counted(4, 20)]
 
 
-def test_an_error_in_a_real_engine_leaves_the_decoder_usable(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+def test_an_interruption_between_real_runs_leaves_the_decoder_usable(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     prompts = random_prompts(64, [9, 12], seed=3)
     params = SamplingParams(max_new_tokens=20)
     with Decoder.open(llama.bundle) as decoder:
         expected = [output.token_ids for output in decoder.generate(prompts, params)]
-        score, calls = decoder.target.score, []
+        accept, calls = round_.accept, []
 
         def interrupted(*arguments):
             calls.append(1)
             if len(calls) == 3:
                 raise KeyboardInterrupt
-            return score(*arguments)
+            accept(*arguments)
 
-        monkeypatch.setattr(decoder.target, "score", interrupted)
+        monkeypatch.setattr(round_, "accept", interrupted)
         with pytest.raises(KeyboardInterrupt):
             decoder.generate(prompts, params)
         assert [output.token_ids for output in decoder.generate(prompts, params)] == expected

@@ -1,0 +1,56 @@
+"""The fixed tensors of a round: made once for a batch and K, only filled from then on, and bound to the engines.
+
+draft step 0      reads the last two committed tokens, so that no cache entry is ever missing
+draft step i      reads proposal i - 1
+verify            reads the last committed token and all proposals
+"""
+
+import torch
+
+from ..engines import Step
+from .acceptance import Verdict, Winners
+from .model import Model
+from .rows import Plan, Rows
+
+
+class Frame:
+    """One for each shape of a round. Its tensors are valid until its next round, the logits until the next step."""
+
+    def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
+        batch, k, device = plan.batch, plan.draft_length, target.engine.device
+        self._offset = torch.arange(-2, k + 1, device=device)[:, None]
+        self._position = torch.zeros(k + 3, batch, dtype=torch.int64, device=device)  # length - 2 + i, never negative
+        self.index = self._position[2:].t()  # [A, K+1], where the round's tokens go
+
+        input_ids = torch.zeros(batch, k + 1, dtype=torch.int64, device=device)
+        logits = target.logits(batch, k + 1)
+        self.verify = target.engine.step(0, input_ids, self._position[1], logits)
+        self.target_logits = logits[..., : target.vocab_size]  # [A, K+1, V]; what lies beyond is padding
+        self.proposed = input_ids[:, 1:]  # [A, K]
+
+        self.verdict = Verdict(self.target_logits)
+
+        self._recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
+        self._recent_index = self._position[2 - self._recent.shape[1] : 2].t()
+        self.drafts: list[Step] = []  # K steps
+        self.drafted: list[Winners] = []  # what each of them proposes
+        if plan.model:
+            assert draft is not None
+            logits = draft.logits(batch, 1)
+            self.draft_logits = logits[..., : draft.vocab_size]  # [A, 1, V]
+            input_ids = self._recent
+            for start in (self._position[0], *self._position[2 : k + 1]):
+                self.drafts.append(draft.engine.step(0, input_ids, start, logits))
+                input_ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+                self.drafted.append(Winners(self.draft_logits, input_ids))
+        self._columns = [self._recent[:, -1:], *(winners.tokens for winners in self.drafted)]
+        self._lined_up = self.verify.input_ids[:, : len(self._columns)]
+
+    def begin(self, rows: Rows) -> None:
+        """Take the lengths and last tokens of the rows."""
+        torch.add(rows.length, self._offset, out=self._position).clamp_(min=0)
+        torch.gather(rows.tokens, 1, self._recent_index, out=self._recent)
+
+    def line_up(self) -> None:
+        """Put what the draft proposed behind the last committed token."""
+        torch.cat(self._columns, 1, out=self._lined_up)
