@@ -1,7 +1,7 @@
 """The built-in check: the written graph in ONNX Runtime against the checkpoint in torch, call by call."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,10 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ..engines import Contract, ExportError, open_engine
+from ..engines import Contract, ExportError, blank_step, open_engine
 from .oracle import branch_logits, continued_logits
 from .passes.widen import widen
+from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, write_script
 
 TOLERANCE = 1e-3
@@ -32,19 +33,29 @@ class Reference:
     deep: RowCall  # continues a cache of random rows
     deep_logits: Tensor  # [live, V]
     scale: float  # the standard deviation of the logits
+    sample: Sample
+    sample_logits: Tensor  # [L, V], of the checkpoint as it is, whatever its weights are rounded to afterwards
 
 
-def make_reference(model: Any, contract: Contract, token_count: int, window: int | None) -> Reference:
+def make_reference(
+    model: Any, contract: Contract, window: int | None, sample: Sample, sample_logits: Tensor
+) -> Reference:
     contract = replace(contract, dtype="float32")  # in which both sides compute
-    script = write_script(token_count, contract.max_length)
+    script = write_script(sample.vocab_size, contract.max_length)
     branches = branch_logits(model, script.branches)
-    deep = _deep_call(contract, token_count, window)
+    deep = _deep_call(contract, sample.vocab_size, window)
     deep_logits = continued_logits(model, list(_random_rows(contract, deep.start)), deep.tokens[: deep.live])
-    return Reference(script, branches, deep, deep_logits, scale=float(branches[0].std()))
+    return Reference(script, branches, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
 
 
-def check_graph(graph: Path, contract: Contract, reference: Reference) -> dict[str, Any]:
-    """Run every call; past the tolerance the export fails, else the errors are returned for the bundle."""
+def check_graph(
+    graph: Path, contract: Contract, reference: Reference, kind: str = "none"
+) -> tuple[dict[str, Any], Tensor]:
+    """Run every call; past the tolerance the export fails, else the errors are returned for the bundle.
+
+    The reference must have the rounded weights of a quantised graph. What rounding them has cost is told apart, on
+    running text, whose logits `[L, V]` from the graph as it will run are returned, too.
+    """
     wide_copy = contract.dtype != "float32"
     if wide_copy:
         graph = _write_wide_copy(graph)
@@ -55,7 +66,8 @@ def check_graph(graph: Path, contract: Contract, reference: Reference) -> dict[s
         error = float((found - expected).abs().max().nan_to_num(nan=float("inf")))
         errors[scenario] = max(error, errors.get(scenario, 0.0))
 
-    engine = open_engine("onnxruntime", graph, contract)
+    quantised = kind != "none"
+    engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
     try:
         engine.bind(_cache(contract, ROWS, reference.script.capacity))
         for call in reference.script.calls:
@@ -66,6 +78,10 @@ def check_graph(graph: Path, contract: Contract, reference: Reference) -> dict[s
         engine.bind(_cache_holding(contract, deep.start, len(deep.tokens)))
         logits = _run(engine, Call("deep cache", 0, [deep]))[0]
         compare("deep cache", logits[: deep.live], reference.deep_logits)
+        if quantised:
+            engine.close()
+            engine = open_engine("onnxruntime", graph, contract)
+        sample_logits = engine_logits(engine, reference.sample.tokens)
     finally:
         engine.close()
         if wide_copy:
@@ -78,18 +94,20 @@ def check_graph(graph: Path, contract: Contract, reference: Reference) -> dict[s
             f"{scenario!r} a logit is off by {worst:.2g}, expected at most {allowed:.2g} ({TOLERANCE} of their "
             "standard deviation); please report it"
         )
-    return {
+    report = {
         "worst_error": worst,
         "tolerance": allowed,
         "logit_std": reference.scale,
         "errors": errors,
         "as_float32_copy": wide_copy,
+        "quality": asdict(measure(reference.sample_logits, sample_logits, reference.sample.tokens)),
     }
+    return report, sample_logits
 
 
 def _run(engine: Any, call: Call) -> Tensor:
     width = len(call.rows[0].tokens)
-    step = engine.step(call.first_row, len(call.rows), width, width)
+    step = blank_step(engine, call.first_row, len(call.rows), width, width)
     step.input_ids.copy_(torch.tensor([row.tokens for row in call.rows]))
     step.start.copy_(torch.tensor([row.start for row in call.rows]))
     step.run()

@@ -72,6 +72,17 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} lacks {len(missing)} tensors, the first is {missing[0]}; download it again"
         )
+    if report["unexpected_keys"]:
+        extra = sorted(report["unexpected_keys"])
+        raise ExportError(
+            f"checkpoint {checkpoint.name} holds {len(extra)} tensors that a {checkpoint.architecture} of its "
+            f"config.json does not have, the first is {extra[0]}; take the config.json that belongs to the weights"
+        )
+    for name, weight in model.named_parameters():
+        if not torch.stack(torch.aminmax(weight.detach())).isfinite().all():  # a NaN is both
+            raise ExportError(
+                f"tensor {name} of checkpoint {checkpoint.name} holds numbers that are not finite; take a sound one"
+            )
     return model.eval()
 
 

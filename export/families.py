@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines import Contract, ExportError
+from .family_table import REFUSED, WORKS
 
-SUPPORTED = ("gemma2", "gpt2", "llama")
 STATIC_ROTARY = (
     "default",
     "linear",
@@ -34,16 +34,17 @@ class Shape:
 def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     """Refuse by what `config.json` itself says, before any code of the architecture is imported."""
     kind = fields.get("model_type")
-    supported = f"supported are {', '.join(SUPPORTED)}"
     architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
     if fields.get("auto_map"):
-        raise ExportError(
-            f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run; {supported}"
-        )
+        raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
     if fields.get("is_encoder_decoder"):
         raise ExportError(f"checkpoint {name} ({kind}) is an encoder-decoder, expected a decoder-only causal LM")
-    if kind not in SUPPORTED:
-        raise ExportError(f"checkpoint {name} has the model type {kind!r}, which cannot be exported; {supported}")
+    if kind not in WORKS:
+        reason = REFUSED.get(str(kind), "this version does not know it")
+        raise ExportError(
+            f"checkpoint {name} has the model type {kind!r}, which cannot be exported: {reason}; "
+            "trt-spec families lists what can"
+        )
     if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
     if fields.get("quantization_config"):
@@ -68,6 +69,11 @@ def shape_of(name: str, config: Any) -> Shape:
     if type(positions) is not int or positions < 1:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
     heads = config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):
+        raise ExportError(
+            f"checkpoint {name} compresses its keys and values (kv_lora_rank), so that they differ in size; expected "
+            "rows of keys and values of one size"
+        )
     return Shape(
         layers=config.num_hidden_layers,
         heads=heads,
@@ -75,8 +81,15 @@ def shape_of(name: str, config: Any) -> Shape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab_size=config.vocab_size,
         positions=positions,
-        window=config.sliding_window if "sliding_attention" in layer_types else None,
+        window=_window(config, layer_types),
     )
+
+
+def _window(config: Any, layer_types: set[str]) -> int | None:
+    """Of the layers that slide, or of all where a configuration does not tell them apart."""
+    slides = "sliding_attention" in layer_types or getattr(config, "layer_types", None) is None
+    window = getattr(config, "sliding_window", None) if slides else None
+    return window if getattr(config, "use_sliding_window", True) else None
 
 
 def _refuse_moving_positions(name: str, config: Any) -> None:

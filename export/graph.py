@@ -1,5 +1,6 @@
 """One model to one ONNX graph: trace it, rewrite it, and write it with its weights in one file beside it."""
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -7,30 +8,50 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ..engines import Contract
+from ..engines import Contract, ExportError
+from ..engines.bundle import GRAPH, WEIGHTS
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
 from .passes.orient_weights import orient_weights
+from .passes.quantise import Quantisation, quantise
 from .passes.simplify import simplify
 from .tracing import OPSET, TracedModel, ready_to_trace
 
-WEIGHTS = "weights.bin"
+WIDE = Quantisation()
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
 
 
-def build_graph(model: Any, contract: Contract) -> tuple[ir.Model, dict[str, int]]:
-    """The model's graph, its weights still those of `model`, and how often each rewrite fired."""
-    graph = trace(model, contract)
+def build_graph(
+    model: Any, contract: Contract, positions: int, weights: Quantisation = WIDE
+) -> tuple[ir.Model, dict[str, int]]:
+    """The model's graph, its weights still those of `model`, and how often each rewrite fired.
+
+    Quantised weights are rounded in `model`, too.
+    """
+    graph = trace(model, contract, positions)
+    _refuse_other_attention(graph, contract)
     traced = list(graph.graph.initializers.values())
     fired = {"orient_weights": orient_weights(graph), "simplify": simplify(graph)}
     fired |= {"fuse_norms": fuse_norms(graph), "fuse_rotary": fuse_rotary(graph)}
     fired["simplify"] += simplify(graph)
+    if weights.kind != "none":
+        fired["quantise"] = quantise(graph, weights)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)
     return graph, fired
 
 
-def trace(model: Any, contract: Contract) -> ir.Model:
+def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
+    """Attention or a cache that is no node of ours would see neither our mask nor our buffers."""
+    found = Counter(node.op_type for node in graph.graph)
+    if found["Attention"] < contract.layers or found["TensorScatter"] != 2 * contract.layers:
+        raise ExportError(
+            f"of {contract.layers} layers {found['Attention']} call the attention and {found['TensorScatter'] / 2:g} "
+            "the cache that are given to them; code of a model's own for either cannot be exported"
+        )
+
+
+def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
     dtype = getattr(torch, contract.dtype)
     batch, width, rows, capacity = 2, 3, 2, 40  # any sizes, all different from one another and from 1
     shape = (batch, contract.kv_heads, capacity, contract.head_dim)
@@ -41,7 +62,7 @@ def trace(model: Any, contract: Contract) -> ir.Model:
     cache_dims = {0: "batch", 2: "capacity"}
     with ready_to_trace(model):
         program = torch.onnx.export(
-            TracedModel(model).eval(),
+            TracedModel(model, positions).eval(),
             (ids, start, logit_rows, *past),
             dynamo=True,
             optimize=False,
@@ -72,7 +93,7 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
     graph.producer_name = "trt-spec"
     ir.save(
         graph,
-        folder / "model.onnx",
+        folder / GRAPH,
         external_data=WEIGHTS,
         size_threshold_bytes=SMALLEST_EXTERNAL,
         max_workers=1,

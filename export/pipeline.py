@@ -10,16 +10,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..engines import Bundle, ExportError, ModelEntry
+from torch import Tensor
+
+from ..engines import Bundle, Contract, ExportError, ModelEntry
+from ..engines.bundle import GRAPH, WEIGHTS
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, load_model, open_checkpoint
-from .graph import build_graph, write_graph
+from .graph import WIDE, build_graph, write_graph
 from .pair import agreed_length, refuse_unequal
+from .passes.quantise import Quantisation
+from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
 from .vocabulary import read_vocabulary
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
+SAMPLE = Path(__file__).with_name("sample.txt")
+TEMPERATURES = (0.0, 1.0)
 DTYPES = ("float32", "float16", "bfloat16")
 Progress = Callable[[str], None]
 
@@ -42,6 +49,7 @@ class ExportReport:
     max_length: int
     models: list[ModelReport]
     notes: list[str]
+    overlap: dict[float, float]  # α on running text by temperature, of a checked pair
     seconds: float
 
 
@@ -51,6 +59,9 @@ def export_bundle(
     draft: str | Path | None = None,
     max_length: int | None = None,
     dtype: str = "float32",
+    weights: Quantisation = WIDE,
+    draft_weights: Quantisation = WIDE,
+    text: str | None = None,
     check: bool = True,
     progress: Progress = lambda stage: None,
 ) -> ExportReport:
@@ -72,48 +83,67 @@ def export_bundle(
         notes = refuse_unequal(vocabularies["target"], vocabularies["draft"]) if draft is not None else []
         tokens = vocabularies["target"].entry()
         vocabularies["target"].tokenizer.save(str(folder / "tokenizer.json"))
-        models = [
-            _export_model(role, checkpoint, folder, length, dtype, tokens.vocab_size if check else None, progress)
-            for role, checkpoint in checkpoints.items()
-        ]
+        sample = _sample(vocabularies["target"].tokenizer, tokens.vocab_size, text, length) if check else None
+        stored = {"target": weights, "draft": draft_weights}
+        models, logits = [], []
+        for role, checkpoint in checkpoints.items():
+            contract = checkpoint.shape.contract(length, dtype)
+            report, read = _export_model(role, checkpoint, folder, contract, stored[role], sample, progress)
+            models.append(report)
+            logits += [] if read is None else [read[:, : tokens.vocab_size]]
         progress("hashing the files")
         entries = {model.role: model.entry for model in models}
         Bundle(folder, entries["target"], entries.get("draft"), tokens, installed(MADE_BY), files={}).save()
-    return ExportReport(Path(out), length, models, notes, time.perf_counter() - begun)
+    alpha = {t: overlap(logits[0], logits[1], t) for t in TEMPERATURES} if len(logits) == 2 else {}
+    return ExportReport(Path(out), length, models, notes, alpha, time.perf_counter() - begun)
+
+
+def _sample(tokenizer: Any, vocab_size: int, text: str | None, length: int) -> Sample:
+    ids: list[int] = tokenizer.encode(SAMPLE.read_text(encoding="utf-8") if text is None else text).ids
+    if len(ids) < 2:
+        raise ExportError(f"the text has {len(ids)} tokens, expected at least 2 to measure the models on")
+    return Sample(ids[: min(LONGEST, length, max(2, LOGITS // vocab_size))], vocab_size)
 
 
 def _export_model(
     role: str,
     checkpoint: Checkpoint,
     folder: Path,
-    length: int,
-    dtype: str,
-    checked_tokens: int | None,
+    contract: Contract,
+    weights: Quantisation,
+    sample: Sample | None,
     progress: Progress,
-) -> ModelReport:
+) -> tuple[ModelReport, Tensor | None]:
+    """Also returns the logits of the sample; without one nothing is checked."""
     begun = time.perf_counter()
-    contract = checkpoint.shape.contract(length, dtype)
+    shape = checkpoint.shape
     progress(f"{role}: loading the weights of {checkpoint.name}")
-    model = load_model(checkpoint, dtype)
+    model = load_model(checkpoint, contract.dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     reference: Reference | None = None
-    if checked_tokens is not None:
+    if sample is not None:
         progress(f"{role}: computing reference logits in torch")
-        reference = make_reference(model, contract, checked_tokens, checkpoint.shape.window)
+        before = checkpoint_logits(model, sample.tokens)
+        if weights.kind == "none":  # now, while the graph takes no memory yet
+            reference = make_reference(model, contract, shape.window, sample, before)
     progress(f"{role}: tracing")
-    graph, fired = build_graph(model, contract)
+    graph, fired = build_graph(model, contract, shape.positions, weights)
+    if sample is not None and reference is None:
+        progress(f"{role}: computing reference logits of the rounded weights")
+        reference = make_reference(model, contract, shape.window, sample, before)
     progress(f"{role}: writing")
     write_graph(graph, folder / role)
     nodes = len(graph.graph)
     del model, graph  # the check holds the written weights: the checkpoint's must be gone
     gc.collect()
     check: dict[str, Any] = {}
+    logits = None
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
-        check = check_graph(folder / role / "model.onnx", contract, reference)
-    entry = ModelEntry(checkpoint.label, checkpoint.architecture, parameters, contract, check)
-    size = (folder / role / "weights.bin").stat().st_size
-    return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun)
+        check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
+    entry = ModelEntry(checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
+    size = (folder / role / WEIGHTS).stat().st_size
+    return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
-from transformers.pytorch_utils import Conv1D
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from . import special
 
 OPSET = 24
-ATTENTION = "trt_spec"
+IMPLEMENTATION = "trt_spec"  # the name of our attention and our experts in transformers' registries
 
 
 class ScatterCache(Cache):  # type: ignore[misc]
@@ -66,16 +68,15 @@ _visible: list[VisibleRows] = []  # the masks of the call being traced; an atten
 class TracedModel(nn.Module):
     """`(input_ids, start, logit_rows, past_key_0, past_value_0, …) -> (logits, present_key_0, …)`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, positions: int) -> None:
         super().__init__()
         self.model = model
-        self.learned_positions = learned_positions(model)
+        self.last_position = positions - 1
 
     def forward(self, input_ids: Tensor, start: Tensor, logit_rows: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         width, capacity = input_ids.shape[1], past[0].shape[2]
-        positions = start[:, None] + torch.arange(width)  # [B, S]
-        if self.learned_positions is not None:  # rows in the slack have no learned position; nobody reads them
-            positions = positions.clamp(max=self.learned_positions - 1)
+        # Rows in the slack have no position of their own; nobody reads them.
+        positions = (start[:, None] + torch.arange(width)).clamp(max=self.last_position)  # [B, S]
 
         def only_wanted_rows(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
             hidden = inputs[0]  # [B, S, hidden]
@@ -95,22 +96,18 @@ class TracedModel(nn.Module):
         return (logits.float(), *present)
 
 
-def learned_positions(model: Any) -> int | None:
-    """How many learned position embeddings the model has, None for a model without them."""
-    table = getattr(model.base_model, "wpe", None)
-    return None if table is None else int(table.num_embeddings)
-
-
 @contextmanager
 def ready_to_trace(model: Any) -> Iterator[None]:
-    """Attention as one ONNX node, and GPT2's Conv1D as the plain product it is, until the block ends."""
-    attention, conv1d = model.config._attn_implementation, Conv1D.forward
-    model.set_attn_implementation(ATTENTION)
-    Conv1D.forward = lambda self, x: torch.matmul(x, self.weight) + self.bias
+    """Attention as one ONNX node, experts without a loop, and what the family needs, until the block ends."""
+    config = model.config
+    attention, experts = config._attn_implementation, config._experts_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    config._experts_implementation = IMPLEMENTATION
     try:
-        yield
+        with special.ready_to_trace(model):
+            yield
     finally:
-        Conv1D.forward = conv1d
+        config._experts_implementation = experts
         model.set_attn_implementation(attention)
 
 
@@ -139,5 +136,28 @@ def _attention(
     return out.transpose(1, 2), None  # [B, S, heads, D]
 
 
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
+def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Every expert on every token `[N, hidden]`, summed by the weights `[N, k]` of the chosen ones.
+
+    Which weights a call reads must not depend on its tokens, or no engine could plan it.
+    """
+    share = torch.zeros(hidden.shape[0], module.num_experts, dtype=weights.dtype).scatter(1, chosen, weights)  # [N, E]
+
+    def project(inputs: Tensor, name: str) -> Tensor:  # [E, N, …]
+        matrix = getattr(module, name)
+        outputs = torch.matmul(inputs, matrix if module.is_transposed else matrix.transpose(1, 2))
+        return outputs + getattr(module, f"{name}_bias")[:, None] if module.has_bias else outputs
+
+    if module.has_gate:
+        inner = module._apply_gate(project(hidden[None], "gate_up_proj"))
+    else:
+        inner = module.act_fn(project(hidden[None], "up_proj"))
+    outputs = project(inner, "down_proj")
+    if module.has_post_expert_norm:
+        outputs = module.post_expert_norm(outputs)
+    return (outputs * share.T[:, :, None]).sum(0).to(hidden.dtype)
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionMaskInterface.register(IMPLEMENTATION, lambda *_, **__: None)
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)

@@ -27,13 +27,13 @@ def tiny_llama(path: Path, vocab: int = 64, padded_vocab: int | None = None, see
         "initializer_range": 0.4,
         "tie_word_embeddings": False,
     }
-    return _write(path, LlamaConfig(**_ids(vocab, padded_vocab) | fields | config), vocab, seed)
+    return write_random(path, LlamaConfig(**_ids(vocab, padded_vocab) | fields | config), vocab, seed)
 
 
 def tiny_gpt2(path: Path, vocab: int = 64, padded_vocab: int | None = None, seed: int = 0, **config: Any) -> Path:
     """Two layers, learned positions, biases everywhere, a tied head."""
     fields = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": 0.4}
-    return _write(path, GPT2Config(**_ids(vocab, padded_vocab) | fields | config), vocab, seed)
+    return write_random(path, GPT2Config(**_ids(vocab, padded_vocab) | fields | config), vocab, seed)
 
 
 def tiny_gemma2(path: Path, vocab: int = 64, padded_vocab: int | None = None, seed: int = 0, **config: Any) -> Path:
@@ -52,7 +52,7 @@ def tiny_gemma2(path: Path, vocab: int = 64, padded_vocab: int | None = None, se
         "max_position_embeddings": 256,
         "initializer_range": 0.4,
     }
-    return _write(path, Gemma2Config(**_ids(vocab, padded_vocab) | fields | config), vocab, seed)
+    return write_random(path, Gemma2Config(**_ids(vocab, padded_vocab) | fields | config), vocab, seed)
 
 
 def large_llama(path: Path, layers: int = 16, dtype: torch.dtype = torch.bfloat16, vocab: int = 128256) -> Path:
@@ -137,7 +137,7 @@ def _ids(vocab: int, padded_vocab: int | None) -> dict[str, Any]:
     return {"vocab_size": padded_vocab or vocab, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 
 
-def _write(path: Path, config: Any, vocab: int, seed: int) -> Path:
+def write_random(path: Path, config: Any, vocab: int, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _fail(sentence: str) -> int:
 
 def table(report: "ExportReport") -> str:
     """What was written, a line for each model."""
-    rows = [("model", "from", "parameters", "nodes", "weights", "dtype", "worst error", "seconds")]
+    rows = [("model", "from", "parameters", "nodes", "size", "dtype", "weights", "worst error", "seconds")]
     for model in report.models:
         entry = model.entry
         rows.append(
@@ -66,6 +67,7 @@ def table(report: "ExportReport") -> str:
                 str(model.nodes),
                 in_bytes(model.weight_bytes),
                 entry.contract.dtype,
+                entry.weights,
                 _error(entry.check),
                 f"{model.seconds:.1f}",
             )
@@ -74,9 +76,21 @@ def table(report: "ExportReport") -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if any(model.entry.check.get("as_float32_copy") for model in report.models):
         lines.append("checked as float32 copy: the same weights file, computed in float32")
+    lines += [_quality(model.role, model.entry.check["quality"]) for model in report.models if model.entry.check]
+    if report.overlap:
+        accepted = ", ".join(f"{alpha:.3f} at temperature {t:g}" for t, alpha in report.overlap.items())
+        lines.append(f"acceptance expected of the draft on the text: {accepted}")
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"{report.path}: sequences up to {report.max_length} tokens, written in {report.seconds:.1f} s")
     return "\n".join(lines)
+
+
+def _quality(role: str, quality: dict[str, Any]) -> str:
+    return (
+        f"{role} on a text of {quality['tokens']} tokens: perplexity {quality['perplexity']:.4g}, of the checkpoint "
+        f"{quality['checkpoint_perplexity']:.4g}; KL {quality['divergence']:.1e}; worst logit off by "
+        f"{quality['worst_logit_error']:.1e} standard deviations"
+    )
 
 
 def in_bytes(size: float) -> str:
@@ -94,7 +108,9 @@ def _error(check: dict[str, Any]) -> str:
 
 
 def _export(arguments: argparse.Namespace, progress: Any) -> "ExportReport":
+    from ..export.passes.quantise import Quantisation
     from ..export.pipeline import export_bundle
+    from .prompts import read_text
 
     return export_bundle(
         target=arguments.target,
@@ -102,6 +118,9 @@ def _export(arguments: argparse.Namespace, progress: Any) -> "ExportReport":
         draft=arguments.draft,
         max_length=arguments.max_length,
         dtype=arguments.dtype,
+        weights=Quantisation(arguments.weights, arguments.wide_head, arguments.wide_embedding),
+        draft_weights=Quantisation(arguments.draft_weights, arguments.wide_head, arguments.wide_embedding),
+        text=None if arguments.text is None else read_text(Path(arguments.text), "text"),
         check=not arguments.no_check,
         progress=progress,
     )
@@ -134,6 +153,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of weights and cache"
     )
+    for flag, model in (("--weights", "target's"), ("--draft-weights", "draft's")):
+        parser.add_argument(
+            flag,
+            choices=("none", "int8", "int4"),
+            default="none",
+            help=f"store the {model} matrices in blocks of small integers (embeddings never smaller than int8)",
+        )
+    parser.add_argument(
+        "--wide-head", action="store_true", help="do not quantise the vocabulary projection (nor a tied embedding)"
+    )
+    parser.add_argument(
+        "--wide-embedding", action="store_true", help="do not quantise the embedding (nor a tied vocabulary projection)"
+    )
+    parser.add_argument("--text", metavar="FILE", help="measure perplexity and acceptance on this text")
     parser.add_argument("--no-check", action="store_true", help="do not compare the graphs with the checkpoints")
     return parser
 

@@ -1,7 +1,6 @@
 """What a request gave, as JSON."""
 
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any
 
 from ..runtime import Output, Speculation, TokenLogprob, TracedRound
@@ -38,15 +37,10 @@ def output_json(output: Output) -> dict[str, Any]:
 
 
 def total(each: Iterable[Speculation]) -> Speculation:
-    """The sum over requests, field by field."""
+    """The sum over requests."""
     merged = Speculation()
     for one in each:
-        for name, so_far in vars(merged).items():
-            more = getattr(one, name)
-            added = (
-                [a + b for a, b in zip_longest(so_far, more, fillvalue=0)] if isinstance(more, list) else so_far + more
-            )
-            setattr(merged, name, added)
+        merged.add(one)
     return merged
 
 

@@ -9,6 +9,7 @@ from trt_spec.engines import Bundle, Contract
 from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.check import Reference, make_reference
 from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.quality import Sample, checkpoint_logits
 
 from ..models import tiny_gpt2, tiny_llama
 
@@ -37,7 +38,9 @@ def graphs(pairs) -> Callable[[str], Graph]:
             checkpoint = open_checkpoint(pair.checkpoint)
             contract = Bundle.open(pair.bundle).target.contract
             model = load_model(checkpoint, "float32")
-            reference = make_reference(model, contract, 64, checkpoint.shape.window)
+            sample = Sample([5, 9, 3, 40, 41, 7], 64)
+            logits = checkpoint_logits(model, sample.tokens)
+            reference = make_reference(model, contract, checkpoint.shape.window, sample, logits)
             made[family] = Graph(pair.checkpoint, pair.bundle / "target", contract, reference)
         return made[family]
 

@@ -1,6 +1,7 @@
 """The command `export-models`: its table, its exit codes, its one-line errors."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,8 +28,9 @@ def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -
     assert bundle.max_length == 64
     assert bundle.target.check["worst_error"] < 5e-5
     assert sum(node.op_type == "RotaryEmbedding" for node in ir.load(bundle.graph("target")).graph) == 2
-    heading, row, copy, last = done.stdout.splitlines()
-    assert " ".join(heading.split()) == "model from parameters nodes weights dtype worst error seconds"
+    heading, row, copy, quality, last = done.stdout.splitlines()
+    assert re.match(r"target on a text of 64 tokens: perplexity [\d.]+, of the checkpoint [\d.]+; KL ", quality)
+    assert " ".join(heading.split()) == "model from parameters nodes size dtype weights worst error seconds"
     assert row.split()[:3] == ["target", "checkpoint", "16,480"]
     assert "float16" in row
     assert copy == "checked as float32 copy: the same weights file, computed in float32"

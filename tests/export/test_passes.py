@@ -7,7 +7,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
-from trt_spec.engines import Contract, open_engine
+from trt_spec.engines import Contract, blank_step, open_engine
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import trace
 from trt_spec.export.passes.fuse_norms import fuse_norms
@@ -50,7 +50,7 @@ def logits(graph: ir.Model, contract: Contract, folder: Path) -> torch.Tensor:
     engine.bind({name: torch.zeros(shape) for name in contract.cache_names})
     found = []
     for start in (0, 5):
-        step = engine.step(0, 2, 5, 5)
+        step = blank_step(engine, 0, 2, 5, 5)
         step.input_ids.copy_(torch.arange(10).view(2, 5) + start)
         step.start.fill_(start)
         step.run()
@@ -64,7 +64,7 @@ def test_each_rewrite_fires_as_often_as_its_pattern_occurs_and_keeps_the_numbers
     )
     contract = checkpoint.shape.contract(64, "float32")
     with quiet_libraries():
-        graph = trace(load_model(checkpoint, "float32"), contract)
+        graph = trace(load_model(checkpoint, "float32"), contract, checkpoint.shape.positions)
     expected = logits(graph, contract, tmp_path / "traced")
     rewrites: list[tuple[Any, int]] = [
         (orient_weights, 8),

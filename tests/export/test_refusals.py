@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from trt_spec.engines import ExportError, PairError, TrtSpecError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import open_checkpoint
@@ -39,8 +41,8 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
     ("fields", "expected"),
     [
         (
-            {"model_type": "mixtral"},
-            "has the model type 'mixtral', which cannot be exported; supported are gemma2, gpt2",
+            {"model_type": "mamba"},
+            "has the model type 'mamba', which cannot be exported: its layers keep a state",
         ),
         ({"model_type": None}, "has the model type None, which cannot be exported"),
         ({"is_encoder_decoder": True}, "is an encoder-decoder, expected a decoder-only causal LM"),
@@ -146,14 +148,47 @@ def test_truncated_weights_are_refused_when_they_are_read(llama: Path, tmp_path:
 
 
 def test_missing_tensor_is_refused_by_name(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     llama = tiny_llama(tmp_path / "llama")
     weights = load_file(llama / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ExportError, match=r"lacks 1 tensors, the first is model\.layers\.1\.mlp\.up_proj\.weight"):
         export_bundle(llama, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (
+            lambda weights: weights | {"model.layers.0.extra.weight": torch.ones(2)},
+            "holds 1 tensors that a llama of its config.json does not have, the first is model.layers.0.extra.weight",
+        ),
+        (
+            lambda weights: weights | {"model.norm.weight": weights["model.norm.weight"] * torch.nan},
+            "tensor model.norm.weight of checkpoint",
+        ),
+        (
+            lambda weights: weights | {"lm_head.weight": weights["lm_head.weight"] * torch.inf},
+            "holds numbers that are not finite",
+        ),
+        (
+            lambda weights: weights | {"model.layers.0.mlp.up_proj.weight": torch.ones(7, 32)},
+            "cannot be read: ",
+        ),
+    ],
+    ids=["extra tensor", "NaN", "infinity", "wrong shape"],
+)
+def test_weights_that_do_not_fit_the_configuration_or_are_no_numbers_are_refused(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], dict[str, Any]], expected: str
+) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    file = checkpoint / "model.safetensors"
+    save_file(spoil(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(ExportError) as caught:
+        export_bundle(checkpoint, tmp_path / "bundle")
+    assert expected in str(caught.value)
+    assert str(checkpoint) in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"], "nothing is left behind"
 
 
 def test_token_the_model_has_no_row_for_is_refused(llama: Path) -> None:

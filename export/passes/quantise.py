@@ -1,0 +1,205 @@
+"""Store the matrices of a graph in blocks of small integers with a scale each: standard block-wise DequantizeLinear.
+
+ONNX Runtime fuses `DequantizeLinear → MatMul` to its MatMulNBits; TensorRT compiles it as it is.
+"""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from ...engines import ExportError
+
+KINDS = ("none", "int8", "int4")
+BLOCK = {"int8": 64, "int4": 32}  # rows of a matrix that share a scale
+SMALLEST_BLOCK = 16  # what engines have kernels for
+INT4_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest value that becomes -8; the best by squared error
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How the weights of one model are stored; the vocabulary projection and the embedding may stay as they are.
+
+    Where the two are one matrix, what is asked for either holds for both.
+    """
+
+    kind: str = "none"
+    wide_head: bool = False
+    wide_embedding: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ExportError(f"weights are {self.kind!r}, expected {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix `[K, N]` as integers, with one scale for each block of rows and column."""
+
+    integers: Tensor  # [K, N] int8
+    scales: Tensor  # [K / block, N] float32
+    block: int
+
+    def matrix(self) -> Tensor:
+        return (self.integers.view(len(self.scales), self.block, -1) * self.scales[:, None]).view_as(self.integers)
+
+
+def quantise(model: ir.Model, how: Quantisation) -> int:
+    """Quantise linear layers and the embedding; returns how many.
+
+    The checkpoint's own tensors, of which the graph's are views, are overwritten with the values that are left of
+    them, so that the loaded model goes on as the reference of the graph.
+    """
+    if how.kind == "none":
+        return 0
+    graph = model.graph
+    head, lookup = _head(graph), _lookup(graph)
+    tied = head is not None and lookup is not None and _raw(head).data_ptr() == _raw(_table(lookup)).data_ptr()
+    wide_head = how.wide_head or (tied and how.wide_embedding)
+    wide_embedding = how.wide_embedding or (tied and how.wide_head)
+    head_blocks: Blocks | None = None
+    fired = 0
+    for node in list(graph):
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is None or not _is_matrix(graph, weight) or (weight is head and wide_head):
+            continue
+        raw = _raw(weight)
+        block = _block(raw.shape[0], how.kind)
+        if not block:
+            continue
+        blocks = to_blocks(raw, how.kind, block)
+        raw.copy_(blocks.matrix())
+        if weight is head:
+            head_blocks = blocks
+        _read_blocks(graph, weight, blocks, how.kind)
+        fired += 1
+    if lookup is not None and not wide_embedding:
+        fired += _quantise_embedding(graph, lookup, head_blocks if tied else None)
+    return fired
+
+
+def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
+    """Round `[K, N]` to the nearest multiples of one scale for each block of rows and column."""
+    wide = matrix.detach().float().reshape(-1, block, matrix.shape[1])  # [K / block, block, N]
+    if kind == "int8":
+        scales = wide.abs().amax(1) / 127
+        integers = _round(wide, scales, 127, 127)
+        return Blocks(integers.view(matrix.shape), scales, block)
+    largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))[:, 0] / -8  # it becomes -8, whatever its sign
+    best, error = largest, torch.full_like(largest, torch.inf)
+    for share in INT4_SCALES:
+        scales = largest * share
+        missed = (_round(wide, scales, 8, 7) * scales[:, None] - wide).square_().sum(1)
+        best, error = torch.where(missed < error, scales, best), torch.minimum(missed, error)
+    return Blocks(_round(wide, best, 8, 7).view(matrix.shape), best, block)
+
+
+def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
+    divisor = torch.where(scales == 0, torch.ones_like(scales), scales)
+    return (wide / divisor[:, None]).round_().clamp_(-lowest, highest).to(torch.int8)
+
+
+def _block(rows: int, kind: str) -> int:
+    """The largest block that divides the rows; 0 if only ones too small do."""
+    block = BLOCK[kind]
+    while rows % block:
+        block //= 2
+    return block if block >= SMALLEST_BLOCK else 0
+
+
+def _head(graph: ir.Graph) -> ir.Value | None:
+    """The matrix of the vocabulary projection: the last product before the logits."""
+    value: ir.Value | None = graph.outputs[0]
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "MatMul":
+            return node.inputs[1]
+        value = node.inputs[0]
+    return None
+
+
+def _is_matrix(graph: ir.Graph, value: ir.Value) -> bool:
+    return value.name in graph.initializers and value.shape is not None and len(value.shape) == 2
+
+
+def _raw(weight: ir.Value) -> Tensor:
+    raw = getattr(weight.const_value, "raw", None)
+    assert isinstance(raw, torch.Tensor), f"{weight.name} is not backed by the checkpoint"
+    return raw.detach()
+
+
+def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
+    """`DequantizeLinear` in the place of a matrix."""
+    integers = _constant(graph, f"{weight.name}.{kind}", blocks.integers, ir.DataType[kind.upper()])
+    scales = _constant(graph, f"{weight.name}.scales", blocks.scales, weight.dtype)
+    node = ir.node("DequantizeLinear", [integers, scales], {"axis": 0, "block_size": blocks.block})
+    output = node.outputs[0]
+    output.name, output.shape, output.type = f"{weight.name}.wide", weight.shape, weight.type
+    graph.insert_before(graph[0], [node])
+    weight.replace_all_uses_with(output)
+    del graph.initializers[str(weight.name)]
+
+
+def _lookup(graph: ir.Graph) -> ir.Node | None:
+    """The node that looks token ids up: in a table with a row for each logit."""
+    assert graph.outputs[0].shape is not None
+    vocab_size = graph.outputs[0].shape[2]
+    for node in graph:
+        table = node.inputs[0] if node.op_type == "Gather" else None
+        if table is not None and _is_matrix(graph, table) and _raw(table).shape[0] == vocab_size:
+            return node
+    return None
+
+
+def _table(lookup: ir.Node) -> ir.Value:
+    table = lookup.inputs[0]
+    assert table is not None
+    return table
+
+
+def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -> int:
+    """Look up int8 rows and their scales and widen only them; the numbers of a tied head are taken over."""
+    table = _table(lookup)
+    raw = _raw(table)
+    block = _block(raw.shape[1], "int8")
+    if head is None and not block:
+        return 0
+    blocks = to_blocks(raw.T, "int8", block) if head is None else head
+    raw.copy_(blocks.matrix().T)
+    rows = _looked_up(graph, lookup, f"{table.name}.int8", blocks.integers.T, ir.DataType.INT8)
+    scales = _looked_up(graph, lookup, f"{table.name}.scales", blocks.scales.T, table.dtype)
+    found = lookup.outputs[0]
+    users = list(found.uses())
+    widen = ir.node("DequantizeLinear", [rows, scales], {"axis": 2, "block_size": blocks.block})
+    wide = widen.outputs[0]
+    wide.name, wide.shape, wide.type = f"{found.name}.wide", found.shape, found.type
+    graph.insert_after(lookup, [widen])
+    for use in users:
+        use.node.replace_input_with(use.idx, wide)
+    graph.remove(lookup, safe=True)
+    if not table.uses():
+        del graph.initializers[str(table.name)]
+    return 1
+
+
+def _looked_up(graph: ir.Graph, lookup: ir.Node, name: str, table: Tensor, dtype: ir.DataType | None) -> ir.Value:
+    """The rows of another table that a lookup asks for."""
+    value = _constant(graph, name, table, dtype)
+    node = ir.node("Gather", [value, lookup.inputs[1]], {"axis": 0})
+    output = node.outputs[0]
+    output.name, output.type = f"{name}.rows", value.type
+    graph.insert_before(lookup, [node])
+    return output
+
+
+def _constant(graph: ir.Graph, name: str, numbers: Tensor, dtype: ir.DataType | None) -> ir.Value:
+    assert dtype is not None
+    array = numbers.contiguous().numpy()
+    if dtype == ir.DataType.INT4:
+        tensor = ir.Tensor(array.astype(ml_dtypes.int4), dtype=dtype, name=name)
+    else:
+        tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
+    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,98 @@
+"""What a stored model has lost against its checkpoint, and how often a draft will agree: both on running text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engines import Contract, Engine, blank_step
+from .oracle import computing_in_float32
+
+LONGEST = 256  # tokens of the text that are read …
+LOGITS = 2**23  # … and the most logits, which of a large vocabulary take more memory than its model's layers
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Running text of a vocabulary."""
+
+    tokens: list[int]
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Differences of the stored model from its checkpoint on the same text."""
+
+    tokens: int
+    worst_logit_error: float  # in standard deviations of the checkpoint's logits
+    divergence: float  # mean KL(checkpoint ‖ stored), nats
+    perplexity: float
+    checkpoint_perplexity: float
+
+
+@torch.no_grad()
+def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
+    """Of the model in torch, `[L, V]`."""
+    with computing_in_float32(model):
+        logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits.float()
+
+
+@torch.no_grad()
+def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
+    """Of the stored graph, `[L, V]`, read in chunks as a prompt is."""
+    engine.bind(_cache(engine.contract, len(tokens)))
+    return torch.cat(list(_chunks(engine, tokens)))
+
+
+def _chunks(engine: Engine, tokens: list[int]) -> Iterator[Tensor]:
+    for start in range(0, len(tokens), CHUNK):
+        chunk = tokens[start : start + CHUNK]
+        step = blank_step(engine, 0, 1, len(chunk), len(chunk))
+        step.input_ids[0] = torch.tensor(chunk)
+        step.start[0] = start
+        step.run()
+        yield step.logits[0]
+
+
+def _cache(contract: Contract, capacity: int) -> dict[str, Tensor]:
+    shape = (1, contract.kv_heads, capacity, contract.head_dim)
+    return {name: torch.zeros(shape) for name in contract.cache_names}
+
+
+def measure(checkpoint: Tensor, stored: Tensor, tokens: list[int]) -> Quality:
+    """Row by row: of a large vocabulary all rows in float64 would take more memory than the model."""
+    divergence = 0.0
+    surprise = {"checkpoint": 0.0, "stored": 0.0}  # nats
+    for row, following in enumerate([*tokens[1:], None]):
+        expected, found = (logits[row].double().log_softmax(-1) for logits in (checkpoint, stored))
+        divergence += float((expected.exp() * (expected - found)).sum())
+        if following is not None:
+            surprise["checkpoint"] -= float(expected[following])
+            surprise["stored"] -= float(found[following])
+    perplexity = {name: exp(nats / (len(tokens) - 1)) for name, nats in surprise.items()}
+    return Quality(
+        tokens=len(tokens),
+        worst_logit_error=float(torch.dist(stored, checkpoint, torch.inf) / checkpoint.std()),
+        divergence=divergence / len(tokens),
+        perplexity=perplexity["stored"],
+        checkpoint_perplexity=perplexity["checkpoint"],
+    )
+
+
+def overlap(target: Tensor, draft: Tensor, temperature: float) -> float:
+    """α: the mean over positions of Σ min(p, q), what the rejection rule accepts of a draft; greedy agreement at 0."""
+    vocab = min(target.shape[1], draft.shape[1])
+    total = 0.0
+    for ours, theirs in zip(target[:, :vocab], draft[:, :vocab], strict=True):
+        if temperature == 0:
+            total += float(ours.argmax() == theirs.argmax())
+        else:
+            p, q = ((logits.double() / temperature).softmax(-1) for logits in (ours, theirs))
+            total += float(torch.minimum(p, q).sum())
+    return total / len(target)

@@ -1,0 +1,60 @@
+"""Every family of the table: what works computes what its checkpoint does, what is refused is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from trt_spec.engines import ExportError
+from trt_spec.export import export_bundle
+from trt_spec.export.family_table import REFUSED, WORKS
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.cli import main
+
+from ..families import tiny_checkpoint
+
+IN_DEFAULT_TIER = ("qwen2", "qwen3_moe")  # the first three families have tests of their own
+
+
+def test_the_table_knows_every_causal_model_of_transformers() -> None:
+    assert not set(WORKS) & set(REFUSED)
+    assert set(WORKS) | set(REFUSED) == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert all(REFUSED.values())
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in IN_DEFAULT_TIER else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in WORKS]
+)
+def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path: Path, kind: str) -> None:
+    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
+    [target] = export_bundle(checkpoint, tmp_path / "bundle").models
+    assert target.entry.check["worst_error"] < 2e-4  # float32 rounding, on logits with a deviation of about 2
+    reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    prompt = [5, 9, 17, 5, 9]
+    ids = torch.tensor([prompt])
+    expected = reference.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+    with Decoder.open(tmp_path / "bundle") as decoder:
+        [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
+    assert list(output.token_ids) == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "deepseek_v3", "bert"])
+def test_a_refused_family_is_refused_by_name_before_any_work(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": ["AnyForCausalLM"]}))
+    with pytest.raises(ExportError) as refused:
+        export_bundle(tmp_path, tmp_path / "bundle")
+    assert f"has the model type {kind!r}, which cannot be exported: {REFUSED[kind]}" in str(refused.value)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_the_command_prints_every_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["families"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for kind in WORKS:
+        assert any(line.split() == [kind, "works"] for line in lines), kind
+    for kind, reason in REFUSED.items():
+        assert any(line.split(maxsplit=1) == [kind, f"refused: {reason}"] for line in lines), kind
+    assert main(["families", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == dict.fromkeys(WORKS) | REFUSED

@@ -1,0 +1,200 @@
+"""Quantised weights: what is rounded and how far, that the graph computes just that, and that engines fuse it."""
+
+from collections import Counter
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file
+from trt_spec.engines import Bundle, ExportError
+from trt_spec.engines.onnxruntime import Threads, open_session
+from trt_spec.export import export_bundle
+from trt_spec.export.passes.quantise import Quantisation, to_blocks
+from trt_spec.export.quality import engine_logits, measure, overlap
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
+
+MAKERS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "gemma2": tiny_gemma2}
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_no_number_moves_by_more_than_half_a_step(kind: str) -> None:
+    matrix = torch.randn(96, 5, generator=torch.Generator().manual_seed(0))
+    blocks = to_blocks(matrix, kind, 32)
+    steps = blocks.scales.abs().repeat_interleave(32, 0)
+    missed = (blocks.matrix() - matrix).abs()
+    if kind == "int8":
+        assert (missed <= steps / 2 * 1.0001).all()
+        assert blocks.integers.abs().amax() == 127
+    else:  # a smaller step that cuts off the largest number may be the better one
+        assert (missed <= steps / 2 * 1.0001).float().mean() > 0.95
+        assert (blocks.integers.min(), blocks.integers.max()) >= (-8, 0)
+
+
+def test_int4_scales_are_at_least_as_good_as_the_plain_ones() -> None:
+    matrix = torch.randn(64, 200, generator=torch.Generator().manual_seed(1))
+    view = matrix.view(2, 32, 200)
+    plain = view.gather(1, view.abs().argmax(1, keepdim=True)) / -8
+    plain_error = ((view / plain).round().clamp(-8, 7) * plain - view).square().sum(1)
+    found = to_blocks(matrix, "int4", 32)
+    error = (found.matrix().view_as(view) - view).square().sum(1)
+    assert (error <= plain_error + 1e-6).all()
+    assert error.sum() < 0.95 * plain_error.sum()
+
+
+def test_a_block_of_zeros_stays_zero() -> None:
+    for kind in ("int8", "int4"):
+        assert not to_blocks(torch.zeros(32, 3), kind, 16).matrix().any()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "int8"),
+        ("gemma2", "int4"),
+        *(
+            pytest.param(family, kind, marks=pytest.mark.exhaustive)
+            for family in MAKERS
+            for kind in ("int8", "int4")
+            if (family, kind) not in (("llama", "int8"), ("gemma2", "int4"))
+        ),
+    ],
+)
+def test_a_quantised_graph_computes_its_rounded_checkpoint_and_is_fused(tmp_path: Path, family: str, kind: str) -> None:
+    """The built-in check holds the graph to the float32 tolerance against the checkpoint with the same rounding."""
+    checkpoint = MAKERS[family](tmp_path / "checkpoint")
+    report = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation(kind))
+    [target] = report.models
+    assert target.entry.check["worst_error"] < 5e-5
+    assert target.entry.weights == kind
+    quality = target.entry.check["quality"]
+    assert 0 < quality["divergence"] < (0.02 if kind == "int8" else 1.0)
+    graph = Bundle.open(tmp_path / "bundle").graph("target")
+    written = Counter(node.op_type for node in ir.load(graph).graph)
+    nodes = fused_nodes(graph, tmp_path / "fused.onnx")
+    ran = Counter(node.op_type for node in nodes)
+    assert written["MatMul"] == ran["MatMulNBits"] >= 8
+    assert ran["MatMul"] == 0
+    widened = [node.inputs[0].name for node in nodes if node.op_type == "DequantizeLinear"]
+    assert widened
+    assert all(name.endswith(".rows") for name in widened), "only rows of the embedding that were looked up"
+
+
+def fused_nodes(graph: Path, out: Path) -> list[ir.Node]:
+    """What ONNX Runtime makes of a graph; each MatMulNBits must compute in int8."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession
+
+    def saving(path, options, **more):
+        options.optimized_model_filepath = str(out)
+        return session(path, options, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "InferenceSession", saving)
+        open_session(graph, Threads(1, stay_awake=False))
+    nodes = list(ir.load(out).graph)
+    assert all(node.attributes.get_int("accuracy_level") == 4 for node in nodes if node.op_type == "MatMulNBits")
+    return nodes
+
+
+def test_head_and_embedding_may_stay_wide(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", tie_word_embeddings=True)
+    how = Quantisation("int8", wide_head=True, wide_embedding=True)
+    export_bundle(checkpoint, tmp_path / "bundle", weights=how, check=False)
+    graph = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph
+    assert Counter(node.op_type for node in graph)["DequantizeLinear"] == 2 * 7  # of two layers
+    assert {name for name in graph.initializers if "embed" in name} == {
+        "model.embed_tokens.weight",
+        "model.embed_tokens.weight.T",
+    }
+
+
+@pytest.mark.parametrize("flags", [{"wide_head": True}, {"wide_embedding": True}])
+def test_a_tied_matrix_that_shall_stay_wide_for_one_use_stays_so_for_both(
+    tmp_path: Path, flags: dict[str, bool]
+) -> None:
+    """Rounded for the other use it would be rounded for this one, too: it is one matrix."""
+    checkpoint = tiny_gpt2(tmp_path / "c")
+    export_bundle(checkpoint, tmp_path / "b", weights=Quantisation("int8", **flags), check=False)
+    weights = ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers
+    original = load_file(checkpoint / "model.safetensors")["transformer.wte.weight"]
+    assert torch.equal(torch.tensor(weights["transformer.wte.weight"].const_value.numpy()), original)
+    assert torch.equal(torch.tensor(weights["transformer.wte.weight.T"].const_value.numpy()), original.T)
+
+
+def test_an_untied_one_stays_wide_alone(tmp_path: Path) -> None:
+    how = Quantisation("int8", wide_head=True)
+    export_bundle(tiny_llama(tmp_path / "c"), tmp_path / "b", weights=how, check=False)
+    names = set(ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers)
+    assert {"lm_head.weight.T", "model.embed_tokens.weight.int8"} < names
+
+
+def test_a_tied_embedding_and_head_stay_equal(tmp_path: Path) -> None:
+    export_bundle(tiny_gpt2(tmp_path / "c"), tmp_path / "b", weights=Quantisation("int4"), check=False)
+    weights = ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers
+    rows = torch.tensor(weights["transformer.wte.weight.int8"].const_value.numpy())
+    head = torch.tensor(weights["transformer.wte.weight.T.int4"].const_value.numpy().astype("int8"))
+    assert torch.equal(rows, head.T)
+
+
+def test_matrices_no_block_divides_stay_wide(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=24, intermediate_size=32, num_hidden_layers=1)
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8")).models
+    assert target.fired["quantise"] == 2, "down_proj with 32 rows and o_proj with 4 heads of 16; 24 is no block"
+
+
+def test_speculation_is_lossless_on_quantised_models(tmp_path: Path) -> None:
+    """The greedy text of an int8 target with an int4 draft is that of the target alone."""
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    report = export_bundle(
+        checkpoint,
+        tmp_path / "bundle",
+        draft=checkpoint,
+        weights=Quantisation("int8"),
+        draft_weights=Quantisation("int4"),
+    )
+    assert [model.entry.weights for model in report.models] == ["int8", "int4"]
+    assert 0.5 < report.overlap[1.0] < 1
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    prompts = [[5, 6, 7], [40, 41, 42, 43, 9], [11] * 20]
+    with Decoder.open(tmp_path / "bundle") as decoder:
+        plain = [decoder.generate(prompt, params, draft_length=0)[0].token_ids for prompt in prompts]
+        for k in (1, 4):
+            found = [decoder.generate(prompt, params, draft_length=k)[0].token_ids for prompt in prompts]
+            assert found == plain
+        assert decoder.speculation.accepted > 0
+
+
+def test_an_unknown_kind_of_weights_is_refused() -> None:
+    with pytest.raises(ExportError, match="weights are 'int2', expected none, int8, int4"):
+        Quantisation("int2")
+
+
+def test_quality_is_measured_against_the_checkpoint() -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    same = measure(logits, logits, [0, 0, 1])
+    assert (same.worst_logit_error, same.divergence) == (0, 0)
+    assert same.perplexity == same.checkpoint_perplexity == pytest.approx((1 + 2.718281828**-2), abs=1e-6)
+    worse = measure(logits, logits.flip(1), [0, 0, 1])
+    assert worse.perplexity > same.perplexity
+    assert worse.divergence == pytest.approx((2 * 2 * 0.7615941560) / 3)  # 2·tanh(1) in two of three rows
+
+
+def test_overlap_is_the_sum_of_the_smaller_probabilities() -> None:
+    p, q = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([[0.1, 0.3, 0.6]]).log()
+    assert overlap(p, q, 1.0) == pytest.approx(0.6)
+    assert (overlap(p, q, 0.0), overlap(p, p, 0.0)) == (0.0, 1.0)
+
+
+def test_text_is_read_in_chunks_as_a_whole(graphs) -> None:
+    from trt_spec.engines import open_engine
+
+    graph = graphs("llama")
+    tokens = torch.randint(64, (150,), generator=torch.Generator().manual_seed(2)).tolist()
+    engine = open_engine("onnxruntime", graph.file, graph.contract)
+    logits = engine_logits(engine, tokens)
+    again = torch.cat([engine_logits(engine, tokens[:70]), engine_logits(engine, tokens)[70:]])
+    torch.testing.assert_close(logits, again, atol=1e-4, rtol=0)

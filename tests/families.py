@@ -1,0 +1,42 @@
+"""Tiny random checkpoints of every family that works, from their own configuration classes."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from .models import write_random
+
+VOCAB = 64
+SIZES = {
+    "vocab_size": VOCAB,
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner"), 64),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 256),
+    **dict.fromkeys(("initializer_range", "init_std"), 0.4),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    "head_dim": 16,
+    "rotary_dim": 8,
+    "sliding_window": 8,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "query_pre_attn_scalar": 12,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+
+
+def tiny_checkpoint(kind: str, path: Path, **settings: Any) -> Path:
+    """Two layers of a family; its configuration's own defaults decide all but the sizes."""
+    known = CONFIG_MAPPING[kind]
+    fields = set(known().to_dict()) | set(known.attribute_map)
+    config = known(**{name: value for name, value in SIZES.items() if name in fields} | settings)
+    return write_random(path, config, VOCAB)
