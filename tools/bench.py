@@ -96,7 +96,9 @@ def _result(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     bundle, plain = decoder.bundle, measured[0]
-    weight_bytes = 4 * bundle.target.parameters  # a tied embedding is stored twice, and read once
+    # A tied embedding is stored twice and read once; of quantised weights the embedding is a small part.
+    target = bundle.target
+    weight_bytes = 4 * target.parameters if target.weights == "none" else bundle.weight_bytes("target")
     roof_ms = 1e3 * weight_bytes / bandwidth
     return {
         "bundle": str(arguments.bundle),

@@ -1,4 +1,7 @@
-"""Show what this machine can run, what is missing, and how to get it. Exit code 1 if no engine can run."""
+"""Show what this machine can run, what is missing, and how to get it. Exit code 1 if no engine can run.
+
+With --target and --draft: whether the two make a good pair, before anything is exported; or with --target BUNDLE.
+"""
 
 import argparse
 import json
@@ -24,12 +27,31 @@ PURPOSES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--target", metavar="DIR_OR_ID", help="a checkpoint, or a bundle with a draft")
+    parser.add_argument("--draft", metavar="DIR_OR_ID", help="a checkpoint that may draft for it")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="the text on which they are compared")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.target or arguments.draft or arguments.text:
+        return _run_pair(arguments)
     found = examine()
     print(json.dumps(found) if arguments.json else _report(found))
     return 0 if any(engine["runs"] for engine in found["engines"]) else 1
+
+
+def _run_pair(arguments: argparse.Namespace) -> int:
+    """All that is needed for it is imported here: the rest must work where it is missing."""
+    from ..engines import RequestError
+    from .pair import examine_pair, report
+    from .prompts import read_text
+
+    if not arguments.target:
+        raise RequestError("--draft and --text compare a draft with a target; name the --target, too")
+    text = None if arguments.text is None else read_text(arguments.text, "text")
+    found = examine_pair(arguments.target, arguments.draft, text)
+    print(json.dumps(found) if arguments.json else report(found))
+    return 0
 
 
 def examine() -> dict[str, Any]:

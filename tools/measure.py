@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-from ..engines import Engine, RequestError
+from ..engines import RequestError, Step
 from ..runtime import Decoder, Request, SamplingParams, Speculation
 from ..runtime.request import State
 
@@ -94,7 +94,7 @@ def _decode_group(
         if len(live) == len(requests):
             into.round_ms.append(1e3 * elapsed)
             if rounds % ROUNDS_PER_REPLAY == 1 and not any(request.finished for request in requests):
-                _replay(decoder, len(requests), setting, into.bare)
+                _replay(decoder, into.bare)
     into.speculation += [request.speculation for request in requests]
     return tokens, seconds
 
@@ -103,17 +103,15 @@ def _decoded(requests: Sequence[Request]) -> int:
     return sum(len(request.token_ids) for request in requests)
 
 
-def _replay(decoder: Decoder, batch: int, setting: Setting, bare: Bare) -> None:
-    k = setting.draft_length
-    if setting.drafter == "model":
-        assert decoder.draft is not None
-        bare.first_draft.append(_run_ms(decoder.draft.engine, batch, 2, 1))
-        bare.draft += [_run_ms(decoder.draft.engine, batch, 1, 1) for _ in range(k - 1)]
-    bare.verify.append(_run_ms(decoder.target.engine, batch, k + 1, k + 1))
+def _replay(decoder: Decoder, bare: Bare) -> None:
+    frame = decoder.last_frame
+    assert frame is not None
+    for first, step in enumerate(frame.drafts):
+        (bare.draft if first else bare.first_draft).append(_run_ms(step))
+    bare.verify.append(_run_ms(frame.verify))
 
 
-def _run_ms(engine: Engine, batch: int, width: int, rows: int) -> float:
-    step = engine.step(0, batch, width, rows)
+def _run_ms(step: Step) -> float:
     began = perf_counter()
     step.run()
     return 1e3 * (perf_counter() - began)

@@ -31,12 +31,12 @@ def chosen_prompt(arguments: argparse.Namespace) -> str:
         raise RequestError("the prompt has to come from one place: --prompt TEXT, --prompt-file F, or - for stdin")
     if prompt is not None:
         return _decode(prompt.encode("utf-8", "surrogateescape"), "--prompt")
-    return _read(file) if file else _decode(sys.stdin.buffer.read(), "standard input")
+    return read_text(file) if file else _decode(sys.stdin.buffer.read(), "standard input")
 
 
 def read_prompts(path: Path) -> list[str]:
     """One prompt a line: plain text, or objects with a "prompt" where the name ends in .jsonl."""
-    lines = [line for line in _read(path).splitlines() if line.strip()]
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
     if not lines:
         raise RequestError(f"prompt file {path} holds no prompt, expected one a line")
     if path.suffix == ".jsonl":
@@ -54,11 +54,11 @@ def _prompt_of(path: Path, number: int, line: str) -> str:
     return prompt
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, kind: str = "prompt file") -> str:
     try:
-        return _decode(path.read_bytes(), f"prompt file {path}")
+        return _decode(path.read_bytes(), f"{kind} {path}")
     except OSError as error:
-        raise RequestError(f"prompt file {path} cannot be read ({error.strerror}); give another") from error
+        raise RequestError(f"{kind} {path} cannot be read ({error.strerror}); give another") from error
 
 
 def _decode(content: bytes, source: str) -> str:

@@ -3,7 +3,10 @@ import os
 from importlib.metadata import requires, version
 
 import pytest
-from trt_spec.tools import doctor, extras
+from trt_spec.tools import doctor, extras, theory
+
+from ..models import tiny_llama
+from .conftest import assert_refused
 
 
 def test_it_says_what_runs_here(run):
@@ -46,3 +49,40 @@ def test_an_engine_that_does_not_load_is_said_so_with_the_reason(run, monkeypatc
 def test_it_works_where_there_is_no_proc(run, monkeypatch):
     monkeypatch.setattr(doctor, "_proc_field", lambda file, name: None)
     assert run("doctor").code == 0
+
+
+def test_a_pair_is_judged_from_its_checkpoints_and_from_its_bundle(run, unequal):
+    draft = unequal.bundle.parent / "draft"
+    found = json.loads(run("doctor", "--target", unequal.checkpoint, "--draft", draft, "--json").out)
+    exported = json.loads(run("doctor", "--target", unequal.bundle, "--json").out)
+    for one in (found, exported):
+        assert one["cost_ratio"] == one["draft_ms"] / one["target_ms"] > 0
+        assert [row["temperature"] for row in one["temperatures"]] == [0.0, 0.7, 1.0]
+        for row in one["temperatures"]:
+            assert 0 <= row["alpha"] <= 1
+            k = row["best_draft_length"]
+            assert row["speed_up"] == pytest.approx(theory.speed_up(row["alpha"], k, one["cost_ratio"]))
+    for ours, theirs in zip(found["temperatures"], exported["temperatures"], strict=True):
+        assert ours["alpha"] == pytest.approx(theirs["alpha"], abs=1e-3), "the same models, in torch and in a graph"
+    text = run("doctor", "--target", unequal.bundle).out
+    assert text.startswith("one token map, one set of special ids\n")
+    assert f"α = {exported['temperatures'][2]['alpha']:.3f}" in text
+
+
+def test_acceptance_is_the_overlap_of_the_two_distributions(run, twin):
+    found = json.loads(run("doctor", "--target", twin.bundle, "--json").out)
+    assert [row["alpha"] for row in found["temperatures"]] == pytest.approx([1, 1, 1])
+
+
+def test_a_pair_that_cannot_work_is_refused_with_the_reason(run, unequal, tmp_path, capfd):
+    other = tiny_llama(tmp_path / "other", vocab=63)
+    capfd.readouterr()  # transformers' progress
+    for arguments, expected in (
+        (("--target", unequal.checkpoint, "--draft", other), "the tokenizers of target and draft differ: id 63"),
+        (("--target", unequal.checkpoint), "is no bundle and there is no --draft"),
+        (("--target", unequal.bundle, "--draft", other), "is a bundle, which holds its own draft"),
+        (("--draft", other), "name the --target, too"),
+        (("--target", tmp_path / "missing", "--draft", other), "is no directory, and no name of a model"),
+        (("--target", unequal.bundle, "--text", tmp_path / "missing"), "cannot be read"),
+    ):
+        assert_refused(run("doctor", *arguments), expected)
