@@ -1,7 +1,14 @@
 """Bundles every test shares, made once a session from tiny random checkpoints; nothing is downloaded."""
 
+import os
 import sys
 from pathlib import Path
+
+# Processes that share the cores of one machine take a core each: threads that spin for one another's cores treble
+# the time of both. Before torch is loaded, which counts them then.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 ROOT = Path(__file__).resolve().parent.parent
 # `import runtime` must never find a second copy of trt_spec.runtime (blueprint §2).
