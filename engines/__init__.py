@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .bundle import Bundle, ModelEntry, TokenizerEntry
-from .contract import MAX_DRAFT_LENGTH, Contract, TensorSpec
+from .contract import MAX_DRAFT_LENGTH, PREFILL_WIDTH, SLACK, Contract, TensorSpec
 from .engine import Engine, Step, blank_step
 from .errors import (
     BundleError,
@@ -45,6 +45,8 @@ def open_engines(
 
 __all__ = [
     "MAX_DRAFT_LENGTH",
+    "PREFILL_WIDTH",
+    "SLACK",
     "Bundle",
     "BundleError",
     "Contract",

@@ -10,17 +10,16 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ..engines import MAX_DRAFT_LENGTH, Bundle, BundleError, RequestError, open_engines
+from ..engines import SLACK, Bundle, BundleError, RequestError, open_engines
 from .frame import Frame
 from .metrics import Speculation
-from .model import PREFILL_WIDTH, Model
+from .model import Model
 from .params import SamplingParams
 from .request import Output, Piece, Request
 from .scheduler import Scheduler
 from .text import TextStream
 
 DEFAULT_DRAFT_LENGTH = 4
-SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # what a call may write past the longest sequence
 
 Prompt = str | Sequence[int]
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from ..engines import Engine
 from .cache import GRANULE, KVCache
 
-PREFILL_WIDTH = 256
-
 
 class Model:
     """Binds an engine to its cache and to one memory for logits, which every step of the model overwrites."""

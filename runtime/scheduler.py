@@ -8,9 +8,10 @@ from time import perf_counter
 
 import torch
 
+from ..engines import PREFILL_WIDTH
 from .frame import Frame
 from .metrics import Speculation
-from .model import PREFILL_WIDTH, Model
+from .model import Model
 from .params import SamplingParams
 from .request import Request, State
 from .result import RowResult, read_round

@@ -19,8 +19,8 @@ PURPOSES = {
     "cpu": "run bundles in ONNX Runtime",
     "cuda": "ONNX Runtime for NVIDIA GPUs, instead of cpu; no engine of this version uses the GPU",
     "export": "make bundles (export-models, demo)",
-    "tensorrt": "TensorRT plans; no engine of this version runs them",
-    "tensorrt-rtx": "TensorRT plans for RTX GPUs; no engine of this version runs them",
+    "tensorrt": "compiling TensorRT plans on a GPU; no engine of this version runs them",
+    "tensorrt-rtx": "compiling TensorRT plans without a GPU; no engine of this version runs them",
     "test": "run the project's tests",
 }
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from trt_spec.engines import PREFILL_WIDTH
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime import round as round_
-from trt_spec.runtime.model import PREFILL_WIDTH
 
 from ..bundles import Pair
 from .scripted import encoded, scripted_decoder

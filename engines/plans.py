@@ -1,0 +1,76 @@
+"""TensorRT plans: what each depends on, where it lies in its bundle, and the sidecar that describes it."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .bundle import GRAPH, WEIGHTS, Bundle
+from .errors import EngineError
+
+PLANS = "plans"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """All that a plan depends on; its files are named after it."""
+
+    model: str  # target or draft
+    graph: str  # identity of its graph and weights
+    engine: str
+    version: str  # of the library that compiled it
+    compute_capability: str
+    width: int  # tokens of a call
+    rows: int  # whose logits it gives
+    batch: tuple[int, int]  # smallest and largest
+    capacity: int  # of the cache
+    workspace: int | None = None  # bytes the compiler may plan with
+    unfused_attention: bool = False
+
+    @property
+    def path(self) -> Path:
+        """Of the plan below the bundle; its sidecar has the same name and the suffix .json."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return Path(PLANS, f"{self.engine}-{self.compute_capability}", f"{self.model}-{self.width}-{digest[:12]}.plan")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the sidecar of a plan says."""
+
+    key: PlanKey
+    role: str
+    bytes: int
+    sha256: str
+    build_seconds: float
+    made_by: dict[str, str]
+    inputs: list[str]
+    outputs: list[str]
+    aliases: dict[str, str]  # each output that is bound to the memory of an input
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+def graph_identity(bundle: Bundle, model: str) -> str:
+    """One hash of the model's graph and weights."""
+    files = [bundle.files[f"{model}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
+    return hashlib.sha256("".join(files).encode()).hexdigest()
+
+
+def read_plan(sidecar: Path) -> Plan:
+    """A damaged sidecar, or one whose plan is gone or damaged, is refused."""
+    plan = sidecar.with_suffix(".plan")
+    try:
+        fields: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+        if fields.pop("format") != FORMAT:
+            raise ValueError("another format")
+        key = fields.pop("key")
+        found = Plan(key=PlanKey(**key | {"batch": tuple(key["batch"])}), **fields)
+        if plan.stat().st_size != found.bytes:
+            raise ValueError(f"{plan.name} has {plan.stat().st_size} bytes, it says {found.bytes}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"{sidecar} does not describe a plan ({error}); delete it and run trt-spec build") from error
+    return found

@@ -1,0 +1,338 @@
+"""Plans are really compiled, for GPUs that are not here, from graphs whose numbers are those of the exported ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import tensorrt_rtx as trt
+import torch
+from trt_spec.engines import SLACK, Bundle, EngineError, ExportError
+from trt_spec.engines.plans import read_plan
+from trt_spec.export import export_bundle
+from trt_spec.export.audit import audit
+from trt_spec.export.build import BuildOptions, Role, build_plans, prepare
+from trt_spec.export.family_table import WORKS
+from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.tools.cli import main
+
+from ..families import tiny_checkpoint
+from ..models import tiny_gemma2, tiny_llama
+
+VERIFY = Role("verify", "target", 5, 5)
+
+
+def options(**settings: Any) -> BuildOptions:
+    return BuildOptions(**{"engine": "tensorrt-rtx", "compute_capabilities": ["8.9"]} | settings)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama in float16 with a draft."""
+    folder = tmp_path_factory.mktemp("half")
+    target, draft = tiny_llama(folder / "target"), tiny_llama(folder / "draft", seed=1, num_hidden_layers=1)
+    export_bundle(target, folder / "bundle", draft, max_length=64, dtype="float16", check=False)
+    return folder / "bundle"
+
+
+# The graph that TensorRT gets.
+
+
+def run(model: ir.Model, feeds: dict[str, np.ndarray], folder: Path) -> list[np.ndarray]:
+    """All outputs in ONNX Runtime; the weights lie in `folder`."""
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    # Accuracy as of the integers: the float32 product of what they stand for.
+    settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), settings)
+    return list(session.run(None, feeds))
+
+
+@pytest.mark.parametrize(
+    ("family", "weights", "fired"),
+    [
+        ("llama", "none", {"spell_softcap": 0, "widen_lookups": 0}),
+        ("gemma2", "none", {"spell_softcap": 2, "widen_lookups": 0}),
+        ("llama", "int8", {"spell_softcap": 0, "widen_lookups": 1}),
+    ],
+)
+def test_the_passes_fire_where_they_should_and_keep_the_numbers(
+    tmp_path: Path, family: str, weights: str, fired: dict[str, int]
+) -> None:
+    make = {"llama": tiny_llama, "gemma2": tiny_gemma2}[family]
+    checkpoint = make(tmp_path / "checkpoint")
+    export_bundle(checkpoint, tmp_path / "bundle", max_length=64, weights=Quantisation(weights), check=False)
+    bundle = Bundle.open(tmp_path / "bundle")
+    contract, graph = bundle.target.contract, bundle.graph("target")
+    capacity = 64 + SLACK
+    prepared, counted = prepare(graph, VERIFY, capacity)
+    assert counted.pop("specialise") > 0
+    assert counted == fired
+
+    generator = np.random.default_rng(0)
+    batch, start = 3, np.array([0, 7, 40])
+    shape = (batch, contract.kv_heads, capacity, contract.head_dim)
+    feeds = {
+        "input_ids": generator.integers(64, size=(batch, 5)),
+        "start": start,
+        "logit_rows": np.tile(np.arange(5), (batch, 1)),
+        **{f"past_{name}": generator.standard_normal(shape, dtype=np.float32) for name in contract.cache_names},
+    }
+    for found, expected in zip(
+        run(prepared, feeds, graph.parent), run(ir.load(graph), feeds, graph.parent), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+# Plans.
+
+
+def test_all_roles_of_a_pair_are_compiled_once_and_described(half: Path) -> None:
+    said: list[str] = []
+    report = build_plans(half, options(batch=(1, 8), draft_length=3, prefill_width=32), said.append)
+    assert [(plan.key.model, plan.role, plan.key.width, plan.key.rows) for plan in report.plans] == [
+        ("target", "verify", 4, 4),
+        ("target", "prefill", 32, 1),
+        ("draft", "first", 2, 1),
+        ("draft", "decode", 1, 1),
+        ("draft", "prefill", 32, 1),
+    ]
+    assert report.built == 5
+    assert len(said) == 5
+    contract = Bundle.open(half).target.contract
+    for plan in report.plans:
+        file = half / plan.key.path
+        assert file.stat().st_size == plan.bytes > 10_000
+        assert read_plan(file.with_suffix(".json")) == plan
+        assert plan.key.compute_capability == "8.9"
+        assert plan.key.version == plan.made_by["tensorrt-rtx"] == trt.__version__
+        assert plan.key.capacity == 64 + SLACK
+    assert report.plans[0].aliases == contract.aliases
+    assert report.plans[0].inputs == [str(spec) for spec in contract.inputs]
+
+    before = {file: file.stat().st_mtime_ns for file in half.rglob("*.plan")}
+    again = build_plans(half, options(batch=(1, 8), draft_length=3, prefill_width=32))
+    assert again.built == 0
+    assert again.plans == report.plans
+    assert {file: file.stat().st_mtime_ns for file in half.rglob("*.plan")} == before
+    assert not [file for file in half.rglob(".*") if file.is_file()]
+    Bundle.open(half)  # plans are no part of what was exported
+
+
+def test_another_shape_gpu_or_graph_needs_another_plan(half: Path, tmp_path: Path) -> None:
+    keys = [
+        Bundle.open(half).path / plan.key.path
+        for settings in ({}, {"draft_length": 2}, {"batch": (1, 2)}, {"compute_capabilities": ["8.0"]})
+        for plan in build_plans(half, options(prefill_width=0, **settings)).plans[:1]
+    ]
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": "onnxruntime"}, "no engine 'onnxruntime' to build for, expected tensorrt or tensorrt-rtx"),
+        ({"batch": (4, 2)}, "batch is 4..2, expected two numbers from 1 on"),
+        ({"draft_length": 17}, "draft length is 17, expected 0 to 16"),
+        ({"prefill_width": 3}, "prefill width is 3, expected 6 to"),
+        ({"compute_capabilities": ["sm89"]}, "compute capability is 'sm89', expected one like 8.9"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ExportError, match=said):
+        options(**settings)
+
+
+def test_a_gpu_that_the_library_does_not_know_or_that_is_not_here_is_refused(half: Path) -> None:
+    with pytest.raises(EngineError, match=r"does not compile for compute capability 9.0, expected one of 7.5, 8.0"):
+        build_plans(half, options(compute_capabilities=["9.0"]))
+    with (
+        patch.object(torch.cuda, "is_available", return_value=False),
+        pytest.raises(EngineError, match="no GPU here to build for; name one with --compute-capability"),
+    ):
+        build_plans(half, options(compute_capabilities=()))
+
+
+def test_attention_without_a_fused_kernel_is_compiled_only_when_asked_for(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", head_dim=8)
+    export_bundle(checkpoint, tmp_path / "bundle", max_length=64, dtype="float16", check=False)
+    with pytest.raises(ExportError, match="no fused kernel for this attention; --unfused-attention allows"):
+        build_plans(tmp_path / "bundle", options(prefill_width=0))
+    assert not list((tmp_path / "bundle").rglob("*.plan"))
+    assert build_plans(tmp_path / "bundle", options(prefill_width=0, unfused_attention=True)).built == 1
+
+
+def test_a_full_disk_leaves_no_half_plan(half: Path) -> None:
+    def full(file: Path, content: bytes) -> int:
+        with file.open("wb") as stream:
+            stream.write(content[:100])
+        raise OSError(28, "No space left on device")
+
+    before = sorted(filter(Path.is_file, half.rglob("*")))
+    with (
+        patch.object(Path, "write_bytes", full),
+        pytest.raises(ExportError, match=r"cannot write plan .*: No space left on device; no half plan was left"),
+    ):
+        build_plans(half, options(draft_length=5, prefill_width=0))
+    assert sorted(filter(Path.is_file, half.rglob("*"))) == before
+
+
+def test_a_damaged_sidecar_or_plan_is_refused(half: Path) -> None:
+    [plan] = build_plans(half, options(draft_length=0, prefill_width=0)).plans
+    file = half / plan.key.path
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(EngineError, match=r"does not describe a plan .* it says .*; delete it and run trt-spec build"):
+        build_plans(half, options(draft_length=0, prefill_width=0))
+    file.with_suffix(".json").write_text("{}")
+    with pytest.raises(EngineError, match="does not describe a plan"):
+        read_plan(file.with_suffix(".json"))
+    file.unlink()
+    file.with_suffix(".json").unlink()
+    assert build_plans(half, options(draft_length=0, prefill_width=0)).built == 1
+
+
+def test_the_command_prints_a_table_and_json(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["build", "--bundle", str(half), "--engine", "tensorrt-rtx", "--compute-capability", "8.9"]
+    command += ["--batch", "1..3", "--draft-length", "1", "--prefill-width", "0"]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "target verify for 8.9: compiling" in printed.err
+    lines = printed.out.splitlines()
+    assert lines[0].split() == ["model", "role", "GPU", "width", "batch", "size", "seconds"]
+    assert lines[1].split()[:5] == ["target", "verify", "8.9", "2", "1..3"]
+    assert "3 of 3 plans compiled" in lines[-1]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["built"] == 0
+    assert [plan["role"] for plan in found["plans"]] == ["verify", "first", "decode"]
+    assert main(["build", "--bundle", str(half), "--engine", "tensorrt-rtx", "--compute-capability", "9.0"]) == 2
+
+
+# The audit.
+
+
+def parse(model: onnx.ModelProto | bytes, graph: Path) -> tuple[Any, ...]:
+    """The network and what keeps it alive."""
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse(model if isinstance(model, bytes) else model.SerializeToString(), str(graph))
+    return network, builder, parser, logger
+
+
+def nodes(model: onnx.ModelProto, op_type: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == op_type]
+
+
+def naive(model: onnx.ModelProto) -> None:
+    """Causal attention with the lengths as ONNX has it, of which the parser drops the lengths."""
+    for node in nodes(model, "Attention"):
+        del node.input[3:]
+        node.input.extend(["", "", "", "start"])
+        for attribute in node.attribute:
+            if attribute.name == "is_causal":
+                attribute.i = 1
+
+
+def unmasked(model: onnx.ModelProto) -> None:
+    for node in nodes(model, "Attention"):
+        del node.input[3:]
+
+
+def read_twice(model: onnx.ModelProto) -> None:
+    """Attention reads the cache as it was before the call's rows were written."""
+    nodes(model, "Attention")[0].input[1] = "past_key_0"
+
+
+def crossed(model: onnx.ModelProto) -> None:
+    """The caches of two layers change places."""
+    first, second = nodes(model, "TensorScatter")[0], nodes(model, "TensorScatter")[2]
+    first.input[0], second.input[0] = second.input[0], first.input[0]
+
+
+def renamed(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = "tokens"
+    for node in model.graph.node:
+        node.input[:] = ["tokens" if name == "input_ids" else name for name in node.input]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (naive, r"layer \S+: its attention is \w+, which is right for the first call only"),
+        (unmasked, r"layer \S+: its attention has no mask"),
+        (read_twice, r"layer .+: it reads 'past_key_0', which \S+ overwrites"),
+        (crossed, r"layer \S+: it writes 'present_key_\d', expected the output that aliases 'past_key_\d'"),
+        (renamed, "the network has the input 'input_ids' as None, its contract promises"),
+    ],
+)
+def test_the_audit_refuses_a_network_that_would_answer_wrongly(half: Path, damage: Any, said: str) -> None:
+    bundle = Bundle.open(half)
+    sizes = {"width": 5, "rows": 5, "capacity": 64 + SLACK}
+    graph = bundle.graph("target")
+    sound = ir.to_proto(prepare(graph, VERIFY, sizes["capacity"])[0])
+    audit(trt, parse(sound, graph)[0], bundle.target.contract, sizes)
+    damage(sound)
+    kept = parse(sound, graph)
+    with pytest.raises(ExportError, match=said):
+        audit(trt, kept[0], bundle.target.contract, sizes)
+
+
+def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(half: Path) -> None:
+    bundle = Bundle.open(half)
+    sizes = {"width": 5, "rows": 5, "capacity": 64 + SLACK}
+    graph = bundle.graph("target")
+    kept = parse(ir.to_proto(prepare(graph, VERIFY, sizes["capacity"])[0]), graph)
+    with pytest.raises(ExportError, match=r"the network has the input 'input_ids' as .*5.*, its contract promises .*4"):
+        audit(trt, kept[0], bundle.target.contract, sizes | {"width": 4})
+    for index in range(kept[0].num_layers):
+        layer = kept[0].get_layer(index)
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer
+            layer.attention.decomposable = True
+    with pytest.raises(ExportError, match="may be taken apart, expected a fused kernel"):
+        audit(trt, kept[0], bundle.target.contract, sizes)
+    audit(trt, kept[0], bundle.target.contract, sizes, unfused=True)
+
+
+# Every family, exhaustively.
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", WORKS)
+def test_every_family_compiles_in_half_precision(tmp_path: Path, kind: str) -> None:
+    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
+    dtype = "bfloat16" if kind in ("llama", "gemma2") else "float16"
+    export_bundle(checkpoint, tmp_path / "bundle", checkpoint, max_length=64, dtype=dtype, check=False)
+    unfused = Bundle.open(tmp_path / "bundle").target.contract.head_dim < 16
+    report = build_plans(
+        tmp_path / "bundle", options(compute_capabilities=["8.0", "8.9"], prefill_width=32, unfused_attention=unfused)
+    )
+    assert report.built == 10
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("dtype", "weights", "batch"),
+    [
+        ("float32", "none", (1, 1)),
+        ("float16", "int8", (1, 1)),
+        ("float16", "int4", (1, 1)),
+        ("float16", "none", (1, 8)),
+    ],
+)
+def test_other_weights_and_batches_compile(tmp_path: Path, dtype: str, weights: str, batch: tuple[int, int]) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    how = Quantisation(weights)
+    export_bundle(
+        checkpoint, tmp_path / "bundle", checkpoint, 64, dtype=dtype, weights=how, draft_weights=how, check=False
+    )
+    report = build_plans(tmp_path / "bundle", options(compute_capabilities=["8.0", "8.9"], batch=batch))
+    assert report.built == 10
