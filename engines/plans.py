@@ -10,6 +10,7 @@ from .bundle import GRAPH, WEIGHTS, Bundle
 from .errors import EngineError
 
 PLANS = "plans"
+LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to import
 FORMAT = 1
 
 
@@ -28,6 +29,15 @@ class PlanKey:
     capacity: int  # of the cache
     workspace: int | None = None  # bytes the compiler may plan with
     unfused_attention: bool = False
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "PlanKey":
+        return cls(**fields | {"batch": tuple(fields["batch"])})
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the graph's symbols, the batch excepted."""
+        return {"width": self.width, "rows": self.rows, "capacity": self.capacity}
 
     @property
     def path(self) -> Path:
@@ -67,8 +77,7 @@ def read_plan(sidecar: Path) -> Plan:
         fields: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
         if fields.pop("format") != FORMAT:
             raise ValueError("another format")
-        key = fields.pop("key")
-        found = Plan(key=PlanKey(**key | {"batch": tuple(key["batch"])}), **fields)
+        found = Plan(key=PlanKey.from_json(fields.pop("key")), **fields)
         if plan.stat().st_size != found.bytes:
             raise ValueError(f"{plan.name} has {plan.stat().st_size} bytes, it says {found.bytes}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

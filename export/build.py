@@ -1,27 +1,26 @@
 """`build_plans`: compile the roles of a bundle's graphs to TensorRT plans, each whole or not at all."""
 
-import hashlib
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
+from ..engines import MAX_DRAFT_LENGTH, SLACK, Bundle, EngineError, ExportError
+from ..engines.plans import LIBRARIES, Plan, PlanKey, graph_identity, read_plan
 
-from ..engines import MAX_DRAFT_LENGTH, SLACK, Bundle, Contract, EngineError, ExportError
-from ..engines.plans import Plan, PlanKey, graph_identity, read_plan
-from .audit import audit
-from .passes.specialise import specialise
-from .passes.spell_softcap import spell_softcap
-from .passes.widen_lookups import widen_lookups
-
-LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 TIMING_CACHE = "timing.cache"
+COMPILER = f"{__package__}.compiler"  # a module to run
 CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 
 
@@ -89,96 +88,130 @@ def build_plans(
     """Compile what the bundle lacks; what is there and still true is kept."""
     begun = time.perf_counter()
     bundle = Bundle.open(path)
-    compiler = _Compiler(options)
+    library = _Library(options.engine)
     plans, built = [], 0
-    for capability in options.compute_capabilities or [compiler.capability_here()]:
-        compiler.refuse_unknown(capability)
-        for role in roles(options, bundle.draft is not None):
-            contract = bundle.models[role.model].contract
-            key = PlanKey(
-                model=role.model,
-                graph=graph_identity(bundle, role.model),
-                engine=options.engine,
-                version=compiler.version,
-                compute_capability=capability,
-                width=role.width,
-                rows=role.rows,
-                batch=options.batch,
-                capacity=contract.max_length + SLACK,
-                workspace=options.workspace,
-                unfused_attention=options.unfused_attention,
-            )
-            sidecar = (bundle.path / key.path).with_suffix(".json")
-            if sidecar.exists():
-                progress(f"{role.model} {role.name} for {capability}: is there")
-            else:
-                progress(f"{role.model} {role.name} for {capability}: compiling")
-                _write(bundle, role, key, contract, compiler)
-                built += 1
-            plans.append(read_plan(sidecar))
+    with _compiler(options.engine) as compile_:
+        for capability in options.compute_capabilities or [library.capability_here()]:
+            library.refuse_unknown(capability)
+            for role in roles(options, bundle.draft is not None):
+                key = PlanKey(
+                    model=role.model,
+                    graph=graph_identity(bundle, role.model),
+                    engine=options.engine,
+                    version=library.version,
+                    compute_capability=capability,
+                    width=role.width,
+                    rows=role.rows,
+                    batch=options.batch,
+                    capacity=bundle.models[role.model].contract.max_length + SLACK,
+                    workspace=options.workspace,
+                    unfused_attention=options.unfused_attention,
+                )
+                sidecar = (bundle.path / key.path).with_suffix(".json")
+                if sidecar.exists():
+                    progress(f"{role.model} {role.name} for {capability}: is there")
+                else:
+                    progress(f"{role.model} {role.name} for {capability}: compiling")
+                    _write(bundle, role.name, key, compile_)
+                    built += 1
+                plans.append(read_plan(sidecar))
     return BuildReport(plans, built, time.perf_counter() - begun)
 
 
-def prepare(graph: Path, role: Role, capacity: int) -> tuple[ir.Model, dict[str, int]]:
-    """The graph as TensorRT gets it, and how often each pass fired; its weights stay in their file."""
-    model = ir.load(graph)
-    fired = {"specialise": specialise(model, {"width": role.width, "rows": role.rows, "capacity": capacity})}
-    fired |= {"spell_softcap": spell_softcap(model), "widen_lookups": widen_lookups(model)}
-    return model, fired
+Compile = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def _write(bundle: Bundle, role: Role, key: PlanKey, contract: Contract, compiler: "_Compiler") -> None:
+def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
     begun = time.perf_counter()
-    model, fired = prepare(bundle.graph(role.model), role, key.capacity)
-    cache = bundle.path / key.path.parent / TIMING_CACHE
-    plan = compiler.compile(model, bundle.graph(role.model), contract, key, fired["spell_softcap"], cache)
-    sidecar = Plan(
-        key=key,
-        role=role.name,
-        bytes=len(plan),
-        sha256=hashlib.sha256(plan).hexdigest(),
-        build_seconds=round(time.perf_counter() - begun, 3),
-        made_by=compiler.made_by,
-        inputs=[str(spec) for spec in contract.inputs],
-        outputs=[str(spec) for spec in contract.outputs],
-        aliases=contract.aliases,
-    )
-    file = bundle.path / key.path
+    contract = bundle.models[key.model].contract
+    file = (bundle.path / key.path).resolve()
+    sidecar = file.with_suffix(".json")
+    partials = [whole.with_name(f".{whole.name}.partial-{os.getpid()}") for whole in (file, sidecar)]
+    order = {
+        "key": asdict(key),
+        "contract": asdict(contract),
+        "graph": str(bundle.graph(key.model).resolve()),
+        "file": str(partials[0]),
+        "timing_cache": str(file.with_name(TIMING_CACHE)),
+    }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(file, plan)
-        _write_whole(file.with_suffix(".json"), sidecar.to_json().encode())  # last: it says that the plan is there
+        plan = Plan(
+            key=key,
+            role=role,
+            **compile_(order),
+            build_seconds=round(time.perf_counter() - begun, 3),
+            inputs=[str(spec) for spec in contract.inputs],
+            outputs=[str(spec) for spec in contract.outputs],
+            aliases=contract.aliases,
+        )
+        partials[1].write_text(plan.to_json(), encoding="utf-8")
+        partials[0].replace(file)
+        partials[1].replace(sidecar)  # last: it says that the plan is there
     except OSError as error:
         raise ExportError(f"cannot write plan {file}: {error.strerror or error}; no half plan was left") from error
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(file)
     finally:
-        partial.unlink(missing_ok=True)
+        for partial in partials:
+            partial.unlink(missing_ok=True)
 
 
-class _Compiler:
-    """One of the two TensorRT libraries, driven through Polygraphy."""
+@contextmanager
+def _compiler(engine: str) -> Iterator[Compile]:
+    """compiler.py in a process of its own, started with the first order."""
+    process: subprocess.Popen[str] | None = None
 
-    def __init__(self, options: BuildOptions) -> None:
-        self.options = options
-        self.is_rtx = options.engine == "tensorrt-rtx"
-        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if self.is_rtx else "0"  # read when it is first imported
+    def compile_(order: dict[str, Any]) -> dict[str, Any]:
+        nonlocal process
+        process = process or subprocess.Popen(
+            [sys.executable, "-m", COMPILER, engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            self.trt: Any = import_module(LIBRARIES[options.engine])
-            self.polygraphy: Any = import_module("polygraphy")
-        except ImportError as error:
-            raise EngineError(
-                f"building for {options.engine} needs {error.name}; pip install 'trt-spec[{options.engine}]'"
-            ) from error
-        if self.is_rtx != self.polygraphy.config.USE_TENSORRT_RTX:
-            raise EngineError("Polygraphy already serves the other TensorRT; build for it in another process")
+            print(json.dumps(order), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code = process.wait()
+            complaints.seek(0)
+            reason = signal.Signals(-code).name if code < 0 else _last_line(complaints.read())
+            raise ExportError(
+                f"{engine} {order['key']['version']} crashed while compiling the {order['key']['model']} graph at "
+                f"width {order['key']['width']} for {order['key']['compute_capability']} ({reason}); please report it"
+            )
+        fields: dict[str, Any] = json.loads(answer)
+        if "error" in fields:
+            raise ExportError(fields["error"])
+        return fields
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        try:
+            yield compile_
+        finally:
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1]
+
+
+class _Library:
+    """What the library that will compile is and can, asked without Polygraphy."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        for module in (LIBRARIES[engine], "polygraphy"):
+            if find_spec(module) is None:
+                raise EngineError(f"building for {engine} needs {module}; pip install 'trt-spec[{engine}]'")
+        self.trt: Any = import_module(LIBRARIES[engine])
         self.version: str = self.trt.__version__
-        self.made_by = {options.engine: self.version, "polygraphy": self.polygraphy.__version__}
 
     def capability_here(self) -> str:
         import torch
@@ -188,11 +221,11 @@ class _Compiler:
         return ".".join(map(str, torch.cuda.get_device_capability()))
 
     def refuse_unknown(self, capability: str) -> None:
-        if self.is_rtx:
+        if self.engine == "tensorrt-rtx":
             known = [name[2:-1] + "." + name[-1] for name in dir(self.trt.ComputeCapability) if name.startswith("SM")]
             if capability not in known:
                 raise EngineError(
-                    f"{self.options.engine} {self.version} does not compile for compute capability {capability}, "
+                    f"{self.engine} {self.version} does not compile for compute capability {capability}, "
                     f"expected one of {', '.join(sorted(known, key=float))}"
                 )
         elif capability != (here := self.capability_here()):
@@ -200,90 +233,3 @@ class _Compiler:
                 f"tensorrt compiles for the GPU that is here, of compute capability {here}, not for {capability}; "
                 "build there, or with --engine tensorrt-rtx"
             )
-
-    def compile(
-        self, model: ir.Model, graph: Path, contract: Contract, key: PlanKey, spelled: int, timing_cache: Path
-    ) -> bytes:
-        from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
-        from polygraphy.exception import PolygraphyException
-
-        with self._complaints() as complaints:
-            flags = self.trt.NetworkDefinitionCreationFlag
-            builder, network = create_network(strongly_typed=True if hasattr(flags, "STRONGLY_TYPED") else None)
-            parser = self.trt.OnnxParser(network, builder.logger)
-            if not parser.parse(ir.to_proto(model).SerializeToString(), str(graph)):
-                problem = parser.get_error(0)
-                raise ExportError(
-                    f"{self.options.engine} {self.version} cannot read node {problem.node_name()} "
-                    f"({problem.node_operator()}) of the {key.model} graph: {_first_line(problem.desc())}"
-                )
-            unfused = key.unfused_attention or contract.dtype == "float32"  # of which there are no fused kernels
-            if unfused:
-                self._allow_unfused(network)
-            sizes = {"width": key.width, "rows": key.rows, "capacity": key.capacity}
-            audit(self.trt, network, contract, sizes, spelled, unfused)
-            settings: dict[str, Any] = {"profiles": [_profile(Profile(), contract, key)]}
-            if self.options.workspace is not None:
-                settings["memory_pool_limits"] = {self.trt.MemoryPoolType.WORKSPACE: self.options.workspace}
-            if self.is_rtx:
-                from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
-
-                capability = tuple(map(int, key.compute_capability.split(".")))
-                config = CreateConfigRTX(compute_capabilities=[capability], **settings)
-                timings = None  # it compiles ahead of time, without timing
-            else:
-                timing_cache.parent.mkdir(parents=True, exist_ok=True)
-                timings = str(timing_cache)
-                config = CreateConfig(load_timing_cache=timings, **settings)
-            try:
-                plan = engine_bytes_from_network((builder, network), config, save_timing_cache=timings)
-            except PolygraphyException as error:
-                reason = complaints[0] if complaints else _first_line(str(error))
-                if "not supported by a dedicated kernel" in reason:
-                    reason = "it has no fused kernel for this attention; --unfused-attention allows one in parts"
-                raise ExportError(
-                    f"{self.options.engine} {self.version} cannot compile the {key.model} graph at width {key.width} "
-                    f"for {key.compute_capability}: {reason}"
-                ) from error
-        return bytes(plan)
-
-    @contextmanager
-    def _complaints(self) -> Iterator[list[str]]:
-        """The library's errors, which it writes to its logger and nowhere else."""
-        from polygraphy.logger import G_LOGGER
-
-        found: list[str] = []
-        write, severity = G_LOGGER.log, G_LOGGER.module_severity
-
-        def log(message: Any, severity: int, *_: Any, **__: Any) -> None:
-            if severity >= G_LOGGER.ERROR:
-                found.append(_first_line(str(message() if callable(message) else message)))
-
-        G_LOGGER.log = log
-        try:
-            yield found
-        finally:
-            G_LOGGER.log, G_LOGGER.module_severity = write, severity
-
-    def _allow_unfused(self, network: Any) -> None:
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            if layer.type == self.trt.LayerType.ATTENTION_INPUT:
-                layer.__class__ = self.trt.IAttentionInputLayer
-                layer.attention.decomposable = True
-
-
-def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
-    sizes = {"width": key.width, "rows": key.rows, "capacity": key.capacity}
-    smallest, largest = key.batch
-    for spec in contract.inputs:
-        shapes = [
-            tuple(batch if dim == "batch" else sizes.get(str(dim), dim) for dim in spec.shape)
-            for batch in (smallest, largest, largest)
-        ]
-        profile.add(spec.name, *shapes)
-    return profile
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,153 @@
+"""The process that compiles: a crash of TensorRT ends this one, and is one sentence in the one that started it.
+
+Reads orders as lines of JSON and answers each with one: the fields of a sidecar, or an error.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ..engines import Contract, ExportError
+from ..engines.plans import LIBRARIES, PlanKey
+from .audit import audit
+from .passes.merge_attentions import merge_attentions
+from .passes.specialise import specialise
+from .passes.spell_picks import spell_picks
+from .passes.spell_softcap import spell_softcap
+from .passes.widen_lookups import widen_lookups
+
+
+def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
+    """The graph as TensorRT gets it, and how often each pass fired; its weights stay in their file."""
+    model = ir.load(graph)
+    fired = {"specialise": specialise(model, key.sizes), "spell_softcap": spell_softcap(model)}
+    fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
+    return model, fired | {"widen_lookups": widen_lookups(model)}
+
+
+class Compiler:
+    """One of the two TensorRT libraries, driven through Polygraphy, which serves one in a process."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine, self.is_rtx = engine, engine == "tensorrt-rtx"
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if self.is_rtx else "0"  # read when it is first imported
+        self.trt: Any = import_module(LIBRARIES[engine])
+        polygraphy: Any = import_module("polygraphy")
+        self.made_by = {engine: str(self.trt.__version__), "polygraphy": str(polygraphy.__version__)}
+
+    def compile(self, graph: Path, contract: Contract, key: PlanKey, timing_cache: Path) -> Any:
+        """The plan's bytes, as a buffer."""
+        from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
+        from polygraphy.exception import PolygraphyException
+
+        model, fired = prepare(graph, key)
+        with self._complaints() as complaints:
+            flags = self.trt.NetworkDefinitionCreationFlag
+            builder, network = create_network(strongly_typed=True if hasattr(flags, "STRONGLY_TYPED") else None)
+            parser = self.trt.OnnxParser(network, builder.logger)
+            if not parser.parse(ir.to_proto(model).SerializeToString(), str(graph)):
+                problem = parser.get_error(0)
+                raise ExportError(
+                    f"{self.engine} {key.version} cannot read node {problem.node_name()} "
+                    f"({problem.node_operator()}) of the {key.model} graph: {_first_line(problem.desc())}"
+                )
+            unfused = key.unfused_attention or contract.dtype == "float32"  # of which there are no fused kernels
+            if unfused:
+                self._allow_unfused(network)
+            audit(self.trt, network, contract, key.sizes, fired["spell_softcap"], unfused)
+            settings: dict[str, Any] = {"profiles": [_profile(Profile(), contract, key)]}
+            if key.workspace is not None:
+                settings["memory_pool_limits"] = {self.trt.MemoryPoolType.WORKSPACE: key.workspace}
+            if self.is_rtx:
+                from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+                capability = tuple(map(int, key.compute_capability.split(".")))
+                config = CreateConfigRTX(compute_capabilities=[capability], **settings)
+                timings = None  # it compiles ahead of time, without timing
+            else:
+                timings = str(timing_cache)
+                config = CreateConfig(load_timing_cache=timings, **settings)
+            try:
+                return engine_bytes_from_network((builder, network), config, save_timing_cache=timings)
+            except PolygraphyException as error:
+                reason = complaints[0] if complaints else _first_line(str(error))
+                if "not supported by a dedicated kernel" in reason:
+                    reason = "it has no fused kernel for this attention; --unfused-attention allows one in parts"
+                raise ExportError(
+                    f"{self.engine} {key.version} cannot compile the {key.model} graph at width {key.width} "
+                    f"for {key.compute_capability}: {reason}"
+                ) from error
+
+    @contextmanager
+    def _complaints(self) -> Iterator[list[str]]:
+        """The library's errors, which it writes to its logger and nowhere else."""
+        from polygraphy.logger import G_LOGGER
+
+        found: list[str] = []
+        write, severity = G_LOGGER.log, G_LOGGER.module_severity
+
+        def log(message: Any, severity: int, *_: Any, **__: Any) -> None:
+            if severity >= G_LOGGER.ERROR:
+                found.append(_first_line(str(message() if callable(message) else message)))
+
+        G_LOGGER.log = log
+        try:
+            yield found
+        finally:
+            G_LOGGER.log, G_LOGGER.module_severity = write, severity
+
+    def _allow_unfused(self, network: Any) -> None:
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            if layer.type == self.trt.LayerType.ATTENTION_INPUT:
+                layer.__class__ = self.trt.IAttentionInputLayer
+                layer.attention.decomposable = True
+
+
+def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
+    smallest, largest = key.batch
+    for spec in contract.inputs:
+        shapes = [
+            tuple(batch if dim == "batch" else key.sizes.get(str(dim), dim) for dim in spec.shape)
+            for batch in (smallest, largest, largest)
+        ]
+        profile.add(spec.name, *shapes)
+    return profile
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def _answer(compiler: Compiler, order: dict[str, Any]) -> dict[str, Any]:
+    """Compile what is ordered into the file that is named, which who ordered it removes if this fails."""
+    key, file = PlanKey.from_json(order["key"]), Path(order["file"])
+    contract = Contract.from_json(order["contract"])
+    try:
+        plan = compiler.compile(Path(order["graph"]), contract, key, Path(order["timing_cache"]))
+        file.write_bytes(plan)
+    except OSError as error:
+        return {"error": f"cannot write plan {file}: {error.strerror or error}; no half plan was left"}
+    except ExportError as error:
+        return {"error": str(error)}
+    return {"bytes": plan.nbytes, "sha256": hashlib.sha256(plan).hexdigest(), "made_by": compiler.made_by}
+
+
+def main(engine: str) -> None:
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what the libraries print is no answer
+        compiler = Compiler(engine)
+        for line in sys.stdin:
+            print(json.dumps(_answer(compiler, json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
