@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import TrtSpecError
+from ..engines import RequestError, TrtSpecError
 from ..export.aside import built_aside
 from ..export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ..export.pair import refuse_unequal
 from ..export.quiet import quiet_libraries
 from ..export.vocabulary import read_vocabulary
 from .prompts import read_prompts
-from .training import Windows, acceptance, distillation_loss, train
+from .training import Windows, acceptance, distillation_loss, refuse_below, refuse_device, train
 
 HELD_OUT = 10  # one continuation in so many
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
@@ -47,14 +47,27 @@ def distil(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write the distilled draft to `out`; returns the acceptance before and after, by temperature."""
+    refuse_below(2, samples=samples, length=length)
+    refuse_below(1, layers=layers, steps=steps)
+    if hidden < 2 or hidden % min(64, hidden) or hidden % 2:
+        raise RequestError(f"--hidden is {hidden}, expected a multiple of 64, or an even number below")
+    if not 0 < rate < 1:
+        raise RequestError(f"--rate is {rate}, expected a number between 0 and 1")
+    refuse_device(device)
     with quiet_libraries(), built_aside(out) as folder:
         checkpoint = open_checkpoint(target)
         vocabulary = read_vocabulary(checkpoint)
+        ids = [ids for prompt in prompts if (ids := vocabulary.tokenizer.encode(prompt).ids)]
+        longest = max(map(len, ids), default=0)
+        if not 0 < longest <= checkpoint.shape.positions - length:
+            raise RequestError(
+                f"the longest prompt has {longest} tokens, expected 1 to {checkpoint.shape.positions - length}: the "
+                f"target has {checkpoint.shape.positions} positions, and --length is {length}"
+            )
         teacher = load_model(checkpoint, "float32").to(device)
         torch.manual_seed(seed)
         student = _student(checkpoint, vocabulary, draft, layers, hidden).to(device)
-        ids = [vocabulary.tokenizer.encode(prompt).ids for prompt in prompts]
-        spoken = sample(teacher, [prompt for prompt in ids if prompt], samples, length, device)
+        spoken = sample(teacher, ids, samples, length, device)
         learned = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT])
         kept = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT == 0])
         width = min(length, len(kept) - 1)

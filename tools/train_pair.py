@@ -22,9 +22,19 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from ..engines import TrtSpecError
 from ..export.aside import built_aside
 from .grow_pair import Shape
-from .training import Windows, acceptance, distillation_loss, held_out_loss, next_token_loss, train
+from .training import (
+    Windows,
+    acceptance,
+    distillation_loss,
+    held_out_loss,
+    next_token_loss,
+    refuse_below,
+    refuse_device,
+    train,
+)
 
 TARGET = Shape(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
 DRAFT = Shape(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
@@ -106,6 +116,8 @@ def train_pair(
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write `out/target` and `out/draft`; returns their held-out losses and the acceptance by temperature."""
+    refuse_below(1, steps=steps, draft_steps=draft_steps, batch=batch, width=width)
+    refuse_device(device)
     learned, held_out = files
     random.Random(seed).shuffle(order := list(learned))
     with built_aside(out) as folder:
@@ -141,7 +153,10 @@ def main() -> None:
     for name, default in (("steps", 6000), ("draft-steps", 6000), ("batch", 16), ("width", 512), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
-    print(json.dumps(train_pair(files=source_files(), **vars(parser.parse_args()))))
+    try:
+        print(json.dumps(train_pair(files=source_files(), **vars(parser.parse_args()))))
+    except TrtSpecError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ..engines import RequestError
 from ..export.quality import overlap
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
@@ -15,12 +16,27 @@ MEASURED = 16  # held-out windows on which a model is measured
 Loss = Callable[[Tensor], Tensor]  # of a batch of token windows [B, T + 1]
 
 
+def refuse_below(least: int, **settings: int) -> None:
+    for name, value in settings.items():
+        if value < least:
+            raise RequestError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
+
+
+def refuse_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # a name that torch does not know, or no such device here
+        raise RequestError(
+            f"--device is {name!r}, which torch cannot use here; expected cpu, or cuda with a GPU"
+        ) from error
+
+
 class Windows:
     """Windows of T + 1 tokens from one long stream, drawn by a fixed seed."""
 
     def __init__(self, stream: Tensor, width: int, batch: int, seed: int) -> None:
         if len(stream) <= width:
-            raise ValueError(f"the text has {len(stream)} tokens, expected more than {width}")
+            raise RequestError(f"the text has {len(stream)} tokens, expected more than {width}, the width of a window")
         self.stream, self.width, self.batch = stream, width, batch
         self._generator = torch.Generator().manual_seed(seed)
 

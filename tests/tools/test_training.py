@@ -1,13 +1,19 @@
 """Drafts learn from their target, pairs from nothing, and both say by held-out measures what it brought."""
 
 import math
+import re
+import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from trt_spec.engines import ExportError
+from trt_spec.engines import ExportError, RequestError
 from trt_spec.export import export_bundle
+from trt_spec.tools import distil_draft
+from trt_spec.tools import train_pair as train_pair_tool
 from trt_spec.tools.distil_draft import distil
 from trt_spec.tools.grow_pair import Shape
 from trt_spec.tools.train_pair import source_files, train_pair
@@ -47,6 +53,55 @@ def test_a_draft_with_another_tokenizer_is_refused_and_nothing_is_written(target
     assert not (tmp_path / "draft").exists()
     with pytest.raises(ExportError, match="is no directory, and no name of a model"):
         distil(str(tmp_path / "missing"), tmp_path / "draft", ["abc"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"samples": 1}, "--samples is 1, expected at least 2"),
+        ({"length": 1}, "--length is 1, expected at least 2"),
+        ({"layers": 0}, "--layers is 0, expected at least 1"),
+        ({"steps": 0}, "--steps is 0, expected at least 1"),
+        ({"hidden": 100}, "--hidden is 100, expected a multiple of 64, or an even number below"),
+        ({"rate": math.nan}, "--rate is nan, expected a number between 0 and 1"),
+        ({"device": "warp"}, "--device is 'warp', which torch cannot use here"),
+        ({"prompts": ["", ""]}, "the longest prompt has 0 tokens, expected 1 to "),
+        ({"length": 10_000}, "the longest prompt has 3 tokens, expected 1 to -"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_and_nothing_is_written(
+    target: Path, tmp_path: Path, settings: dict[str, Any], said: str
+):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        distil(str(target), tmp_path / "draft", **{"prompts": ["abc"]} | SMALL | settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        (distil_draft, ["--prompts", "missing"], "prompt file missing cannot be read"),
+        (train_pair_tool, ["--draft-steps", "0"], "--draft-steps is 0, expected at least 1"),
+        (train_pair_tool, ["--device", "warp"], "--device is 'warp', which torch cannot use here"),
+    ],
+)
+def test_the_tools_say_what_is_wrong_in_one_line(
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    tool: Any,
+    arguments: list[str],
+    said: str,
+):
+    own = ["--target", str(target)] if tool is distil_draft else []
+    with (
+        patch.object(sys, "argv", ["tool", *own, "--out", str(tmp_path / "out"), *arguments]),
+        pytest.raises(SystemExit) as stopped,
+    ):
+        tool.main()
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
 
 
 def test_both_divergences_vanish_for_the_same_model_and_only_then(target: Path):
@@ -91,5 +146,5 @@ def test_windows_are_drawn_by_their_seed_and_measured_ones_do_not_overlap():
     assert torch.equal(first.draw(), second.draw())
     assert not torch.equal(first.draw(), Windows(stream, 9, 4, seed=2).draw())
     assert torch.equal(first.fixed(5), stream[:50].view(5, 10))
-    with pytest.raises(ValueError, match="the text has 100 tokens, expected more than 100"):
+    with pytest.raises(RequestError, match="the text has 100 tokens, expected more than 100"):
         Windows(stream, 100, 1, 0)
