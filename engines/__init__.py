@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .bundle import Bundle, ModelEntry, TokenizerEntry
-from .contract import MAX_DRAFT_LENGTH, PREFILL_WIDTH, SLACK, Contract, TensorSpec
+from .contract import GRANULE, MAX_DRAFT_LENGTH, PREFILL_WIDTH, SLACK, Contract, TensorSpec
 from .engine import Engine, Step, blank_step
 from .errors import (
     BundleError,
@@ -15,6 +15,8 @@ from .errors import (
     RequestError,
     TrtSpecError,
 )
+
+ENGINES = ("onnxruntime", "tensorrt", "torch", "torch-compiled")
 
 
 def open_engine(
@@ -40,10 +42,20 @@ def open_engines(
             OnnxRuntimeEngine(*model, device, threads, exact_weights)
             for model, threads in zip(models, shares, strict=True)
         ]
-    raise EngineError(f"there is no engine {name!r}; this version has: onnxruntime")
+    if name == "tensorrt":
+        from .tensorrt import open_plans
+
+        return list(open_plans(models, device))
+    if name in ("torch", "torch-compiled"):
+        from .torch_engine import TorchEngine
+
+        return [TorchEngine(*model, device, compiled=name == "torch-compiled") for model in models]
+    raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(ENGINES)}")
 
 
 __all__ = [
+    "ENGINES",
+    "GRANULE",
     "MAX_DRAFT_LENGTH",
     "PREFILL_WIDTH",
     "SLACK",

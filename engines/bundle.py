@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .contract import Contract
+from .contract import GRANULE, SLACK, Contract
 from .errors import BundleError, ContractError
 
 FORMAT = 1
@@ -72,6 +72,11 @@ class Bundle:
     @property
     def max_length(self) -> int:
         return min(model.contract.max_length for model in self.models.values())
+
+    @property
+    def capacity(self) -> int:
+        """Entries of a cache that holds the longest sequence and what a call may write past it."""
+        return -(-(self.max_length + SLACK) // GRANULE) * GRANULE
 
     def save(self) -> None:
         """Hash every file below `path` and write the manifest."""

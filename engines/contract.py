@@ -10,6 +10,7 @@ WIDEST_STEP = 17  # a graph runs at any width; speculation uses at most K + 1 = 
 MAX_DRAFT_LENGTH = WIDEST_STEP - 1
 PREFILL_WIDTH = 256  # tokens of a prompt that one call reads
 SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # what a call may write past the longest sequence
+GRANULE = 64  # buffer lengths are multiples of this
 
 Dim = int | str
 

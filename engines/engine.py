@@ -26,12 +26,17 @@ class Engine(Protocol):
     contract: Contract
     device: str
     static_capacity: bool  # the cache must have its full capacity from the start
+    verify_width: int  # the most tokens of a step whose logits it gives
+    prefill_width: int  # the most tokens of a step
 
     def bind(self, cache: Mapping[str, Tensor]) -> None:
         """Use these cache buffers, by contract name, `[rows, kv_heads, T, head_dim]`, in all steps made from now on."""
 
     def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
         """A step over cache rows first_row … first_row + B - 1 that reads and writes these contiguous tensors."""
+
+    def capturable(self) -> bool:
+        """Whether steps, once run, may be recorded in a CUDA graph of torch's current stream."""
 
     def close(self) -> None: ...
 

@@ -1,21 +1,23 @@
-"""ONNX Runtime on the CPU: one session per graph, every tensor bound to torch memory, the cache in place."""
+"""ONNX Runtime on the CPU or a GPU: one session per graph, every tensor bound to torch memory, the cache in place."""
 
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .bundle import WEIGHTS
-from .contract import Contract, TensorSpec
+from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
 from .engine import Step
 from .errors import EngineError
 
-NUMPY_TYPES = {torch.float32: np.float32, torch.int64: np.int64}
+ONNX_TYPES = {torch.float32: 1, torch.int64: 7, torch.float16: 10, torch.bfloat16: 16}
+WARM_UP = 2  # runs of a step before it becomes a CUDA graph
+GPU = "CUDAExecutionProvider"
 SMALL_BYTES = 8 * 2**20  # weights that one thread reads as fast as many can be woken to
 
 
@@ -28,51 +30,78 @@ class Threads:
 
 
 class OnnxRuntimeEngine:
-    """See `Engine`. The cache may be any length: binding another one costs microseconds."""
+    """See `Engine`. On the CPU the cache may be any length: binding another one costs microseconds.
 
-    static_capacity = False
+    On a GPU it runs on torch's stream of the moment it was opened, and a step that comes back is a CUDA graph.
+    """
+
+    verify_width, prefill_width = WIDEST_STEP, PREFILL_WIDTH
 
     def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:
-        if device != "cpu":
-            raise EngineError(f"engine onnxruntime runs on the device cpu, not on {device!r}")
-        if contract.dtype != "float32":
+        self.contract, self.device = contract, device
+        if device.partition(":")[0] not in ("cpu", "cuda"):
+            raise EngineError(f"engine onnxruntime runs on the device cpu or cuda, not on {device!r}")
+        self.static_capacity = self._on_gpu = device != "cpu"
+        if contract.dtype != "float32" and not self._on_gpu:
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"
             )
-        self.contract, self.device = contract, device
-        self._session: Any = open_session(graph, threads, exact_weights)
+        self._session: Any = open_session(graph, threads, exact_weights, device)
         contract.check(str(graph), *(_specs(tensors) for tensors in _interface(self._session)))
         self._cache: Mapping[str, Tensor] = {}
+        self._graph_ids = itertools.count(1)
 
     def bind(self, cache: Mapping[str, Tensor]) -> None:
         self._cache = cache
 
     def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
         (batch, width), rows = input_ids.shape, logits.shape[1]
-        last_rows = torch.arange(width - rows, width).expand(batch, rows).contiguous()
+        last_rows = torch.arange(width - rows, width, device=self.device).expand(batch, rows).contiguous()
         inputs = {"input_ids": input_ids, "start": start, "logit_rows": last_rows}
         session, binding = self._session, self._session.io_binding()
         views = {name: buffer[first_row : first_row + batch] for name, buffer in self._cache.items()}
         inputs |= {f"past_{name}": view for name, view in views.items()}
         outputs = {"logits": logits} | {f"present_{name}": view for name, view in views.items()}
+        where = torch.device(self.device)
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, tensor in tensors.items():
                 assert tensor.is_contiguous(), f"{name} must be contiguous"
-                bind(name, "cpu", 0, NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+                bind(
+                    name, where.type, where.index or 0, ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+                )
+        settings = self._run_settings() if self._on_gpu else itertools.repeat(None)
 
         def run(tensors: object = (inputs, outputs)) -> None:  # it keeps their memory alive
             try:
-                session.run_with_iobinding(binding)
+                session.run_with_iobinding(binding, next(settings))
             except Exception as error:  # the bindings raise a dozen unrelated types
                 raise EngineError(
-                    f"ONNX Runtime failed at batch {batch}, width {width}: {_first_line(error)}"
+                    f"ONNX Runtime failed at batch {batch}, width {width}: {first_line(error)}"
                 ) from error
 
         return Step(input_ids, start, logits, run)
 
+    def _run_settings(self) -> Iterator[Any]:
+        """How a step's runs differ: most steps of a prompt run once, and are not worth a graph."""
+        yield from itertools.repeat(_on_gpu(-1), WARM_UP)
+        yield from itertools.repeat(_on_gpu(next(self._graph_ids)))
+
+    def capturable(self) -> bool:
+        return False  # a session's work cannot be part of the caller's graph
+
     def close(self) -> None:
         self._cache = {}
         self._session = None
+
+
+def _on_gpu(graph_id: int) -> Any:
+    """To run without waiting for the end, as this CUDA graph; -1 is none."""
+    import onnxruntime
+
+    settings = onnxruntime.RunOptions()
+    settings.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    settings.add_run_config_entry("gpu_graph_id", str(graph_id))
+    return settings
 
 
 def share_threads(graphs: Sequence[Path]) -> list[Threads]:
@@ -93,11 +122,14 @@ def _weight_bytes(graph: Path) -> int:
     return sum(file.stat().st_size for file in (graph, graph.with_name(WEIGHTS)) if file.exists())
 
 
-def open_session(graph: Path, threads: Threads, exact_weights: bool = False) -> Any:
+def open_session(graph: Path, threads: Threads, exact_weights: bool = False, device: str = "cpu") -> Any:
+    extra = "cpu" if device == "cpu" else "cuda"
     try:
         import onnxruntime
     except ImportError as error:
-        raise EngineError("engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[cpu]'") from error
+        raise EngineError(
+            f"engine onnxruntime needs the onnxruntime package; pip install 'trt-spec[{extra}]'"
+        ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads.count
     # Planned per set of shapes, which change as the cache grows: no faster here, and each plan keeps its memory.
@@ -107,13 +139,44 @@ def open_session(graph: Path, threads: Threads, exact_weights: bool = False) -> 
     # How MatMulNBits computes, to which the engine fuses quantised matrices: 4 is int8, 0 the type of the input.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0" if exact_weights else "4")
     options.log_severity_level = 3
+    if device == "cpu":
+        return _open(graph, options, "CPUExecutionProvider", {})
+    if GPU not in onnxruntime.get_available_providers():
+        raise EngineError("the onnxruntime package here has no CUDA; pip install 'trt-spec[cuda]' instead of [cpu]")
+    settings = {
+        "device_id": str(torch.device(device).index or 0),
+        "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
+    }
     try:
-        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        # It refuses a graph of which it would compute anything on the CPU but shapes.
+        return _open(graph, options, GPU, settings | {"enable_cuda_graph": "1"})
+    except EngineError as error:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        elsewhere = nodes_elsewhere(_open(graph, options, GPU, settings), GPU)
+        raise EngineError(f"{error}; not on the GPU: {', '.join(elsewhere)}") from error
+
+
+def _open(graph: Path, options: Any, provider: str, settings: dict[str, str]) -> Any:
+    import onnxruntime
+
+    try:
+        return onnxruntime.InferenceSession(str(graph), options, providers=[(provider, settings)])
     except Exception as error:  # the bindings raise a dozen unrelated types
-        raise EngineError(f"ONNX Runtime cannot open {graph}: {_first_line(error)}") from error
+        raise EngineError(f"ONNX Runtime cannot open {graph}: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def nodes_elsewhere(session: Any, provider: str) -> list[str]:
+    """Operator and name of each node that another provider computes; shapes are the CPU's by design."""
+    return [
+        f"{node.op_type} {node.name!r}"
+        for subgraph in session.get_provider_graph_assignment_info()
+        if subgraph.ep_name != provider
+        for node in subgraph.get_nodes()
+        if node.op_type != "Shape"
+    ]
+
+
+def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import GRAPH, WEIGHTS, Bundle
+from .bundle import GRAPH, MANIFEST, WEIGHTS
 from .errors import EngineError
 
 PLANS = "plans"
@@ -64,10 +64,11 @@ class Plan:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
 
-def graph_identity(bundle: Bundle, model: str) -> str:
-    """One hash of the model's graph and weights."""
-    files = [bundle.files[f"{model}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
-    return hashlib.sha256("".join(files).encode()).hexdigest()
+def graph_identity(bundle: Path, model: str) -> str:
+    """One hash of the model's graph and weights, as the manifest of a bundle that was verified has them."""
+    files = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))["files"]
+    hashes = [files[f"{model}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def read_plan(sidecar: Path) -> Plan:
@@ -78,6 +79,8 @@ def read_plan(sidecar: Path) -> Plan:
         if fields.pop("format") != FORMAT:
             raise ValueError("another format")
         found = Plan(key=PlanKey.from_json(fields.pop("key")), **fields)
+        if plan.name != found.key.path.name:
+            raise ValueError(f"it describes {found.key.path.name}")
         if plan.stat().st_size != found.bytes:
             raise ValueError(f"{plan.name} has {plan.stat().st_size} bytes, it says {found.bytes}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -32,6 +32,7 @@ class Role:
     model: str
     width: int
     rows: int
+    batch: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class BuildOptions:
 
     engine: str
     compute_capabilities: Sequence[str] = ()  # empty: of the GPU that is here
-    batch: tuple[int, int] = (1, 1)
+    batch: tuple[int, int] = (1, 8)
     draft_length: int = 4
     prefill_width: int = 128  # 0: the verify plan prefills
     workspace: int | None = None  # bytes
@@ -63,15 +64,15 @@ class BuildOptions:
 
 
 def roles(options: BuildOptions, has_draft: bool) -> list[Role]:
-    """Target verify, draft decode with its two-wide first step, and prefill of both."""
+    """Target verify, draft decode with its two-wide first step, and prefill of both, which reads a row at a time."""
     k, prefill = options.draft_length, options.prefill_width
-    found = [Role("verify", "target", k + 1, k + 1)]
+    found = [Role("verify", "target", k + 1, k + 1, options.batch)]
     if prefill:
-        found.append(Role("prefill", "target", prefill, 1))
+        found.append(Role("prefill", "target", prefill, 1, (1, 1)))
     if has_draft and k:
-        found += [Role("first", "draft", 2, 1), Role("decode", "draft", 1, 1)]
+        found += [Role("first", "draft", 2, 1, options.batch), Role("decode", "draft", 1, 1, options.batch)]
         if prefill:
-            found.append(Role("prefill", "draft", prefill, 1))
+            found.append(Role("prefill", "draft", prefill, 1, (1, 1)))
     return found
 
 
@@ -96,14 +97,14 @@ def build_plans(
             for role in roles(options, bundle.draft is not None):
                 key = PlanKey(
                     model=role.model,
-                    graph=graph_identity(bundle, role.model),
+                    graph=graph_identity(bundle.path, role.model),
                     engine=options.engine,
                     version=library.version,
                     compute_capability=capability,
                     width=role.width,
                     rows=role.rows,
-                    batch=options.batch,
-                    capacity=bundle.models[role.model].contract.max_length + SLACK,
+                    batch=role.batch,
+                    capacity=bundle.capacity,
                     workspace=options.workspace,
                     unfused_attention=options.unfused_attention,
                 )

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..engines import Contract, EngineError
-
-GRANULE = 64  # buffer lengths are multiples of this
+from ..engines import GRANULE, Contract, EngineError
 
 
 class KVCache:

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +11,7 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ..engines import SLACK, Bundle, BundleError, RequestError, open_engines
+from ..engines import Bundle, BundleError, EngineError, RequestError, open_engines
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -30,30 +31,39 @@ class Decoder:
     `submit` and `cancel` may be called from any thread; one thread at a time is inside `step`.
     """
 
-    def __init__(self, bundle: Bundle, engine: str, device: str, max_batch: int) -> None:
+    def __init__(self, bundle: Bundle, engine: str, device: str, max_batch: int, capture: bool) -> None:
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         self.bundle = bundle
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = _read_tokenizer(bundle)
-        capacity = bundle.max_length + SLACK
-
         graphs = [(bundle.graph(role), entry.contract) for role, entry in bundle.models.items()]
-        models = [
-            Model(opened, self.vocab_size, max_batch, capacity) for opened in open_engines(engine, graphs, device)
-        ]
-        self.target, self.draft = models[0], models[1] if len(models) > 1 else None
-        self._scheduler = Scheduler(self.target, self.draft, max_batch, capacity)
+        self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
+        with self._on_stream:
+            engines = open_engines(engine, graphs, device)
+            models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
+            self.target, self.draft = models[0], models[1] if len(models) > 1 else None
+            self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture)
         self._step_lock = threading.RLock()
         self._closed = False
 
     @classmethod
     def open(
-        cls, bundle: Path | str | Bundle, engine: str = "onnxruntime", device: str = "cpu", max_batch: int = 8
+        cls,
+        bundle: Path | str | Bundle,
+        engine: str = "onnxruntime",
+        device: str = "cpu",
+        max_batch: int = 8,
+        *,
+        capture: bool = True,
     ) -> Self:
-        """Verify a bundle and open its graphs in an engine."""
-        return cls(bundle if isinstance(bundle, Bundle) else Bundle.open(bundle), engine, device, max_batch)
+        """Verify a bundle and open its graphs in an engine.
+
+        With `capture` a round that comes back is one CUDA graph, where engine and device can; it changes no token.
+        """
+        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        return cls(opened, engine, device, max_batch, capture)
 
     def close(self) -> None:
         with self._step_lock:
@@ -78,7 +88,7 @@ class Decoder:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        draft_length: int = DEFAULT_DRAFT_LENGTH,
+        draft_length: int | None = None,
         drafter: str | None = None,
         trace: bool = False,
     ) -> list[Output]:
@@ -104,7 +114,7 @@ class Decoder:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        draft_length: int = DEFAULT_DRAFT_LENGTH,
+        draft_length: int | None = None,
         drafter: str | None = None,
     ) -> Iterator[Piece]:
         """Complete one prompt piece by piece; leaving the loop cancels the request."""
@@ -124,7 +134,7 @@ class Decoder:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        draft_length: int = DEFAULT_DRAFT_LENGTH,
+        draft_length: int | None = None,
         drafter: str | None = None,
         trace: bool = False,
     ) -> Request:
@@ -142,13 +152,25 @@ class Decoder:
         banned = sum(bias == -math.inf for bias in params.logit_bias.values())
         if banned == self.vocab_size:
             raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
+        longest_draft = self.target.engine.verify_width - 1
+        if draft_length is None:
+            draft_length = min(DEFAULT_DRAFT_LENGTH, longest_draft)
         drafter = drafter or ("lookup" if self.draft is None else "model")
         stop_ids = frozenset(params.stop_token_ids) | frozenset(
             () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
         )
         text = TextStream(self.tokenizer, ids, params.stop)
-        has_model = self.draft is not None
-        request = Request(ids, params, draft_length, drafter, stop_ids, text, has_model=has_model, trace=trace)
+        request = Request(
+            ids,
+            params,
+            draft_length,
+            drafter,
+            stop_ids,
+            text,
+            has_model=self.draft is not None,
+            longest_draft=longest_draft,
+            trace=trace,
+        )
         self._require_open()
         self._scheduler.submit(request)
         return request
@@ -159,7 +181,7 @@ class Decoder:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
-        with self._step_lock, torch.inference_mode():
+        with self._step_lock, torch.inference_mode(), self._on_stream:
             self._require_open()
             return self._scheduler.step()
 
@@ -197,6 +219,16 @@ class Decoder:
     def _require_token(self, token: int, where: str) -> None:
         if type(token) is not int or not 0 <= token < self.vocab_size:
             raise RequestError(f"{where} token id {token!r} is outside the vocabulary of {self.vocab_size} tokens")
+
+
+def _own_stream(device: str) -> AbstractContextManager[None]:
+    """On the default stream nothing can be captured."""
+    try:
+        return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    except (RuntimeError, AssertionError) as error:
+        raise EngineError(
+            f"device {device!r} cannot be used ({error}); expected cpu, or cuda with a GPU: see trt-spec doctor"
+        ) from error
 
 
 def _read_tokenizer(bundle: Bundle) -> Tokenizer:

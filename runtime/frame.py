@@ -9,8 +9,11 @@ import torch
 
 from ..engines import Step
 from .acceptance import Verdict, Winners
+from .clock import Clock
 from .model import Model
 from .rows import Plan, Rows
+
+ALIGNED = 32  # numbers in the 256 bytes to which TensorRT wants addresses aligned
 
 
 class Frame:
@@ -18,8 +21,11 @@ class Frame:
 
     def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
+        self.clock = Clock(device)
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
-        self._position = torch.zeros(k + 3, batch, dtype=torch.int64, device=device)  # length - 2 + i, never negative
+        # Row i is length - 2 + i, never negative; each begins where engines want an address to be.
+        aligned = -(-batch // ALIGNED) * ALIGNED
+        self._position = torch.zeros(k + 3, aligned, dtype=torch.int64, device=device)[:, :batch]
         self.index = self._position[2:].t()  # [A, K+1], where the round's tokens go
 
         input_ids = torch.zeros(batch, k + 1, dtype=torch.int64, device=device)

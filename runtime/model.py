@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..engines import Engine
-from .cache import GRANULE, KVCache
+from ..engines import GRANULE, Engine
+from .cache import KVCache
 
 
 class Model:
@@ -43,5 +43,7 @@ class Model:
 
     def prefill(self, row: int, tokens: Tensor, start: int) -> None:
         """Write the cache entries of `tokens` [S] from `start` on."""
-        first = torch.full((1,), start, device=tokens.device)
-        self.engine.step(row, tokens[None], first, self.logits(1, 1)).run()
+        for chunk in torch.split(tokens, self.engine.prefill_width):
+            first = torch.full((1,), start, device=tokens.device)
+            self.engine.step(row, chunk[None], first, self.logits(1, 1)).run()
+            start += len(chunk)

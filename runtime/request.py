@@ -84,11 +84,12 @@ class Request:
         text: TextStream,
         *,
         has_model: bool,
+        longest_draft: int,
         trace: bool,
     ) -> None:
         self.prompt = tuple(prompt)
         self.params = params
-        self._has_model = has_model
+        self._has_model, self._longest_draft = has_model, longest_draft
         self.draft_length = draft_length
         self.drafter = drafter
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -114,8 +115,11 @@ class Request:
 
     @draft_length.setter
     def draft_length(self, value: int) -> None:
-        if type(value) is not int or not 0 <= value <= MAX_DRAFT_LENGTH:
-            raise RequestError(f"draft_length is {value!r}, expected a whole number from 0 to {MAX_DRAFT_LENGTH}")
+        if type(value) is not int or not 0 <= value <= self._longest_draft:
+            limit = "" if self._longest_draft == MAX_DRAFT_LENGTH else ", the longest that a plan was compiled for"
+            raise RequestError(
+                f"draft_length is {value!r}, expected a whole number from 0 to {self._longest_draft}{limit}"
+            )
         self._draft_length = value
 
     @property

@@ -18,16 +18,19 @@ class RowResult(NamedTuple):
     trace: TracedRound | None
 
 
-def read_round(done: Round, plan: Plan) -> list[RowResult]:
-    """Copy everything the host wants of a round at once."""
-    width, verdict = plan.draft_length + 1, done.verdict
-    parts = [verdict.table]
+def tabulate(done: Round, plan: Plan) -> torch.Tensor:
+    """Everything the host wants of a round in one tensor, a row each."""
+    parts = [done.verdict.table]
     if plan.traced:
         parts += _trace_parts(done)
     if plan.logprobs is not None:
         parts += _logprob_parts(done, plan.logprobs)
     # float64 holds every token id and every float32 exactly.
-    table = parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
+    return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
+
+
+def read_table(table: torch.Tensor, plan: Plan) -> list[RowResult]:
+    width = plan.draft_length + 1
     results = []
     for row in table.tolist():
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width

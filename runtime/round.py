@@ -1,6 +1,5 @@
 """One round of speculation: draft, verify, accept, commit. The same code for CPU and GPU, batch and single."""
 
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -15,32 +14,29 @@ from .transform import transform
 
 
 class Round(NamedTuple):
-    """What a round decided, still on the device, and how long its parts took on the host's clock."""
+    """What a round decided, still on the device."""
 
     proposal: Proposal
     verdict: Verdict
     logits: Tensor  # [A, K+1, V] of the target, untransformed
-    draft_ms: float
-    verify_ms: float
-    accept_ms: float
 
 
 def run_round(rows: Rows, plan: Plan, frame: Frame, span: int) -> Round:
     """Advance every row of `rows` by one to K+1 tokens; no committed length reaches `span` before the round."""
-    began = perf_counter()
+    clock = frame.clock
+    clock.mark(0)
     frame.begin(rows)
     noise = draw_noise(rows, plan, frame)
-    drawn = perf_counter()
+    clock.mark(1)
     proposal = propose(rows, plan, frame, noise, span)
-    drafted = perf_counter()
+    clock.mark(2)
     frame.verify.run()
-    verified = perf_counter()
+    clock.mark(3)
     scores = transform(frame.target_logits, rows, plan, counts_at_each_position(rows, plan, proposal))
     accept(proposal, scores, rows, plan, noise, frame.verdict)
     commit(rows, plan, frame)
-    accept_ms = 1e3 * (drawn - began + perf_counter() - verified)
-    times = 1e3 * (drafted - drawn), 1e3 * (verified - drafted), accept_ms
-    return Round(proposal, frame.verdict, frame.target_logits, *times)
+    clock.mark(4)
+    return Round(proposal, frame.verdict, frame.target_logits)
 
 
 def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:

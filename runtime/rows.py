@@ -71,12 +71,14 @@ class Rows:
     presence: Tensor  # [M] float32
     frequency: Tensor  # [M] float32
     uniforms: Tensor  # [M, BLOCK, 17, 2] float64: those of rounds that begin at each length of the row's block
-    bias: Tensor  # [M, V] float32, [M, 0] until a request has one
-    prompt_counts: Tensor  # [M, V] float32, [M, 0] until a request is penalised
+    bias: Tensor  # [M, V] float32, on the CPU [M, 0] until a request has one
+    prompt_counts: Tensor  # [M, V] float32, on the CPU [M, 0] until a request is penalised
     output_counts: Tensor  # [M, V] float32, likewise
 
     @classmethod
-    def allocate(cls, rows: int, length: int, device: str) -> "Rows":
+    def allocate(cls, rows: int, length: int, vocab_size: int, device: str) -> "Rows":
+        wide = 0 if device == "cpu" else vocab_size  # on a GPU nothing may move that a recorded round reads
+
         def whole(*size: int) -> Tensor:
             return torch.zeros(rows, *size, dtype=torch.int64, device=device)
 
@@ -99,9 +101,9 @@ class Rows:
             presence=real(),
             frequency=real(),
             uniforms=torch.zeros(rows, BLOCK, MAX_DRAFT_LENGTH + 1, 2, dtype=torch.float64, device=device),
-            bias=real(0),
-            prompt_counts=real(0),
-            output_counts=real(0),
+            bias=real(wide),
+            prompt_counts=real(wide),
+            output_counts=real(wide),
         )
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

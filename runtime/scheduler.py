@@ -9,13 +9,13 @@ from time import perf_counter
 import torch
 
 from ..engines import PREFILL_WIDTH
+from .capture import Rounds
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
 from .params import SamplingParams
 from .request import Request, State
-from .result import RowResult, read_round
-from .round import run_round
+from .result import RowResult
 from .rows import BLOCK, Plan, Rows
 
 
@@ -25,17 +25,18 @@ class Scheduler:
     `submit` and `cancel` may be called from any thread; `step` from one at a time.
     """
 
-    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int) -> None:
+    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int, capture: bool = True) -> None:
         self.target, self.draft = target, draft
         self.max_batch = max_batch
         self.speculation = Speculation()
         self.live: list[Request] = []  # request i decodes in row i
         self.prefilling: Request | None = None
         self.waiting: deque[Request] = deque()
-        self.rows = Rows.allocate(max_batch, capacity, target.engine.device)
+        self.rows = Rows.allocate(max_batch, capacity, target.vocab_size, target.engine.device)
         self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
         self._frames: dict[tuple[int, int, bool], Frame] = {}
+        self._rounds = Rounds(self._capturable if capture else lambda: False)
         self._view = self.rows.view(0)  # the live rows of the plan
         self._plan_key: tuple[tuple[int, str], ...] = ()
         self._queue_lock = threading.Lock()
@@ -150,6 +151,7 @@ class Scheduler:
         kept = {row: count for row, count in enumerate(entries) if count}
         if model.make_room(max(rows, len(entries)), max([capacity, *entries]), kept):
             self._frames.clear()
+            self._rounds.forget()
 
     # A round.
 
@@ -165,11 +167,10 @@ class Scheduler:
         if plan.rejection:
             self._refresh_uniforms()
         self.frame = self._frame_for(plan)
-        done = run_round(self._view, plan, self.frame, span)
-        results = read_round(done, plan)
+        results = self._rounds.run(self._view, plan, self.frame, span)
         for request, (_, drafter), result in zip(self.live, self._plan_key, results, strict=True):
             self._commit(request, result, plan, drafter)
-        times = (done.draft_ms, done.verify_ms, done.accept_ms)
+        times = self.frame.clock.parts()
         host_ms = 1e3 * (perf_counter() - began) - sum(times)
         for request in self.live:
             request.speculation.add_times(*times, host_ms)
@@ -205,6 +206,9 @@ class Scheduler:
         if request.trace is not None and result.trace is not None:
             ended_early = kept <= result.accepted
             request.trace.append(replace(result.trace, accepted=kept, next_token=None) if ended_early else result.trace)
+
+    def _capturable(self) -> bool:
+        return all(model.engine.capturable() for model in (self.target, self.draft) if model is not None)
 
     def _current_plan(self) -> Plan:
         key = tuple(self._source(request) for request in self.live)

@@ -9,18 +9,26 @@ BLOCK_BYTES = 256 << 20  # more than caches hold
 TRIES = 7
 
 
-def read_bandwidth() -> float:
-    """Bytes per second that all cores together read, at best."""
+def read_bandwidth(device: str = "cpu") -> float:
+    """Bytes per second that the whole device reads, at best."""
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
-        block = torch.ones(BLOCK_BYTES // 4)
+        block = torch.ones(BLOCK_BYTES // 4, device=device)
         return BLOCK_BYTES / min(_seconds_of_a_read(block) for _ in range(TRIES))
     finally:
         torch.set_num_threads(before)
 
 
 def _seconds_of_a_read(block: torch.Tensor) -> float:
+    wait_for(block.device.type)
     began = perf_counter()
     block.sum()
+    wait_for(block.device.type)
     return perf_counter() - began
+
+
+def wait_for(device: str) -> None:
+    """Until all that was launched has ended."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

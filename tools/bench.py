@@ -13,11 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from ..engines import MAX_DRAFT_LENGTH
 from ..runtime import Decoder, SamplingParams
 from .bandwidth import read_bandwidth
+from .engine_flags import add_engine_flags, open_decoder
 from .layout import in_bytes, table
 from .measure import Measured, Setting, measure
 from .prompts import PYTHON_PROMPTS, read_prompts
@@ -45,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
+    add_engine_flags(parser)
     add_sampling_flags(parser, only=SAMPLING)
 
 
@@ -54,15 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = list(PYTHON_PROMPTS) if arguments.prompts is None else read_prompts(arguments.prompts)
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # others would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
-    torch.set_num_threads(1)  # a round's small operations: torch's threads would fight the engine's
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
-        decoder = stack.enter_context(Decoder.open(arguments.bundle, max_batch=arguments.batch))
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
         drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
         settings = [Setting(k, drafter if k else "none") for k in sorted({0, *arguments.draft_lengths})]
-        bandwidth = read_bandwidth()
+        bandwidth = read_bandwidth(arguments.device)
         measured = _measure_all(decoder, settings, prompts, params, arguments.repeats)
-        bandwidth = max(bandwidth, read_bandwidth())
+        bandwidth = max(bandwidth, read_bandwidth(arguments.device))
         result = _result(decoder, measured, bandwidth, params, prompts, arguments)
         if out is not None:
             print(json.dumps(result), file=out)
@@ -98,12 +97,15 @@ def _result(
     bundle, plain = decoder.bundle, measured[0]
     # A tied embedding is stored twice and read once; of quantised weights the embedding is a small part.
     target = bundle.target
-    weight_bytes = 4 * target.parameters if target.weights == "none" else bundle.weight_bytes("target")
+    size = 4 if target.contract.dtype == "float32" else 2
+    weight_bytes = size * target.parameters if target.weights == "none" else bundle.weight_bytes("target")
     roof_ms = 1e3 * weight_bytes / bandwidth
     return {
         "bundle": str(arguments.bundle),
         "target": bundle.target.name,
         "draft": None if bundle.draft is None else bundle.draft.name,
+        "engine": arguments.engine,
+        "device": arguments.device,
         "drafter": measured[-1].setting.drafter,
         "batch": arguments.batch,
         "prompts": len(prompts),

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GPU generations to compile for (default: that of the GPU here)",
     )
     parser.add_argument(
-        "--batch", type=batch_range, default=(1, 1), metavar="N[..M]", help="requests at once (default 1)"
+        "--batch", type=batch_range, default=(1, 8), metavar="N[..M]", help="requests at once (default 1..8)"
     )
     parser.add_argument("--draft-length", type=int, default=4, metavar="K", help=f"0 to {MAX_DRAFT_LENGTH} (default 4)")
     parser.add_argument(

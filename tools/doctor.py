@@ -15,12 +15,22 @@ from .extras import PACKAGE, install_command, installed, requirements
 from .layout import in_bytes, table
 
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+ENGINES = (  # name, device, and the library it loads besides torch
+    ("onnxruntime", "cpu", "onnxruntime"),
+    ("onnxruntime", "cuda", "onnxruntime"),
+    ("torch", "cpu", "onnx"),
+    ("torch", "cuda", "onnx"),
+    ("tensorrt", "cuda", "tensorrt"),
+    ("tensorrt", "cuda", "tensorrt_rtx"),
+)
+CUDA = "CUDAExecutionProvider"
 PURPOSES = {
     "cpu": "run bundles in ONNX Runtime",
-    "cuda": "ONNX Runtime for NVIDIA GPUs, instead of cpu; no engine of this version uses the GPU",
+    "cuda": "run bundles in ONNX Runtime on an NVIDIA GPU, instead of cpu (--device cuda)",
+    "torch": "run bundles in torch, on the CPU or a GPU (--engine torch)",
     "export": "make bundles (export-models, demo)",
-    "tensorrt": "compiling TensorRT plans on a GPU; no engine of this version runs them",
-    "tensorrt-rtx": "compiling TensorRT plans without a GPU; no engine of this version runs them",
+    "tensorrt": "compile TensorRT plans on the GPU that runs them (trt-spec build, then --engine tensorrt)",
+    "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
     "test": "run the project's tests",
 }
 
@@ -68,20 +78,23 @@ def examine() -> dict[str, Any]:
         },
         "memory": {"total_bytes": _memory("MemTotal"), "available_bytes": _memory("MemAvailable")},
         "gpus": sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")),
-        "engines": [_onnxruntime()],
+        "engines": [_engine(*engine) for engine in ENGINES],
         "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
     }
 
 
-def _onnxruntime() -> dict[str, Any]:
+def _engine(name: str, device: str, library: str) -> dict[str, Any]:
     """Whether it loads here: being installed is not enough."""
     reason = None
     try:
-        import_module("torch")
-        import_module("onnxruntime")
+        torch, loaded = import_module("torch"), import_module(library)
+        if device == "cuda" and not torch.cuda.is_available():
+            reason = "torch finds no GPU that it can use"
+        elif (name, device) == ("onnxruntime", "cuda") and CUDA not in loaded.get_available_providers():
+            reason = "the onnxruntime package here is the one without CUDA"
     except (ImportError, OSError) as error:
         reason = f"{type(error).__name__}: {error}"
-    return {"name": "onnxruntime", "device": "cpu", "runs": reason is None, "reason": reason}
+    return {"name": name, "device": device, "library": library, "runs": reason is None, "reason": reason}
 
 
 def _extra(name: str, needed: list[str]) -> dict[str, Any]:
@@ -137,5 +150,6 @@ def _report(found: dict[str, Any]) -> str:
 
 
 def _engine_line(engine: dict[str, Any]) -> str:
-    where = f"{engine['name']} on {engine['device']}"
+    library = "" if engine["library"] in (engine["name"], "onnx") else f" ({engine['library']})"
+    where = f"{engine['name']}{library} on {engine['device']}"
     return f"{where}: can run" if engine["runs"] else f"{where}: cannot run ({engine['reason']})"

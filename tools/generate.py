@@ -5,12 +5,11 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 from ..engines import RequestError
 from ..runtime import Decoder, Output, Request
 from ..runtime.decoder import DEFAULT_DRAFT_LENGTH
 from ..runtime.drafters import DRAFTERS
+from .engine_flags import add_engine_flags, open_decoder
 from .prompts import add_prompt_flags, chosen_prompt
 from .report import output_json, summary
 from .sampling_flags import add_sampling_flags, sampling_params
@@ -20,12 +19,12 @@ from .trace import Marks
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
     add_prompt_flags(parser)
+    add_engine_flags(parser)
     parser.add_argument(
         "--draft-length",
         type=int,
-        default=DEFAULT_DRAFT_LENGTH,
         metavar="K",
-        help=f"proposals a round, 0 decodes plainly (default {DEFAULT_DRAFT_LENGTH})",
+        help=f"proposals a round, 0 decodes plainly (default {DEFAULT_DRAFT_LENGTH}, or what plans were compiled for)",
     )
     parser.add_argument(
         "--drafter", metavar="|".join(DRAFTERS), help="where proposals come from (default: the draft model if any)"
@@ -41,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
     params = sampling_params(arguments)
     prompt = chosen_prompt(arguments)
-    torch.set_num_threads(1)  # a round's small operations: torch's threads would fight the engine's
-    with Decoder.open(arguments.bundle, max_batch=1) as decoder:
+    with open_decoder(arguments, max_batch=1) as decoder:
         request = decoder.submit(
             prompt, params, draft_length=arguments.draft_length, drafter=arguments.drafter, trace=arguments.trace
         )

@@ -57,7 +57,7 @@ def place_heads(old: Shape, new: Shape) -> tuple[list[int], list[int]]:
     return slots, sources
 
 
-def grow(source: Path, out: Path, new: Shape) -> int:
+def grow(source: Path, out: Path, new: Shape, dtype: torch.dtype = torch.float32) -> int:
     """Write `source` grown to `new` into `out` and return its number of parameters."""
     config = json.loads((source / "config.json").read_text())
     if config.get("model_type") != "llama":
@@ -107,7 +107,7 @@ def grow(source: Path, out: Path, new: Shape) -> int:
             "mlp.up_proj": (new.mlp, new.hidden),
         }
         for part, size in sizes.items():
-            grown[f"{prefix}{part}.weight"] = noise(*size)
+            grown[f"{prefix}{part}.weight"] = noise(*size).to(dtype)
         attention_out = torch.zeros(new.hidden, new.heads * head_dim)
         mlp_out = torch.zeros(new.hidden, new.mlp)
         if has:
@@ -129,8 +129,9 @@ def grow(source: Path, out: Path, new: Shape) -> int:
         "num_key_value_heads": new.kv_heads,
         "intermediate_size": new.mlp,
         "rms_norm_eps": config["rms_norm_eps"] * old.hidden / new.hidden,
-        "dtype": "float32",
+        "dtype": str(dtype).removeprefix("torch."),
     }
+    grown = {name: weight.to(dtype) for name, weight in grown.items()}
     out.mkdir(parents=True, exist_ok=True)
     save_file(grown, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..engines import MAX_DRAFT_LENGTH, Bundle, Contract, ModelEntry, RequestError
-from ..runtime.cache import GRANULE, KVCache
+from ..engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, Contract, ModelEntry, RequestError
+from ..runtime.cache import KVCache
 from .layout import in_bytes, table
 from .sampling_flags import positive
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from ..engines import RequestError, Step
 from ..runtime import Decoder, Request, SamplingParams, Speculation
 from ..runtime.request import State
+from .bandwidth import wait_for
 
 ROUNDS_PER_REPLAY = 4
 
@@ -104,14 +105,16 @@ def _decoded(requests: Sequence[Request]) -> int:
 
 
 def _replay(decoder: Decoder, bare: Bare) -> None:
-    frame = decoder.last_frame
+    frame, device = decoder.last_frame, decoder.target.engine.device
     assert frame is not None
     for first, step in enumerate(frame.drafts):
-        (bare.draft if first else bare.first_draft).append(_run_ms(step))
-    bare.verify.append(_run_ms(frame.verify))
+        (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
+    bare.verify.append(_run_ms(frame.verify, device))
 
 
-def _run_ms(step: Step) -> float:
+def _run_ms(step: Step, device: str) -> float:
+    wait_for(device)
     began = perf_counter()
     step.run()
+    wait_for(device)
     return 1e3 * (perf_counter() - began)

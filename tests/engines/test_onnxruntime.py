@@ -5,11 +5,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import patch
 
+import onnxruntime
 import pytest
 import torch
-from trt_spec.engines import Bundle, blank_step, open_engine
-from trt_spec.engines.onnxruntime import Threads, open_session, share_threads
+from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
+from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
+from trt_spec.runtime import Decoder
 from trt_spec.runtime.cache import KVCache
 
 from ..arbiter import feed
@@ -105,7 +108,7 @@ RUN_WITH_EVERY_MESSAGE = """
         options.log_severity_level = 0
         return session(graph, options, **more)
     onnxruntime.InferenceSession = telling
-    from trt_spec.engines import Bundle, blank_step, open_engine
+    from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
     from trt_spec.runtime.cache import KVCache
     bundle = Bundle.open(sys.argv[1])
     engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
@@ -123,7 +126,7 @@ RUN_WITH_EVERY_MESSAGE = """
         inner = engine._session
         class Session:
             def io_binding(self): return Apart()
-            def run_with_iobinding(self, apart): inner.run_with_iobinding(apart.binding)
+            def run_with_iobinding(self, apart, settings): inner.run_with_iobinding(apart.binding, settings)
         engine._session = Session()
     for first, batch, width in ((0, 3, 1), (1, 2, 5), (2, 1, 30)):
         blank_step(engine, first, batch, width, 1).run()
@@ -248,3 +251,38 @@ def test_the_engine_package_imports_no_heavy_library(tmp_path: Path):
         """
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_node_that_is_computed_elsewhere_is_named(llama: Pair):
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    file = str(Bundle.open(llama.bundle).graph("target"))
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    assert nodes_elsewhere(session, "CPUExecutionProvider") == []
+    named = nodes_elsewhere(session, GPU)
+    assert sum(node.startswith("Attention '") for node in named) == 2
+    assert not any(node.startswith("Shape ") for node in named)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("warp", "engine onnxruntime runs on the device cpu or cuda, not on 'warp'"),
+        ("cuda", r"the onnxruntime package here has no CUDA; pip install 'trt-spec\[cuda\]' instead of \[cpu\]"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused(llama: Pair, device: str, said: str):
+    target = Bundle.open(llama.bundle)
+    with (
+        patch.object(onnxruntime, "get_available_providers", return_value=["CPUExecutionProvider"]),
+        pytest.raises(EngineError, match=said),
+    ):
+        open_engine("onnxruntime", target.graph("target"), target.target.contract, device)
+
+
+def test_a_decoder_on_a_gpu_that_is_not_here_is_refused(llama: Pair):
+    with (
+        patch.object(torch.cuda, "Stream", side_effect=RuntimeError("no driver")),
+        pytest.raises(EngineError, match=r"device 'cuda' cannot be used \(no driver\); expected cpu, or cuda"),
+    ):
+        Decoder.open(llama.bundle, device="cuda")

@@ -21,6 +21,7 @@ class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
     static_capacity = False
+    verify_width, prefill_width = 17, 256
     device = "cpu"
 
     def __init__(self, contract: Contract, next_token: NextToken) -> None:
@@ -48,6 +49,9 @@ class ScriptedEngine:
                     logits[row, index, self.next_token(context)] = 20.0
 
         return Step(ids, start, logits, run)
+
+    def capturable(self) -> bool:
+        return False
 
     def close(self) -> None: ...
 

@@ -11,7 +11,7 @@ from trt_spec.runtime.rows import Plan, Rows
 def make_rows(
     params: Sequence[SamplingParams], vocab: int, prompts: Sequence[Sequence[int]] | None = None, length: int = 256
 ) -> Rows:
-    rows = Rows.allocate(len(params), length, "cpu")
+    rows = Rows.allocate(len(params), length, vocab, "cpu")
     for row, setting in enumerate(params):
         rows.admit(row, list(prompts[row]) if prompts else [0], setting, setting.seed or 0, vocab)
     return rows

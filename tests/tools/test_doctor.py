@@ -3,6 +3,7 @@ import os
 from importlib.metadata import requires, version
 
 import pytest
+import torch
 from trt_spec.tools import doctor, extras, theory
 
 from ..models import tiny_llama
@@ -13,7 +14,20 @@ def test_it_says_what_runs_here(run):
     result = run("doctor", "--json")
     found = json.loads(result.out)
     assert result.code == 0
-    assert found["engines"] == [{"name": "onnxruntime", "device": "cpu", "runs": True, "reason": None}]
+    here = [engine for engine in found["engines"] if engine["device"] == "cpu"]
+    assert here == [
+        {"name": name, "device": "cpu", "library": library, "runs": True, "reason": None}
+        for name, library in (("onnxruntime", "onnxruntime"), ("torch", "onnx"))
+    ]
+    on_gpu = {(e["name"], e["library"]): e for e in found["engines"] if e["device"] == "cuda"}
+    assert set(on_gpu) == {
+        ("onnxruntime", "onnxruntime"),
+        ("torch", "onnx"),
+        ("tensorrt", "tensorrt"),
+        ("tensorrt", "tensorrt_rtx"),
+    }
+    in_torch = on_gpu["torch", "onnx"]
+    assert in_torch["runs"] == torch.cuda.is_available() == (in_torch["reason"] is None)
     assert found["packages"]["torch"] == version("torch")
     assert found["cpu"]["cores"] == len(os.sched_getaffinity(0))
     assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
@@ -43,7 +57,8 @@ def test_an_engine_that_does_not_load_is_said_so_with_the_reason(run, monkeypatc
     monkeypatch.setattr(doctor, "import_module", fail)
     result = run("doctor")
     assert result.code == 1
-    assert f"onnxruntime on cpu: cannot run ({type(error).__name__}: {error})" in result.out
+    for engine in ("onnxruntime", "torch"):
+        assert f"{engine} on cpu: cannot run ({type(error).__name__}: {error})" in result.out
 
 
 def test_it_works_where_there_is_no_proc(run, monkeypatch):

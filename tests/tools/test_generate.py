@@ -155,3 +155,15 @@ def test_exactly_one_source_of_the_prompt_is_required(generate):
     assert_refused(generate(), once)
     assert_refused(generate("--prompt", "a", "-"), once)
     assert_refused(generate("hello"), "'hello' was not expected here; a prompt follows --prompt")
+
+
+def test_the_engine_is_chosen_by_its_name(generate):
+    ids = [
+        json.loads(generate("--prompt", PROMPT, "--json", *FEW, "--engine", name).out)["token_ids"]
+        for name in ("onnxruntime", "torch")
+    ]
+    assert ids[0] == ids[1]
+    assert_refused(generate("--prompt", PROMPT, "--engine", "magic"), "argument --engine: invalid choice: 'magic'")
+    assert_refused(
+        generate("--prompt", PROMPT, "--engine", "torch", "--device", "abacus"), "cannot use the device 'abacus'"
+    )

@@ -1,0 +1,120 @@
+"""A graph file read into nodes and tensors: the weights stay in their file, mapped into memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .bundle import WEIGHTS
+from .contract import TensorSpec
+from .errors import EngineError
+
+OPSET = 24
+DTYPES = {  # by their numbers in ONNX
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    16: torch.bfloat16,
+}
+INT4 = 22  # torch has no such type
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator with the names of what it reads, "" for an input that is left out, and writes."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order in which they can run."""
+
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    nodes: list[Node]
+    constants: dict[str, Tensor]
+
+
+def read_graph(file: Path) -> Graph:
+    try:
+        import onnx
+    except ImportError as error:
+        raise EngineError("engine torch needs the onnx package; pip install 'trt-spec[torch]'") from error
+    try:
+        model = onnx.load(str(file), load_external_data=False)
+        weights = file.with_name(WEIGHTS)
+        size = weights.stat().st_size if weights.exists() else 0
+        mapped = torch.from_file(str(weights), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0)
+        constants = {tensor.name: _tensor(tensor, mapped) for tensor in model.graph.initializer}
+        nodes = [_node(node) for node in model.graph.node]
+        inputs, outputs = ([_spec(value) for value in values] for values in (model.graph.input, model.graph.output))
+    except Exception as error:  # of protobuf, onnx or torch, for a file that is no graph of ours
+        raise EngineError(f"engine torch cannot read {file}: {first_line(error)}; export the bundle again") from error
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    if opsets.get("") != OPSET:
+        raise EngineError(f"{file} has the ONNX operators of version {opsets.get('')}, engine torch knows {OPSET}")
+    return Graph([spec for spec in inputs if spec.name not in constants], outputs, nodes, constants)
+
+
+def dtype_of(number: int) -> torch.dtype:
+    if number not in DTYPES:
+        raise ValueError(f"torch has nothing for the ONNX type {number}")
+    return DTYPES[number]
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _spec(value: Any) -> TensorSpec:
+    kind = value.type.tensor_type
+    shape = tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
+    return TensorSpec(value.name, str(dtype_of(kind.elem_type)).removeprefix("torch."), shape)
+
+
+def _node(node: Any) -> Node:
+    op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    attributes = {attribute.name: _attribute(attribute) for attribute in node.attribute}
+    return Node(node.name, op, tuple(node.input), tuple(node.output), attributes)
+
+
+def _attribute(attribute: Any) -> Any:
+    from onnx import TensorProto, helper
+
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, TensorProto):
+        return _tensor(value, torch.empty(0))
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _tensor(tensor: Any, mapped: Tensor) -> Tensor:
+    from onnx import TensorProto, numpy_helper
+
+    if tensor.data_location == TensorProto.EXTERNAL:
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        if where["location"] != WEIGHTS:
+            raise ValueError(f"the weights {tensor.name!r} lie in {where['location']!r}, expected {WEIGHTS}")
+        begin = int(where.get("offset", 0))
+        data = mapped[begin : begin + int(where["length"])]
+    else:
+        raw = tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+        data = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+    shape = list(tensor.dims)
+    if tensor.data_type == INT4:  # two in a byte, the lower half first
+        halves = torch.stack((data << 4, data), -1).view(torch.int8) >> 4
+        return halves.flatten()[: torch.Size(shape).numel()].view(shape)
+    dtype = dtype_of(tensor.data_type)
+    aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
+    return aligned.view(dtype).view(shape)

@@ -1,0 +1,213 @@
+"""The bundle's graph as torch ops on any torch device, converted for each shape of a call, run eagerly or compiled."""
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
+
+from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
+from .engine import Step
+from .errors import EngineError
+from .onnx_graph import Graph, Node, first_line, read_graph
+from .torch_ops import FIXED, IGNORED, OPS
+
+KEPT_SHAPES = 128  # converted graphs, a few hundred kilobytes each
+
+
+class TorchEngine:
+    """See `Engine`. Quantised matrices are widened when the graph is opened, rows of an embedding as they are read.
+
+    A step reads no tensor on the host and allocates by torch's own allocator alone, so a caller may capture it.
+    """
+
+    verify_width, prefill_width = WIDEST_STEP, PREFILL_WIDTH
+
+    def __init__(self, graph: Path, contract: Contract, device: str, compiled: bool) -> None:
+        try:
+            torch.zeros(1, device=device).cpu()
+        except (RuntimeError, AssertionError) as error:
+            raise EngineError(
+                f"engine torch cannot use the device {device!r} ({first_line(error)}); expected cpu or cuda"
+            ) from error
+        self.contract, self.device, self._compiled = contract, device, compiled
+        # Where allocating is cheap, and where every length would be compiled anew.
+        self.static_capacity = compiled or torch.device(device).type != "cpu"
+        read = read_graph(graph)
+        contract.check(str(graph), read.inputs, read.outputs)
+        _refuse_unknown(str(graph), read.nodes)
+        _refuse_copied_cache(str(graph), contract, read.nodes)
+        self._nodes, self._constants = _fold(read, device)
+        self._module = lru_cache(KEPT_SHAPES)(self._make_module)
+        self._convert(batch=2, width=3, rows=2, capacity=5)  # what cannot be converted is refused now
+        self._cache: Mapping[str, Tensor] = {}
+
+    def bind(self, cache: Mapping[str, Tensor]) -> None:
+        self._cache = cache
+
+    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
+        (batch, width), rows = input_ids.shape, logits.shape[1]
+        views = [self._cache[name][first_row : first_row + batch] for name in self.contract.cache_names]
+        pieces, begin = [], 0
+        for size in _piece_widths(width) if rows == 1 else [width]:
+            module = self._module(batch, size, rows, views[0].shape[2])
+            last_rows = torch.arange(size - rows, size, device=self.device).expand(batch, rows)
+            pieces.append((module, input_ids[:, begin : begin + size], begin, last_rows))
+            begin += size
+
+        def run() -> None:
+            try:
+                with torch.inference_mode():
+                    for module, ids, begin, last_rows in pieces:
+                        found = module(ids, start + begin if begin else start, last_rows, *views)
+                    logits.copy_(found)
+            except (RuntimeError, IndexError) as error:
+                raise EngineError(f"torch failed at batch {batch}, width {width}: {first_line(error)}") from error
+
+        return Step(input_ids, start, logits, run)
+
+    def capturable(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
+    def close(self) -> None:
+        self._cache, self._constants = {}, {}
+        self._module.cache_clear()
+
+    def _make_module(self, batch: int, width: int, rows: int, capacity: int) -> Callable[..., Tensor]:
+        module = self._convert(batch, width, rows, capacity)
+        of_a_round = rows == width or width == 2  # prefill is too seldom to compile
+        return torch.compile(module, fullgraph=True, dynamic=False) if self._compiled and of_a_round else module
+
+    def _convert(self, batch: int, width: int, rows: int, capacity: int) -> fx.GraphModule:
+        """`(input_ids, start, logit_rows, past_key_0, …) -> logits` for these sizes; the cache is written in place."""
+        sizes = {"batch": batch, "width": width, "rows": rows, "capacity": capacity}
+        recorder = _Recorder(self.device)
+        values = dict(self._constants)
+        for spec in self.contract.inputs:
+            values[spec.name] = recorder.input(spec, sizes)
+        with recorder:
+            for node in self._nodes:
+                _run(node, values)
+        return recorder.module(values["logits"])
+
+
+def _piece_widths(width: int) -> list[int]:
+    """Powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""
+    return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
+
+
+class _Recorder(TorchFunctionMode):
+    """Computes what follows from constants and shapes, and writes down what is done to the inputs.
+
+    What depends on an input is a meta tensor, the output of a written node; the same call on the same tensors is
+    written once.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self._graph, self._root = fx.Graph(), nn.Module()
+        self._written: dict[int, tuple[Tensor, fx.Node]] = {}  # by id, which only a live tensor keeps
+        self._outputs: dict[tuple[Any, str], Any] = {}  # by function and arguments
+
+    def input(self, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+        tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
+        self._written[id(tensor)] = tensor, self._graph.placeholder(spec.name)
+        return tensor
+
+    def module(self, output: Tensor) -> fx.GraphModule:
+        self._graph.output(self._node(output))
+        return fx.GraphModule(self._root, self._graph)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call: Any = (tuple(args), kwargs or {})
+        devices = _devices(call)
+        if "meta" not in devices:
+            if len(devices) > 1:  # a shape and a weight
+                call = _on(self._device, call)
+            return func(*call[0], **call[1])
+        arguments: Any = map_aggregate(call, self._node)
+        key = (func, repr(arguments))
+        if key not in self._outputs:
+            args, kwargs = _on("meta", call)
+            self._outputs[key] = output = func(*args, **kwargs)
+            if isinstance(output, Tensor):
+                self._written[id(output)] = output, self._graph.call_function(func, *arguments)
+            elif isinstance(output, tuple) and any(isinstance(part, Tensor) for part in output):
+                node = self._graph.call_function(func, *arguments)
+                for index, part in enumerate(output):
+                    self._written[id(part)] = part, self._graph.call_function(operator.getitem, (node, index))
+        return self._outputs[key]
+
+    def _node(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._written:
+            name = f"constant_{len(self._written)}"
+            self._root.register_buffer(name, value.to(self._device))
+            self._written[id(value)] = value, self._graph.get_attr(name)
+        return self._written[id(value)][1]
+
+
+def _devices(call: Any) -> set[str]:
+    found: set[str] = set()
+    map_aggregate(call, lambda x: found.add(x.device.type) if isinstance(x, Tensor) else None)
+    return found
+
+
+def _on(device: str, call: Any) -> Any:
+    return map_aggregate(call, lambda x: x.to(device) if isinstance(x, Tensor) else x)
+
+
+def _run(node: Node, values: dict[str, Tensor]) -> None:
+    inputs = [values[name] if name else None for name in node.inputs]
+    attributes = {name: value for name, value in node.attributes.items() if name not in (*FIXED, *IGNORED)}
+    try:
+        outputs = OPS[node.op](*inputs, **attributes)
+        values.update(zip(node.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+    except Exception as error:  # torch raises a dozen unrelated types
+        raise EngineError(f"engine torch cannot convert {node.op} {node.name!r}: {first_line(error)}") from error
+
+
+def _fold(graph: Graph, device: str) -> tuple[list[Node], dict[str, Tensor]]:
+    """The nodes that depend on an input, and the constants they read: on the device, but for shapes and axes."""
+    values, nodes = dict(graph.constants), []
+    for node in graph.nodes:
+        if all(name in values for name in node.inputs if name):
+            _run(node, values)
+        else:
+            nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+
+    def place(tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype == torch.int64 and tensor.dim() <= 1 else tensor.to(device)
+
+    return nodes, {name: place(tensor) for name, tensor in values.items() if name in read}
+
+
+def _refuse_unknown(graph: str, nodes: list[Node]) -> None:
+    for node in nodes:
+        if node.op not in OPS:
+            raise EngineError(f"{graph} has the operator {node.op} ({node.name}), which engine torch does not know")
+        for name, value in node.attributes.items():
+            if name in FIXED and value != FIXED[name]:
+                raise EngineError(
+                    f"{graph} has the operator {node.op} ({node.name}) with {name} = {value!r}; engine torch knows "
+                    f"{FIXED[name]!r} alone"
+                )
+
+
+def _refuse_copied_cache(graph: str, contract: Contract, nodes: list[Node]) -> None:
+    """What reads a cache input beside its TensorScatter would see it before or after, as it happens to run."""
+    makers = {output: node for node in nodes for output in node.outputs}
+    for present, past in contract.aliases.items():
+        readers = [node.op for node in nodes if past in node.inputs and node.op != "Shape"]
+        maker = makers.get(present)
+        if readers != ["TensorScatter"] or maker is None or (maker.op, maker.inputs[0]) != ("TensorScatter", past):
+            raise EngineError(f"{graph} does not make {present} from {past} by one TensorScatter, so not in place")

@@ -1,0 +1,266 @@
+"""What each ONNX operator of the exporter's graphs is in torch.
+
+A function takes a node's inputs, None for one that is left out, and its attributes under their own names; a node with
+an attribute that its function does not know, or of another value than `FIXED`, is refused when its graph is opened.
+Constants are tensors with data, everything else is a meta tensor: shapes and axes are read where a graph is converted.
+"""
+
+from collections.abc import Callable
+from functools import cache, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .onnx_graph import dtype_of
+
+FIXED: dict[str, Any] = {
+    "alpha": 1.0,
+    "batch_dims": 0,
+    "beta": 1.0,
+    "interleaved": 0,
+    "is_causal": 0,
+    "largest": 1,
+    "mode": "linear",
+    "noop_with_empty_axes": 0,
+    "reduction": "none",
+    "select_last_index": 0,
+    "stash_type": 1,
+    "transA": 0,
+}
+IGNORED = ("num_heads", "sorted")  # what the shapes say as well; what may be sorted or not
+
+
+def _ints(tensor: Tensor) -> list[int]:
+    if tensor.is_meta:
+        raise ValueError("a shape or an axis depends on the data")
+    numbers: list[int] = tensor.reshape(-1).tolist()
+    return numbers
+
+
+def _binary(function: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, b: function(a, _number(b, a))
+
+
+def _number(x: Tensor, beside: Tensor) -> Any:
+    """A constant of one number as that number, which takes no memory on the device."""
+    one = not x.is_meta and beside.is_meta and x.numel() == 1 and x.dim() <= beside.dim()
+    return x.item() if one else x
+
+
+def _div(a: Tensor, b: Tensor) -> Tensor:
+    return torch.div(a, _number(b, a), rounding_mode=None if a.is_floating_point() else "trunc")
+
+
+def _cast(x: Tensor, to: int) -> Tensor:
+    return _as(x, dtype_of(to))
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    bounds = [None if bound is None else _number(bound, x) for bound in (low, high)]
+    return torch.clamp(x, *bounds)
+
+
+def _constant_of_shape(shape: Tensor, value: Tensor) -> Tensor:
+    return torch.full(_ints(shape), value.item(), dtype=value.dtype)
+
+
+def _dequantize(x: Tensor, scale: Tensor, axis: int, block_size: int) -> Tensor:
+    blocks = x.reshape(*x.shape[:axis], -1, block_size, *x.shape[axis + 1 :])
+    return (blocks.to(scale.dtype) * scale.unsqueeze(axis + 1)).reshape(x.shape)
+
+
+def _expand(x: Tensor, shape: Tensor) -> Tensor:
+    size = torch.broadcast_shapes(x.shape, _ints(shape))  # type: ignore[no-untyped-call]
+    return x if x.shape == size else x.expand(size)
+
+
+def _gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+    if not indices.dim():
+        return x.select(axis, *_ints(indices))
+    found: Tensor = x[(slice(None),) * (axis % x.dim()) + (indices,)]
+    return found
+
+
+def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
+    found: Tensor = x[indices.unbind(-1)]
+    return found
+
+
+def _gemm(a: Tensor, b: Tensor, c: Tensor | None = None, transB: int = 0) -> Tensor:
+    product = torch.matmul(a, b.t() if transB else b)
+    return product if c is None else product + c
+
+
+def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, axes, keepdims=1: function(x, dim=_ints(axes), keepdim=bool(keepdims))
+
+
+def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    return torch.index_put(x, indices.unbind(-1), updates)
+
+
+def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+    return F.layer_norm(x, x.shape[axis:], scale, bias, epsilon)
+
+
+def _rms_norm(x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+    """In the type of `scale`, which may depend on the call's shape."""
+    x, size = _as(x, scale.dtype), x.shape[axis:]
+    return F.rms_norm(x, size, scale, epsilon) if scale.shape == size else F.rms_norm(x, size, eps=epsilon) * scale
+
+
+def _reshape(x: Tensor, shape: Tensor, allowzero: int = 0) -> Tensor:
+    size = _ints(shape)
+    if not allowzero:
+        size = [dim or x.shape[index] for index, dim in enumerate(size)]
+    return x.reshape(size)
+
+
+def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` [B, heads, S, D], the angles [B, S, D / 2]."""
+    if (x.dim(), cos.dim()) != (4, 3) or 2 * cos.shape[2] != x.shape[3]:
+        raise ValueError(
+            f"{list(x.shape)} is rotated by angles {list(cos.shape)}, known is [B, heads, S, 2 D] by [B, S, D]"
+        )
+    both = torch.cat((cos, cos), -1).unsqueeze(1)
+    signed = torch.cat((-sin, sin), -1).unsqueeze(1)
+    return torch.addcmul(x * both, x.roll(x.shape[-1] // 2, -1), signed)
+
+
+def _shape(x: Tensor, start: int = 0, end: int | None = None) -> Tensor:
+    return torch.tensor(x.shape[start:end], dtype=torch.int64)
+
+
+def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor, steps: Tensor | None = None) -> Tensor:
+    index = [slice(None)] * x.dim()
+    every = [1] * len(starts) if steps is None else _ints(steps)
+    for start, end, axis, step in zip(_ints(starts), _ints(ends), _ints(axes), every, strict=True):
+        index[axis] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+def _split(x: Tensor, sizes: Tensor | None = None, axis: int = 0, num_outputs: int = 1) -> tuple[Tensor, ...]:
+    return torch.split(x, -(-x.shape[axis] // num_outputs) if sizes is None else _ints(sizes), axis)
+
+
+def _top_k(x: Tensor, count: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+    [k] = _ints(count)
+    return torch.topk(x, k, axis)
+
+
+def _unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
+    rank = x.dim() + axes.numel()
+    for axis in sorted(axis % rank for axis in _ints(axes)):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _attention(
+    query: Tensor,  # [B, heads, S, D]
+    key: Tensor,  # [B, kv_heads, T, D]
+    value: Tensor,  # [B, kv_heads, T, D]
+    mask: Tensor,  # [B, 1, S, T]
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    if query.dim() != 4 or mask.dtype != torch.bool or mask.shape[1] != 1:
+        raise ValueError(f"attention by a mask {mask.dtype} {list(mask.shape)}, known is bool [B, 1, S, T]")
+    (batch, heads, width, size), kv_heads = query.shape, key.shape[1]
+    hidden = _as(torch.where(mask, 0.0, -torch.inf), torch.float32 if softcap else query.dtype)
+    if heads != kv_heads:  # heads that share a key head become more rows of one: no kernel must copy the cache for them
+        query = query.reshape(batch, kv_heads, -1, size)
+        hidden = hidden.repeat(1, 1, heads // kv_heads, 1)
+    scale = size**-0.5 if scale is None else scale
+    if softcap:
+        scores = _as(torch.matmul(query * scale, key.transpose(2, 3)), torch.float32)
+        weights = torch.softmax(torch.tanh(scores / softcap) * softcap + hidden, -1)
+        found = torch.matmul(_as(weights, value.dtype), value)
+    else:
+        found = F.scaled_dot_product_attention(query, key, value, hidden, scale=scale)
+    return found if heads == kv_heads else found.reshape(batch, heads, width, -1)
+
+
+@cache
+def _first_numbers(count: int, *shape: int) -> Tensor:
+    """The very same tensor for each call, so that it is kept once and what follows from it computed once."""
+    return torch.arange(count).view(shape)
+
+
+def _tensor_scatter(past: Tensor, rows: Tensor, start: Tensor, axis: int = -2) -> Tensor:
+    """In place; the output is the memory of `past` [B, kv_heads, T, D]."""
+    if axis % past.dim() != 2 or past.dim() != 4:
+        raise ValueError(f"the cache is written along the axis {axis}, expected 2 of 4")
+    batch, kv_heads, width, _ = rows.shape
+    row, head = _first_numbers(batch, -1, 1, 1), _first_numbers(kv_heads, -1, 1)
+    position = start.view(-1, 1, 1) + _first_numbers(width, -1)  # [B, 1, S]
+    return past.index_put_((row, head, position), rows)
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "Abs": torch.abs,
+    "Add": _binary(torch.add),
+    "And": torch.logical_and,
+    "ArgMax": lambda x, axis=0, keepdims=1: torch.argmax(x, axis, bool(keepdims)),
+    "Attention": _attention,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": lambda *tensors, axis: torch.cat(tensors, axis),
+    "ConstantOfShape": _constant_of_shape,
+    "Cos": torch.cos,
+    "DequantizeLinear": _dequantize,
+    "Div": _div,
+    "Exp": torch.exp,
+    "Expand": _expand,
+    "Floor": torch.floor,
+    "Gather": _gather,
+    "GatherElements": lambda x, indices, axis=0: torch.gather(x, axis, indices),
+    "GatherND": _gather_nd,
+    "Gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
+    "Gemm": _gemm,
+    "Greater": _binary(torch.gt),
+    "LayerNormalization": _layer_norm,
+    "LessOrEqual": _binary(torch.le),
+    "Log": torch.log,
+    "MatMul": torch.matmul,
+    "Max": lambda *tensors: reduce(torch.maximum, tensors),
+    "Min": lambda *tensors: reduce(torch.minimum, tensors),
+    "Mul": _binary(torch.mul),
+    "Neg": torch.neg,
+    "Not": torch.logical_not,
+    "Pow": _binary(torch.pow),
+    "RMSNormalization": _rms_norm,
+    "Range": lambda start, limit, delta: torch.arange(start.item(), limit.item(), delta.item()),
+    "Reciprocal": torch.reciprocal,
+    "ReduceLogSumExp": _reduce(torch.logsumexp),
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceMean": _reduce(torch.mean),
+    "ReduceSum": _reduce(torch.sum),
+    "Relu": torch.relu,
+    "Reshape": _reshape,
+    "RotaryEmbedding": _rotary,
+    "ScatterElements": lambda x, indices, updates, axis=0: torch.scatter(x, axis, indices, updates),
+    "ScatterND": _scatter_nd,
+    "Shape": _shape,
+    "Sigmoid": torch.sigmoid,
+    "Sin": torch.sin,
+    "Slice": _slice,
+    "Softmax": lambda x, axis=-1: torch.softmax(x, axis),
+    "Softplus": F.softplus,
+    "Split": _split,
+    "Sqrt": torch.sqrt,
+    "Squeeze": lambda x, axes=None: x.squeeze() if axes is None else x.squeeze(_ints(axes)),
+    "Sub": _binary(torch.sub),
+    "Tanh": torch.tanh,
+    "TensorScatter": _tensor_scatter,
+    "Tile": lambda x, repeats: x.repeat(_ints(repeats)),
+    "TopK": _top_k,
+    "Transpose": lambda x, perm: x.permute(perm),
+    "Unsqueeze": _unsqueeze,
+    "Where": torch.where,
+}

@@ -1,0 +1,33 @@
+"""When the parts of a round ended: by the host's clock, or by the GPU's, for which the host does not wait."""
+
+from time import perf_counter
+from typing import Any
+
+import torch
+
+PARTS = 5  # begun, noise drawn, drafted, verified, ended
+
+
+class Clock:
+    """Events that are recorded in a CUDA graph tell the time of its latest replay."""
+
+    def __init__(self, device: str) -> None:
+        self._times = [0.0] * PARTS
+        self._events: list[Any] = []
+        if device.startswith("cuda"):
+            event: Any = torch.cuda.Event
+            self._events = [event(enable_timing=True, external=True) for _ in range(PARTS)]
+
+    def mark(self, part: int) -> None:
+        if self._events:
+            self._events[part].record()
+        else:
+            self._times[part] = perf_counter()
+
+    def parts(self) -> tuple[float, float, float]:
+        """Milliseconds of draft, verify and acceptance, which includes the noise; the round must have ended."""
+        times = self._times
+        if self._events:
+            times = [1e-3 * self._events[0].elapsed_time(event) for event in self._events]
+        begun, drawn, drafted, verified, ended = times
+        return 1e3 * (drafted - drawn), 1e3 * (verified - drafted), 1e3 * (drawn - begun + ended - verified)

@@ -1,0 +1,207 @@
+"""A stand-in for `tensorrt` and `tensorrt_rtx` without a GPU: it enforces their rules, and computes in ONNX Runtime.
+
+Its plans are small files that name a graph. Every call is recorded; a broken rule is answered as the libraries answer.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trt_spec.engines import Bundle, Contract
+from trt_spec.engines.onnxruntime import Threads, open_session
+from trt_spec.engines.plans import Plan, PlanKey, graph_identity
+from trt_spec.export.build import BuildOptions, roles
+
+ALIGNMENT = 64  # what torch gives on the CPU
+SCRATCH = 1000  # bytes
+NUMPY = {"int64": np.int64, "float32": np.float32}
+
+
+def write_plans(path: Path, version: str = "1", capability: str = "8.9", **options: Any) -> list[Plan]:
+    """What `trt-spec build` would have written."""
+    bundle = Bundle.open(path)
+    settings = BuildOptions("tensorrt-rtx", [capability], **{"draft_length": 3, "prefill_width": 8} | options)
+    plans = []
+    for role in roles(settings, bundle.draft is not None):
+        key = PlanKey(
+            role.model,
+            graph_identity(path, role.model),
+            "tensorrt-rtx",
+            version,
+            capability,
+            role.width,
+            role.rows,
+            role.batch,
+            bundle.capacity,
+        )
+        contract = bundle.models[role.model].contract
+        content = json.dumps(
+            {"graph": str(bundle.graph(role.model)), "key": asdict(key)} | {"contract": asdict(contract)}
+        )
+        file = path / key.path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        described = ([str(spec) for spec in specs] for specs in (contract.inputs, contract.outputs))
+        digest = sha256(content.encode()).hexdigest()
+        plan = Plan(key, role.name, len(content), digest, 0.0, {}, *described, contract.aliases)
+        file.with_suffix(".json").write_text(plan.to_json())
+        plans.append(plan)
+    return plans
+
+
+class FakeTensorRT:
+    """The module. `has_runtime_cache` as tensorrt_rtx, without as tensorrt."""
+
+    class ILogger:
+        INTERNAL_ERROR, ERROR, WARNING = "internal error", "error", "warning"
+
+    class ExecutionContextAllocationStrategy:
+        USER_MANAGED = "user managed"
+
+    def __init__(self, version: str = "1", *, has_runtime_cache: bool = True) -> None:
+        self.__version__ = version
+        self.has_runtime_cache = has_runtime_cache
+        self.stream = 7
+        self.calls: Counter[str] = Counter()
+        self.runs: list[tuple[str, int, int]] = []  # model, width and batch
+        self.rejected_caches = 0
+
+    def Runtime(self, logger: Any) -> "Runtime":  # their name
+        return Runtime(self, logger)
+
+
+class Runtime:
+    def __init__(self, library: FakeTensorRT, logger: Any) -> None:
+        self._library, self._logger = library, logger
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
+        try:
+            fields = json.loads(serialized_engine)
+        except ValueError:
+            self._logger.log(FakeTensorRT.ILogger.ERROR, "the plan has a bad magic tag\nmore")
+            return None
+        return ICudaEngine(self._library, self._logger, fields)
+
+
+class ICudaEngine:
+    device_memory_size_v2 = SCRATCH
+
+    def __init__(self, library: FakeTensorRT, logger: Any, fields: dict[str, Any]) -> None:
+        self.library, self.logger = library, logger
+        self.key = PlanKey.from_json(fields["key"])
+        self.contract = Contract.from_json(fields["contract"])
+        self.session = open_session(Path(fields["graph"]), Threads(1, stay_awake=False))
+
+    def get_aliased_input_tensor(self, name: str) -> str:
+        return self.contract.aliases.get(name, "")
+
+    def create_runtime_config(self) -> "IRuntimeConfig":
+        return (IRuntimeConfigRTX if self.library.has_runtime_cache else IRuntimeConfig)(self.library)
+
+    def create_execution_context(self, runtime_config: "IRuntimeConfig") -> "IExecutionContext":
+        self.library.calls["create_execution_context"] += 1
+        assert runtime_config.strategy == FakeTensorRT.ExecutionContextAllocationStrategy.USER_MANAGED
+        return (IExecutionContextRTX if self.library.has_runtime_cache else IExecutionContext)(self)
+
+
+class IRuntimeConfig:
+    def __init__(self, library: FakeTensorRT) -> None:
+        self.library, self.strategy = library, ""
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.strategy = strategy
+
+
+class IRuntimeCache:
+    def __init__(self, library: FakeTensorRT) -> None:
+        self._library, self._content = library, b"nothing"
+
+    def deserialize(self, blob: bytes) -> bool:
+        if blob == b"kernels":
+            self._content = blob
+        else:
+            self._library.rejected_caches += 1
+        return blob == b"kernels"
+
+    def serialize(self) -> bytes:
+        return b"kernels"
+
+
+class IRuntimeConfigRTX(IRuntimeConfig):
+    def create_runtime_cache(self) -> IRuntimeCache:
+        return IRuntimeCache(self.library)
+
+    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+        return True
+
+
+class IExecutionContext:
+    """Refuses what TensorRT refuses: unknown names, shapes outside the profile, addresses that are missing or apart."""
+
+    def __init__(self, engine: ICudaEngine) -> None:
+        self._engine, self._contract, self._key = engine, engine.contract, engine.key
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._scratch = (0, 0)
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        self._scratch = memory, size
+
+    def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
+        self._engine.library.calls["set_input_shape"] += 1
+        spec = next((spec for spec in self._contract.inputs if spec.name == name), None)
+        if spec is None:
+            return self._refuse(f"no input {name}")
+        smallest, largest = self._key.batch
+        expected = [shape[0] if dim == "batch" else self._key.sizes.get(str(dim), dim) for dim in spec.shape]
+        if not smallest <= shape[0] <= largest or list(shape) != expected:
+            return self._refuse(f"shape {shape} of {name} is outside the profile")
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self._engine.library.calls["set_tensor_address"] += 1
+        if name not in {spec.name for spec in (*self._contract.inputs, *self._contract.outputs)}:
+            return self._refuse(f"no tensor {name}")
+        if memory % ALIGNMENT:
+            return self._refuse(f"the address of {name} is not aligned")
+        self._addresses[name] = memory
+        return True
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        specs = (*self._contract.inputs, *self._contract.outputs)
+        if stream_handle != self._engine.library.stream:
+            return self._refuse("another stream")
+        if self._scratch[0] == 0 or self._scratch[1] < SCRATCH:
+            return self._refuse("no memory to work in")
+        if missing := [spec.name for spec in self._contract.inputs if spec.name not in self._shapes]:
+            return self._refuse(f"the shape of {missing[0]} is not set")
+        if missing := [spec.name for spec in specs if spec.name not in self._addresses]:
+            return self._refuse(f"the address of {missing[0]} is not set")
+        for output, past in self._contract.aliases.items():
+            if self._addresses[output] != self._addresses[past]:
+                return self._refuse(f"{output} does not lie where {past} lies")
+        [batch] = {shape[0] for shape in self._shapes.values()}
+        sizes = {"batch": batch} | self._key.sizes
+        binding = self._engine.session.io_binding()
+        for bind, each in ((binding.bind_input, self._contract.inputs), (binding.bind_output, self._contract.outputs)):
+            for spec in each:
+                shape = [sizes.get(str(dim), dim) for dim in spec.shape]
+                bind(spec.name, "cpu", 0, NUMPY[spec.dtype], shape, self._addresses[spec.name])
+        self._engine.session.run_with_iobinding(binding)
+        self._engine.library.runs.append((self._key.model, self._key.width, batch))
+        return True
+
+    def _refuse(self, reason: str) -> bool:
+        self._engine.logger.log(FakeTensorRT.ILogger.ERROR, reason)
+        return False
+
+
+class IExecutionContextRTX(IExecutionContext):
+    def is_stream_capturable(self, stream: int) -> bool:
+        return stream == self._engine.library.stream

@@ -1,0 +1,361 @@
+"""The TensorRT engine without a GPU: its logic on a stand-in that keeps the rules, its calls on the real bindings."""
+
+import inspect
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import tensorrt_lean
+import tensorrt_rtx
+import torch
+from trt_spec.engines import Bundle, EngineError, RequestError, open_engines, tensorrt
+from trt_spec.engines.plans import read_plan
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ..bundles import Pair
+from . import fake_tensorrt
+from .fake_tensorrt import FakeTensorRT, write_plans
+
+PROMPTS = ["def f(", "abc abc abc abc abc abc", "x"]
+
+
+@pytest.fixture
+def planned(llama: Pair, tmp_path: Path) -> Path:
+    """A bundle with plans for rows of up to 4 tokens, batches of up to 3."""
+    path = shutil.copytree(llama.bundle, tmp_path / "bundle")
+    write_plans(path, batch=(1, 3))
+    return path
+
+
+@pytest.fixture
+def library() -> Iterator[FakeTensorRT]:
+    yield from installed(FakeTensorRT())
+
+
+def installed(library: FakeTensorRT) -> Iterator[FakeTensorRT]:
+    """As tensorrt_rtx, on a GPU of compute capability 8.9 whose memory is the CPU's."""
+    with (
+        patch.dict(sys.modules, {"tensorrt_rtx": library}),
+        patch.object(tensorrt, "compute_capability", lambda device: "8.9"),
+        patch.object(tensorrt, "current_stream", lambda device: library.stream),
+        patch.object(tensorrt, "ALIGNMENT", fake_tensorrt.ALIGNMENT),
+    ):
+        yield library
+
+
+def open_decoder(path: Path, max_batch: int = 3) -> Decoder:
+    return Decoder.open(path, engine="tensorrt", max_batch=max_batch, capture=False)
+
+
+# Text.
+
+
+@pytest.mark.parametrize("draft_length", [0, 2, 3])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_new_tokens=24, temperature=0),
+        SamplingParams(max_new_tokens=24, temperature=1, top_p=0.9, seed=1),
+        SamplingParams(max_new_tokens=24, temperature=1, rule="coupled", seed=2),
+    ],
+)
+def test_text_is_that_of_onnx_runtime(
+    planned: Path, library: FakeTensorRT, params: SamplingParams, draft_length: int
+) -> None:
+    with Decoder.open(planned, max_batch=3) as decoder:
+        expected = decoder.generate(PROMPTS, params, draft_length=draft_length)
+    with open_decoder(planned) as decoder:
+        found = decoder.generate(PROMPTS, params, draft_length=draft_length)
+        contexts = library.calls["create_execution_context"]
+    assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+    assert contexts == 5, "one for each plan, none while it runs"
+    widths = {width for model, width, _ in library.runs if model == "target"}
+    assert widths == {4, 8}, "the verify plan and the prefill plan"
+    assert {batch for _, width, batch in library.runs if width == 4} >= {1, 3}
+
+
+def test_the_draft_steps_run_in_their_own_plans(planned: Path, library: FakeTensorRT) -> None:
+    with open_decoder(planned) as decoder:
+        decoder.generate("def f(x):", SamplingParams(max_new_tokens=8, temperature=0), draft_length=3)
+    draft = [width for model, width, _ in library.runs if model == "draft" and width != 8]
+    assert draft[:3] == [2, 1, 1]
+    assert set(draft) == {1, 2}
+
+
+def test_what_is_bound_stays_bound(planned: Path, library: FakeTensorRT) -> None:
+    with open_decoder(planned, max_batch=1) as decoder:
+        request = decoder.submit("def f(", SamplingParams(max_new_tokens=40, temperature=0), draft_length=3)
+        for _ in range(4):
+            decoder.step()
+        library.calls.clear()
+        rounds = request.speculation.rounds
+        for _ in range(3):
+            decoder.step()
+        rounds = request.speculation.rounds - rounds
+    assert rounds == 3
+    assert library.calls["set_input_shape"] == 0
+    # The draft's one-token steps take turns in one context: their tokens and starts differ, nothing else does.
+    assert 0 < library.calls["set_tensor_address"] <= 2 * 2 * rounds
+
+
+def test_a_prompt_is_read_without_a_prefill_plan(llama: Pair, tmp_path: Path, library: FakeTensorRT) -> None:
+    path = shutil.copytree(llama.bundle, tmp_path / "bundle")
+    write_plans(path, prefill_width=0)
+    params = SamplingParams(max_new_tokens=8, temperature=0)
+    with Decoder.open(path) as decoder:
+        [expected] = decoder.generate("abc " * 9, params, draft_length=2)
+    with open_decoder(path) as decoder:
+        [found] = decoder.generate("abc " * 9, params, draft_length=2)
+    assert found.token_ids == expected.token_ids
+
+
+# What does not fit is refused.
+
+
+def test_a_request_wider_than_the_plans_is_refused_when_it_is_submitted(planned: Path, library: FakeTensorRT) -> None:
+    with open_decoder(planned) as decoder:
+        with pytest.raises(RequestError, match="from 0 to 3, the longest that a plan was compiled for"):
+            decoder.submit("x", draft_length=4)
+        request = decoder.submit("x", draft_length=3)
+        with pytest.raises(RequestError, match="from 0 to 3"):
+            request.draft_length = 4
+        decoder.cancel(request)
+
+
+def test_more_rows_than_the_plans_have_are_refused_when_the_decoder_is_opened(
+    planned: Path, library: FakeTensorRT
+) -> None:
+    with pytest.raises(EngineError, match=r"no plan of target runs 4 rows .*; compile one with .* --batch 1..4"):
+        open_decoder(planned, max_batch=4)
+
+
+def change_keys(path: Path, **fields: Any) -> None:
+    """The plans as if they had been compiled under other circumstances."""
+    for sidecar in path.glob("plans/*/*.json"):
+        plan = read_plan(sidecar)
+        plan = replace(plan, key=replace(plan.key, **fields))
+        file = path / plan.key.path
+        file.parent.mkdir(exist_ok=True)
+        sidecar.with_suffix(".plan").rename(file)
+        sidecar.unlink()
+        file.with_suffix(".json").write_text(plan.to_json())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"graph": "0"}, r"are of another export of its target; compile it again: trt-spec build --bundle"),
+        (
+            {"compute_capability": "12.0"},
+            r"for GPUs of compute capability 12.0, the one here has 8.9; compile",
+        ),
+        ({"version": "0.9"}, r"compiled by tensorrt-rtx 0.9, here is 1; compile them again: trt-spec build --bundle"),
+        (
+            {"model": "other"},
+            r"has no plans for its target; compile them: trt-spec build --bundle \S+ --engine tensorrt",
+        ),
+        ({"engine": "tensorrt"}, r"need tensorrt, which is not installed; pip install 'trt-spec\[tensorrt\]'"),
+        ({"capacity": 64}, r"is for caches of 64 tokens, this one has \d+; compile it again with trt-spec build"),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused_with_what_mends_it(
+    planned: Path, library: FakeTensorRT, fields: dict[str, Any], said: str
+) -> None:
+    change_keys(planned, **fields)
+    with patch.dict(sys.modules, {"tensorrt": None}), pytest.raises(EngineError, match=said):
+        open_decoder(planned)
+
+
+def test_a_missing_damaged_or_unreadable_plan_is_refused(planned: Path, library: FakeTensorRT) -> None:
+    [file] = planned.glob("plans/*/target-4-*.plan")
+    content = file.read_bytes()
+    file.write_bytes(b"?" * len(content))
+    with pytest.raises(EngineError, match=r"target-4-\S+ is damaged; delete it and compile it again"):
+        open_decoder(planned)
+    sidecar = json.loads(file.with_suffix(".json").read_text())
+    sidecar["sha256"] = fake_tensorrt.sha256(file.read_bytes()).hexdigest()
+    file.with_suffix(".json").write_text(json.dumps(sidecar))
+    with pytest.raises(EngineError, match=r"tensorrt-rtx 1 cannot open \S+: the plan has a bad magic tag$"):
+        open_decoder(planned)
+    file.unlink()
+    with pytest.raises(EngineError, match="does not describe a plan"):
+        open_decoder(planned)
+
+
+def test_an_output_in_other_memory_than_promised_is_refused(planned: Path, library: FakeTensorRT) -> None:
+    with (
+        patch.object(fake_tensorrt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: "past_key_1"),
+        pytest.raises(EngineError, match="present_key_0 in the memory of 'past_key_1', expected 'past_key_0'"),
+    ):
+        open_decoder(planned)
+
+
+def test_no_memory_is_said_with_what_is_needed(planned: Path, library: FakeTensorRT) -> None:
+    with (
+        patch.object(fake_tensorrt.ICudaEngine, "device_memory_size_v2", 2**60),
+        pytest.raises(EngineError, match=r"no memory for a workspace of 1,099,511,627,776 MiB beside plans of \d+ MiB"),
+    ):
+        open_decoder(planned)
+    with (
+        patch.object(fake_tensorrt.ICudaEngine, "create_execution_context", lambda self, settings: None),
+        pytest.raises(EngineError, match=r"takes \d+ MiB and cannot run: no reason given"),
+    ):
+        open_decoder(planned)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["set_device_memory", "set_input_shape", "set_tensor_address"],
+)
+def test_a_call_that_is_left_out_is_noticed_by_the_stand_in(planned: Path, library: FakeTensorRT, rule: str) -> None:
+    """Else it would prove nothing."""
+    with (
+        patch.object(fake_tensorrt.IExecutionContext, rule, lambda self, *_: True),
+        pytest.raises(EngineError, match=r"failed at batch 1, width \d: (no memory|the shape|the address)"),
+        open_decoder(planned) as decoder,
+    ):
+        decoder.generate("def f(", SamplingParams(max_new_tokens=4))
+
+
+def test_another_stream_or_a_cache_that_is_written_elsewhere_is_noticed(planned: Path, library: FakeTensorRT) -> None:
+    bind = fake_tensorrt.IExecutionContext.set_tensor_address
+
+    def apart(self: Any, name: str, memory: int) -> bool:
+        return bind(self, name, memory + fake_tensorrt.ALIGNMENT * (name == "present_key_0"))
+
+    for broken in (
+        patch.object(fake_tensorrt.IExecutionContext, "set_tensor_address", apart),
+        patch.object(tensorrt, "current_stream", lambda device: 0),
+    ):
+        with broken, pytest.raises(EngineError, match=r"does not lie where|another stream"), open_decoder(planned) as d:
+            d.generate("def f(", SamplingParams(max_new_tokens=4))
+
+
+def test_a_failing_run_leaves_a_decoder_that_works(planned: Path, library: FakeTensorRT) -> None:
+    params = SamplingParams(max_new_tokens=8, temperature=0)
+    with open_decoder(planned) as decoder:
+        [expected] = decoder.generate("def f(", params)
+        with (
+            patch.object(fake_tensorrt.IExecutionContext, "execute_async_v3", lambda self, stream: False),
+            pytest.raises(EngineError, match="tensorrt-rtx failed"),
+        ):
+            decoder.generate("def f(", params)
+        [again] = decoder.generate("def f(", params)
+    assert again.token_ids == expected.token_ids
+
+
+# The two libraries.
+
+
+def test_the_runtime_cache_is_kept_beside_its_plan(planned: Path, library: FakeTensorRT) -> None:
+    open_decoder(planned).close()
+    caches = sorted(planned.glob("plans/*/*.cache"))
+    assert [cache.with_suffix(".plan").exists() for cache in caches] == [True] * 5
+    assert {cache.read_bytes() for cache in caches} == {b"kernels"}
+    caches[0].write_bytes(b"of another driver")
+    open_decoder(planned).close()
+    assert library.rejected_caches == 1
+    assert caches[0].read_bytes() == b"kernels"
+    Bundle.open(planned)
+
+
+def test_a_runtime_cache_that_cannot_be_kept_is_said(planned: Path, library: FakeTensorRT) -> None:
+    decoder = open_decoder(planned)
+    for plan in planned.glob("plans/*/*.plan"):
+        plan.with_suffix(".cache").mkdir()
+    with pytest.warns(UserWarning, match="was not kept: Is a directory"):
+        decoder.close()
+
+
+def test_the_library_without_runtime_caches_runs_the_same_code(planned: Path) -> None:
+    for library in installed(FakeTensorRT(has_runtime_cache=False)):
+        with open_decoder(planned) as decoder:
+            decoder.generate("def f(", SamplingParams(max_new_tokens=4))
+            assert decoder.target.engine.capturable()
+        assert library.runs
+    assert not list(planned.glob("plans/*/*.cache"))
+
+
+def test_capture_is_asked_of_the_library(planned: Path, library: FakeTensorRT) -> None:
+    with open_decoder(planned) as decoder:
+        assert decoder.target.engine.capturable()
+        library.stream += 1
+        with patch.object(tensorrt, "current_stream", lambda device: library.stream - 1):
+            assert not decoder.target.engine.capturable()
+
+
+ONLY_RTX = {"create_runtime_cache", "set_runtime_cache", "is_stream_capturable", "IRuntimeCache"}
+
+
+@pytest.mark.parametrize("real", [tensorrt_rtx, tensorrt_lean], ids=lambda module: module.__name__)
+def test_every_call_exists_in_the_real_bindings_with_these_parameters(real: Any) -> None:
+    """The stand-in has exactly the calls that the engine makes, for all else would have failed above."""
+    checked = 0
+    for stand_in in (
+        fake_tensorrt.Runtime,
+        fake_tensorrt.ICudaEngine,
+        fake_tensorrt.IRuntimeConfigRTX,
+        fake_tensorrt.IRuntimeCache,
+        fake_tensorrt.IExecutionContextRTX,
+    ):
+        name = stand_in.__name__.removesuffix("RTX")
+        if real is tensorrt_lean and name in ONLY_RTX:
+            assert not hasattr(real, name)
+            continue
+        for method, function in inspect.getmembers(stand_in, inspect.isfunction):
+            if method.startswith("_"):
+                continue
+            if real is tensorrt_lean and method in ONLY_RTX:
+                assert not hasattr(getattr(real, name), method), "the engine decides by what is there"
+                continue
+            given = list(inspect.signature(function).parameters)[1:]
+            assert given in signatures(getattr(getattr(real, name), method)), f"{name}.{method}"
+            checked += 1
+    assert checked == (14 if real is tensorrt_rtx else 9)
+    assert isinstance(real.ICudaEngine.device_memory_size_v2, property)
+    assert {"INTERNAL_ERROR", "ERROR"} <= set(dir(real.ILogger))
+    assert "USER_MANAGED" in real.ExecutionContextAllocationStrategy.__members__
+    assert real.__version__
+
+
+def signatures(method: Any) -> list[list[str]]:
+    """The parameters of each overload, by the docstring that the bindings generate."""
+    found = re.findall(rf"{method.__name__}\(self: [^,)]*,? ?(.*)\) -> ", method.__doc__)
+    return [re.findall(r"(?:^|, )(\w+): ", arguments) for arguments in found]
+
+
+def test_the_real_library_says_in_one_sentence_that_there_is_no_gpu(planned: Path) -> None:
+    change_keys(planned, version=tensorrt_rtx.__version__)
+    with (
+        patch.object(tensorrt, "compute_capability", lambda device: "8.9"),
+        pytest.raises(EngineError, match=r"tensorrt-rtx \S+ cannot open \S+: \S+") as refused,
+    ):
+        open_decoder(planned)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_gpu_the_engine_says_so(planned: Path) -> None:
+    bundle = Bundle.open(planned)
+    target = bundle.graph("target"), bundle.target.contract
+    with pytest.raises(EngineError, match="engine tensorrt runs on the device cuda, not on 'cpu'"):
+        open_engines("tensorrt", [target], "cpu")
+    with (
+        patch.object(torch.cuda, "is_available", return_value=False),
+        pytest.raises(EngineError, match="engine tensorrt needs a GPU, and torch sees none; trt-spec doctor says"),
+    ):
+        open_engines("tensorrt", [target], "cuda")
+
+
+def test_steps_are_of_the_plan_and_their_sidecars_say_which(planned: Path, library: FakeTensorRT) -> None:
+    bundle = Bundle.open(planned)
+    [engine] = open_engines("tensorrt", [(bundle.graph("target"), bundle.target.contract)])
+    assert (engine.static_capacity, engine.verify_width, engine.prefill_width) == (True, 4, 8)
+    assert {read_plan(file).role for file in planned.glob("plans/*/target-*.json")} == {"verify", "prefill"}
+    engine.close()

@@ -1,0 +1,48 @@
+"""The report that needs a GPU to be of interest runs on the CPU as well, so that it is ready for one."""
+
+import json
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from trt_spec.tools import gpu_report
+from trt_spec.tools.grow_pair import Shape
+
+
+@pytest.mark.exhaustive
+def test_the_report_measures_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["gpu_report", "--work", str(tmp_path / "work"), "--device", "cpu", "--shapes", "0.1B"]
+    command += ["--new-tokens", "12", "--json", str(tmp_path / "out.json")]
+    with (
+        patch.object(sys, "argv", command),
+        patch.dict(gpu_report.SHAPES, {"0.1B": (Shape(384, 8, 6, 2, 1024), None)}),
+        patch.dict(gpu_report.MODES, {"eager": ("torch", False)}, clear=True),
+        patch.object(gpu_report, "BATCHES", (1, 2)),
+    ):
+        gpu_report.main()
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[-1])
+    assert found == json.loads((tmp_path / "out.json").read_text())
+    parity = {(one["engine"], one["dtype"]): one for one in found["parity"]}
+    assert set(parity) == {("torch", dtype) for dtype in gpu_report.DTYPES} | {("onnxruntime", "float32")}
+    assert parity["torch", "float32"]["logit_error"] < 1e-5 < parity["torch", "bfloat16"]["logit_error"] < 0.05
+    assert parity["torch", "float32"]["same_text"] == "6 of 6"
+    assert found["coupled"]["differing"] == []
+    assert found["tensorrt_for_rtx"] == "not tried: there is no GPU"
+    settings = [(one["batch"], one["temperature"], one["draft_length"]) for one in found["speed"]]
+    assert settings == [(b, t, k) for b in (1, 2) for t in (0.0, 1.0) for k in gpu_report.DRAFT_LENGTHS]
+    for one in found["speed"]:
+        assert one["tokens_per_second"] > 0
+        assert one["over_kernels"] > 1
+        assert (one["roof_share"] is None) == (one["draft_length"] > 0) == (one["of_theory"] is not None)
+    assert set(found["transformers"]["0.1B"]) == {"generate", "assisted"}
+    assert any(line.split()[:2] == ["pair", "mode"] for line in lines)
+
+
+def test_a_device_that_is_not_here_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["gpu_report", "--work", str(tmp_path / "work"), "--device", "cuda:77"]
+    with patch.object(sys, "argv", command), pytest.raises(SystemExit) as stopped:
+        gpu_report.main()
+    assert stopped.value.code == 2
+    assert "cuda:77" in capsys.readouterr().err.splitlines()[-1]
