@@ -4,27 +4,28 @@ Found by exporting and checking a random checkpoint of each; see tests/export/te
 """
 
 _WORKS = """
-    apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm diffllama ernie4_5
-    ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_neox
-    granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2
-    kolibri1 laguna llama mellum minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral nanochat
-    nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3 solar_open
+    afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm
+    diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text glm glm4
+    glm4_moe gpt-sw3 gpt2 gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
+    hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama mellum
+    minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo
+    olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open
     stablelm starcoder2 vaultgemma
 """
 
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
-        axk2 bailing_hybrid bamba deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma3n_text glm_moe_dsa
-        granitemoehybrid hy_v4 inkling2_text inkling_text jamba kimi_linear lfm2 lfm2_moe lfm3 llama4_text mamba
-        mamba2 minimax nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text
-        recurrent_gemma rwkv xlstm zamba zamba2
+        axk2 bailing_hybrid bamba blt deepseek_v32 deepseek_v4 dots3_note_text falcon_h1 falcon_mamba
+        gemma3n_text glm_moe_dsa granitemoehybrid hy_v4 inkling2_text inkling_text jamba kimi_linear lfm2
+        lfm2_moe lfm3 llama4_text mamba mamba2 minimax nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text
+        qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
     """,
     "its keys and values differ in size": """
-        axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu
+        axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash mimo_v2_flash minicpm3 youtu
     """,
     "its attention or its positions are code of its own, or cannot be traced": """
-        afmoe bloom codegen cpmant doge falcon flint gpt_bigcode gpt_neo gpt_neox_japanese gpt_oss gptj granite_swa
-        granitemoe_swa hrm_text jetmoe mimo_v2_flash mpt openai-gpt phimoe qwen2_moe xglm
+        bloom codegen cpmant doge falcon gpt_bigcode gpt_neo gpt_neox_japanese gptj hrm_text mpt openai-gpt
+        xglm
     """,
     "it is an encoder, or a decoder that needs one": """
         bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
@@ -36,9 +37,11 @@ _REFUSED = {
         dots3_note emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git
         got_ocr2 hyperclovax llama4 mllama moss_transcribe_diarize phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp
     """,
-    "it has not been tried": """
-        blt cohere_compass_text dbrx dots1 dots3_note_text gemma4_text gemma4_unified_text helium
-        modernbert-decoder zaya
+    "its layers differ in the size of their keys and values, or share them": """
+        gemma4_text gemma4_unified_text
+    """,
+    "its experts are code of its own, with sizes that depend on the tokens": """
+        dbrx jetmoe
     """,
 }
 

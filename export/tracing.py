@@ -3,7 +3,7 @@
 Traced nodes give zeros when run in torch, so this module is for tracing only and never an oracle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,26 +43,11 @@ class ScatterCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor:
+        return self.start
+
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.keys[0].shape[2], 0
-
-
-class VisibleRows:
-    """The attention masks of one call, `[B, 1, S, T]`: query i of a row sees cache rows j <= start + i."""
-
-    def __init__(self, start: Tensor, width: int, capacity: int) -> None:
-        self.query = (start[:, None] + torch.arange(width))[:, None, :, None]  # [B, 1, S, 1]
-        self.row = torch.arange(capacity)[None, None, None, :]  # [1, 1, 1, T]
-        self.masks: dict[int | None, Tensor] = {}
-
-    def __call__(self, window: int | None) -> Tensor:
-        if window not in self.masks:
-            visible = self.row <= self.query
-            self.masks[window] = visible if window is None else visible & (self.row > self.query - window)
-        return self.masks[window]
-
-
-_visible: list[VisibleRows] = []  # the masks of the call being traced; an attention function gets no other view of it
 
 
 class TracedModel(nn.Module):
@@ -74,9 +59,8 @@ class TracedModel(nn.Module):
         self.last_position = positions - 1
 
     def forward(self, input_ids: Tensor, start: Tensor, logit_rows: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        width, capacity = input_ids.shape[1], past[0].shape[2]
         # Rows in the slack have no position of their own; nobody reads them.
-        positions = (start[:, None] + torch.arange(width)).clamp(max=self.last_position)  # [B, S]
+        positions = (start[:, None] + torch.arange(input_ids.shape[1])).clamp(max=self.last_position)  # [B, S]
 
         def only_wanted_rows(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
             hidden = inputs[0]  # [B, S, hidden]
@@ -84,13 +68,11 @@ class TracedModel(nn.Module):
 
         cache = ScatterCache(start, list(past[0::2]), list(past[1::2]))
         hook = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted_rows)
-        _visible.append(VisibleRows(start, width, capacity))
         try:
             logits = self.model(
                 input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
             ).logits  # [B, R, V]
         finally:
-            _visible.pop()
             hook.remove()
         present = [tensor for pair in zip(cache.keys, cache.values, strict=True) for tensor in pair]
         return (logits.float(), *present)
@@ -111,29 +93,66 @@ def ready_to_trace(model: Any) -> Iterator[None]:
         model.set_attn_implementation(attention)
 
 
+def _mask(
+    q_length: int,
+    kv_length: int,
+    q_offset: Tensor,  # [B], the cache's `start`
+    mask_function: Callable[..., Tensor],
+    **_: Any,
+) -> Tensor:  # [B, 1, S, T]
+    """What a layer sees, by its model's own rule: not every attention is told its window, but each gets its mask."""
+    query = (q_offset[:, None] + torch.arange(q_length))[:, None, :, None]
+    row = torch.arange(kv_length)[None, None, None, :]
+    return mask_function(None, None, query, row)
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,  # [B, heads, S, D]
     key: Tensor,  # [B, kv_heads, T, D]
     value: Tensor,  # [B, kv_heads, T, D]
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,  # [B, 1, S, T]
     scaling: float | None = None,
     softcap: float | None = None,
-    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,  # [heads]
     **_: Any,
 ) -> tuple[Tensor, None]:
-    attrs: dict[str, Any] = {"is_causal": 0, "scale": query.shape[-1] ** -0.5 if scaling is None else scaling}
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attrs: dict[str, Any] = {"is_causal": 0, "scale": scale}
     if softcap is not None:
         attrs["softcap"] = softcap
     out = torch.onnx.ops.symbolic(
         "Attention",
-        [query, key, value, _visible[-1](sliding_window)],
+        [query, key, value, attention_mask],
         attrs=attrs,
         dtype=query.dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
         version=OPSET,
     )
-    return out.transpose(1, 2), None  # [B, S, heads, D]
+    if s_aux is not None:
+        out = out * _left_by_sinks(query, key, attention_mask, scale, s_aux)
+    return out.transpose(1, 2).contiguous(), None  # [B, S, heads, D]
+
+
+def _left_by_sinks(query: Tensor, key: Tensor, mask: Tensor, scale: float, sinks: Tensor) -> Tensor:
+    """What a sink, one more logit in the softmax with no value behind it, leaves to the cache rows, `[B, heads, S, 1]`.
+
+    The node has no input for sinks, and no engine need support its output of the scores: they are computed again, in
+    float32, for a score of fifty in bfloat16 is off by a tenth.
+    """
+    grouped = query.float().reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # heads that share keys as rows
+    scores = torch.onnx.ops.symbolic(  # torch's own product would ask the cache for the batch
+        "MatMul",
+        [grouped * scale, key.float().transpose(2, 3)],
+        dtype=torch.float32,
+        shape=(*grouped.shape[:3], key.shape[2]),
+        version=OPSET,
+    )
+    scores = torch.where(mask, scores.reshape(*query.shape[:3], key.shape[2]), -torch.inf)
+    sink = sinks.float()[:, None, None]  # [heads, 1, 1]
+    peak = torch.maximum(scores.amax(-1, keepdim=True), sink)
+    total = (scores - peak).exp().sum(-1, keepdim=True)
+    return (total / (total + (sink - peak).exp())).to(query.dtype)
 
 
 def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -159,5 +178,5 @@ def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
-AttentionMaskInterface.register(IMPLEMENTATION, lambda *_, **__: None)
+AttentionMaskInterface.register(IMPLEMENTATION, _mask)
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)

@@ -22,6 +22,8 @@ SIZES = {
     "head_dim": 16,
     "rotary_dim": 8,
     "sliding_window": 8,
+    "use_sliding_window": True,
+    "layer_types": ["sliding_attention", "full_attention"],
     "num_experts_per_tok": 2,
     "num_shared_experts": 1,
     "n_group": 1,
@@ -32,11 +34,23 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+OWN = {  # what single families need besides, or instead
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
+    "cohere_compass_text": {
+        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "flint": {"mlp_only_layers": [0]},
+    "helium": {"head_dim": 8},
+    "modernbert-decoder": {"pad_token_id": 0, "local_attention": 16},
+}
 
 
 def tiny_checkpoint(kind: str, path: Path, **settings: Any) -> Path:
-    """Two layers of a family; its configuration's own defaults decide all but the sizes."""
+    """Two layers of a family, of which the first slides in those that can; its own defaults decide the rest."""
     known = CONFIG_MAPPING[kind]
     fields = set(known().to_dict()) | set(known.attribute_map)
-    config = known(**{name: value for name, value in SIZES.items() if name in fields} | settings)
+    if "sliding_window" not in fields:
+        fields.discard("layer_types")
+    config = known(**{name: value for name, value in SIZES.items() if name in fields} | OWN.get(kind, {}) | settings)
     return write_random(path, config, VOCAB)

@@ -13,6 +13,7 @@ from trt_spec.export.family_table import REFUSED, WORKS
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.cli import main
 
+from ..engines.parity import assert_torch_engine_agrees
 from ..families import tiny_checkpoint
 
 IN_DEFAULT_TIER = ("qwen2", "qwen3_moe")  # the first three families have tests of their own
@@ -38,9 +39,18 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
     with Decoder.open(tmp_path / "bundle") as decoder:
         [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
     assert list(output.token_ids) == expected[0, len(prompt) :].tolist()
+    assert_torch_engine_agrees(tmp_path / "bundle")
 
 
-@pytest.mark.parametrize("kind", ["mamba", "deepseek_v3", "bert"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["flint", "gpt_oss", "granite_swa", "granitemoe_swa"])
+def test_sinks_and_gates_are_no_rougher_in_bfloat16(tmp_path: Path, kind: str) -> None:
+    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16").models
+    assert target.entry.check["worst_error"] < 2e-4  # constants rounded to bfloat16 would be off by ten times as much
+
+
+@pytest.mark.parametrize("kind", {reason: kind for kind, reason in REFUSED.items()}.values())
 def test_a_refused_family_is_refused_by_name_before_any_work(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": ["AnyForCausalLM"]}))
     with pytest.raises(ExportError) as refused:
