@@ -77,10 +77,16 @@ def choose_plans(graph: Path, capability: str) -> list[Plan]:
             reasons.append(f"need {name}, which is not installed; pip install 'trt-spec[{name}]'")
             continue
         if current := [plan for plan in fitting if (plan.key.engine, plan.key.version) == (name, version)]:
-            return current
+            return one_of_each(current)
         others = ", ".join(sorted({plan.key.version for plan in fitting if plan.key.engine == name}))
         reasons.append(f"were compiled by {name} {others}, here is {version}; compile them again: {mend}")
     raise EngineError(f"the plans of {model} in {bundle} {reasons[0]}")
+
+
+def one_of_each(plans: Sequence[Plan]) -> list[Plan]:
+    """One plan for each shape of a step, as each holds the weights: that of the most batches, fused if there is one."""
+    ordered = sorted(plans, key=lambda plan: (plan.key.batch[1], -plan.key.batch[0], not plan.key.unfused_attention))
+    return list({(plan.key.width, plan.key.rows): plan for plan in ordered}.values())
 
 
 class TensorRTEngine:

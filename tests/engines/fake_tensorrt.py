@@ -38,6 +38,7 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
             role.rows,
             role.batch,
             bundle.capacity,
+            unfused_attention=settings.unfused_attention,
         )
         contract = bundle.models[role.model].contract
         content = json.dumps(

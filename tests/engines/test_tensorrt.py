@@ -116,6 +116,18 @@ def test_a_prompt_is_read_without_a_prefill_plan(llama: Pair, tmp_path: Path, li
     assert found.token_ids == expected.token_ids
 
 
+def test_of_plans_for_one_shape_one_is_opened(planned: Path, library: FakeTensorRT) -> None:
+    """Fused if there is such a one, and for all batches that are asked for."""
+    write_plans(planned, batch=(1, 1))
+    write_plans(planned, batch=(1, 3), unfused_attention=True)
+    assert len(list(planned.glob("plans/*/*.plan"))) == 5 + 3 + 5
+    with open_decoder(planned) as decoder:
+        assert library.calls["create_execution_context"] == 5
+        contexts = [*decoder.target.engine._contexts, *decoder.draft.engine._contexts]
+    assert {context.key.unfused_attention for context in contexts} == {False}
+    assert sorted(context.key.batch for context in contexts) == [(1, 1), (1, 1), (1, 3), (1, 3), (1, 3)]
+
+
 # What does not fit is refused.
 
 

@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,16 @@ def test_a_crash_of_the_library_is_one_sentence(half: Path, tmp_path: Path, prog
     ):
         build_plans(half, options(draft_length=6, prefill_width=0))
     assert sorted(half.rglob("*")) == before
+
+
+def test_without_the_exporters_libraries_the_command_says_what_to_install(half: Path) -> None:
+    command = ["build", "--bundle", str(half), "--engine", "tensorrt-rtx", "--compute-capability", "8.9"]
+    program = (
+        "import sys; sys.modules['onnx_ir'] = None; from trt_spec.tools.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "compiling needs onnx_ir, which is not installed; pip install 'trt-spec[export]'" in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["tensorrt_rtx", "polygraphy"])
