@@ -36,7 +36,7 @@ class Engine(Protocol):
         """A step over cache rows first_row … first_row + B - 1 that reads and writes these contiguous tensors."""
 
     def capturable(self) -> bool:
-        """Whether steps, once run, may be recorded in a CUDA graph of torch's current stream."""
+        """Whether the steps that ran may be recorded in a CUDA graph of torch's current stream."""
 
     def close(self) -> None: ...
 

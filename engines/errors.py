@@ -27,3 +27,8 @@ class RequestError(TrtSpecError):
 
 class ExportError(TrtSpecError):
     """A checkpoint cannot be exported, or its graph does not compute what the checkpoint computes."""
+
+
+def first_line(problem: object) -> str:
+    """Of a library's message, for a sentence of ours."""
+    return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .bundle import WEIGHTS
 from .contract import TensorSpec
-from .errors import EngineError
+from .errors import EngineError, first_line
 
 OPSET = 24
 DTYPES = {  # by their numbers in ONNX
@@ -72,10 +72,6 @@ def dtype_of(number: int) -> torch.dtype:
     if number not in DTYPES:
         raise ValueError(f"torch has nothing for the ONNX type {number}")
     return DTYPES[number]
-
-
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .bundle import WEIGHTS
 from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
 from .engine import Step
-from .errors import EngineError
+from .errors import EngineError, first_line
 
 ONNX_TYPES = {torch.float32: 1, torch.int64: 7, torch.float16: 10, torch.bfloat16: 16}
 WARM_UP = 2  # runs of a step before it becomes a CUDA graph
@@ -39,8 +39,8 @@ class OnnxRuntimeEngine:
 
     def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:
         self.contract, self.device = contract, device
-        if device.partition(":")[0] not in ("cpu", "cuda"):
-            raise EngineError(f"engine onnxruntime runs on the device cpu or cuda, not on {device!r}")
+        if device != "cpu" and device.partition(":")[0] != "cuda":
+            raise EngineError(f"engine onnxruntime runs on the device cpu or cuda, not on {device!r}; name one of them")
         self.static_capacity = self._on_gpu = device != "cpu"
         if contract.dtype != "float32" and not self._on_gpu:
             raise EngineError(
@@ -70,8 +70,11 @@ class OnnxRuntimeEngine:
                     name, where.type, where.index or 0, ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
                 )
         settings = self._run_settings() if self._on_gpu else itertools.repeat(None)
+        wait = self._on_gpu and not torch.cuda.current_stream(self.device).cuda_stream
 
         def run(tensors: object = (inputs, outputs)) -> None:  # it keeps their memory alive
+            if wait:  # the session has a stream of its own where torch is on the default one
+                torch.cuda.synchronize(self.device)
             try:
                 session.run_with_iobinding(binding, next(settings))
             except Exception as error:  # the bindings raise a dozen unrelated types
@@ -146,23 +149,30 @@ def open_session(graph: Path, threads: Threads, exact_weights: bool = False, dev
     settings = {
         "device_id": str(torch.device(device).index or 0),
         "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
+        "use_tf32": "0",
     }
     try:
         # It refuses a graph of which it would compute anything on the CPU but shapes.
         return _open(graph, options, GPU, settings | {"enable_cuda_graph": "1"})
     except EngineError as error:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        elsewhere = nodes_elsewhere(_open(graph, options, GPU, settings), GPU)
-        raise EngineError(f"{error}; not on the GPU: {', '.join(elsewhere)}") from error
+        try:
+            elsewhere = nodes_elsewhere(_open(graph, options, GPU, settings), GPU)
+        except EngineError:
+            raise error from None  # the graph as such cannot be opened there
+        raise EngineError(f"{error}; not on the GPU: {', '.join(elsewhere) or 'nothing'}") from error
 
 
 def _open(graph: Path, options: Any, provider: str, settings: dict[str, str]) -> Any:
     import onnxruntime
 
     try:
-        return onnxruntime.InferenceSession(str(graph), options, providers=[(provider, settings)])
+        session = onnxruntime.InferenceSession(str(graph), options, providers=[(provider, settings)], enable_fallback=0)
     except Exception as error:  # the bindings raise a dozen unrelated types
         raise EngineError(f"ONNX Runtime cannot open {graph}: {first_line(error)}") from error
+    if provider not in session.get_providers():
+        raise EngineError(f"ONNX Runtime cannot load {provider}; see its warnings for the library that is missing")
+    return session
 
 
 def nodes_elsewhere(session: Any, provider: str) -> list[str]:
@@ -174,10 +184,6 @@ def nodes_elsewhere(session: Any, provider: str) -> list[str]:
         for node in subgraph.get_nodes()
         if node.op_type != "Shape"
     ]
-
-
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _interface(session: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from .errors import EngineError
 
 PLANS = "plans"
 LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to import
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,13 @@ def read_plan(sidecar: Path) -> Plan:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"{sidecar} does not describe a plan ({error}); delete it and run trt-spec build") from error
     return found
+
+
+def write_whole(file: Path, content: Any) -> None:
+    """A buffer into a file that is there whole, or as it was before."""
+    partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from .contract import Contract
 from .engine import Step
-from .errors import EngineError
-from .plans import LIBRARIES, PLANS, Plan, graph_identity, read_plan
+from .errors import EngineError, first_line
+from .plans import LIBRARIES, PLANS, Plan, graph_identity, read_plan, write_whole
 
 ALIGNMENT = 256  # bytes, which TensorRT wants of every address
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
@@ -23,13 +22,14 @@ BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability
 def open_plans(models: Sequence[tuple[Path, Contract]], device: str) -> "list[TensorRTEngine]":
     """The models' plans for this GPU. All of them share one scratch memory: they take turns on one stream."""
     capability = compute_capability(device)
-    chosen = [choose_plans(graph, capability) for graph, _ in models]
-    library = _Library(chosen[0][0].key.engine)
-    opened = [
-        [_Context(library, graph.parents[1], plan, contract) for plan in plans]
-        for (graph, contract), plans in zip(models, chosen, strict=True)
-    ]
-    size = max(context.scratch_bytes for contexts in opened for context in contexts)
+    chosen = [choose_plans(models[0][0], capability)]
+    name = chosen[0][0].key.engine
+    chosen += [choose_plans(graph, capability, name) for graph, _ in models[1:]]
+    library = _Library(name)
+    opened: list[list[_Opened]] = []
+    for (graph, contract), plans in zip(models, chosen, strict=True):
+        opened.append([_Opened(library, graph.parents[1], plan, contract) for plan in plans])
+    size = max(plan.scratch_bytes for plans in opened for plan in plans)
     try:
         scratch = torch.empty(size, dtype=torch.uint8, device=device)
     except RuntimeError as error:
@@ -39,24 +39,24 @@ def open_plans(models: Sequence[tuple[Path, Contract]], device: str) -> "list[Te
             "fewer or narrower plans, or for smaller batches"
         ) from error
     return [
-        TensorRTEngine(contract, device, contexts, scratch)
-        for (_, contract), contexts in zip(models, opened, strict=True)
+        TensorRTEngine(contract, device, plans, scratch) for (_, contract), plans in zip(models, opened, strict=True)
     ]
 
 
 def compute_capability(device: str) -> str:
     if not device.startswith("cuda"):
-        raise EngineError(f"engine tensorrt runs on the device cuda, not on {device!r}")
+        raise EngineError(f"engine tensorrt runs on the device cuda, not on {device!r}; name that one")
     if not torch.cuda.is_available():
         raise EngineError("engine tensorrt needs a GPU, and torch sees none; trt-spec doctor says what is missing")
     return ".".join(map(str, torch.cuda.get_device_capability(device)))
 
 
-def choose_plans(graph: Path, capability: str) -> list[Plan]:
+def choose_plans(graph: Path, capability: str, engine: str | None = None) -> list[Plan]:
     """The model's plans that run here, of one library; a stale or foreign one is refused with what mends it."""
     bundle, model = graph.parents[1], graph.parent.name
     plans = [plan for plan in map(read_plan, sorted((bundle / PLANS).glob("*/*.json"))) if plan.key.model == model]
-    engine = plans[0].key.engine if plans else "tensorrt-rtx"
+    plans = [plan for plan in plans if engine in (None, plan.key.engine)]
+    engine = plans[0].key.engine if plans else engine or "tensorrt-rtx"
     mend = BUILD.format(bundle=bundle, engine=engine, capability=capability)
     if not plans:
         raise EngineError(f"bundle {bundle} has no plans for its {model}; compile them: {mend}")
@@ -84,36 +84,45 @@ def choose_plans(graph: Path, capability: str) -> list[Plan]:
 
 
 def one_of_each(plans: Sequence[Plan]) -> list[Plan]:
-    """One plan for each shape of a step, as each holds the weights: that of the most batches, fused if there is one."""
-    ordered = sorted(plans, key=lambda plan: (plan.key.batch[1], -plan.key.batch[0], not plan.key.unfused_attention))
-    return list({(plan.key.width, plan.key.rows): plan for plan in ordered}.values())
+    """Each holds the weights: none whose steps another one runs as well, be that for more batches or fused."""
+    ordered = sorted(plans, key=lambda plan: (plan.key.unfused_attention, plan.key.batch[0] - plan.key.batch[1]))
+    kept: list[Plan] = []
+    for key, plan in ((plan.key, plan) for plan in ordered):
+        same = [other.key.batch for other in kept if (other.key.width, other.key.rows) == (key.width, key.rows)]
+        if not any(smallest <= key.batch[0] and key.batch[1] <= largest for smallest, largest in same):
+            kept.append(plan)
+    return kept
 
 
 class TensorRTEngine:
-    """See `Engine`. A step runs in the narrowest plan that holds it, padded; its garbage lies behind what it wrote."""
+    """See `Engine`. A step runs in the narrowest plan that holds it, padded; its garbage lies behind what it wrote.
+
+    Each plan has a context for each batch, whose shapes never change, so that what was recorded of it stays true.
+    """
 
     static_capacity = True
 
-    def __init__(self, contract: Contract, device: str, contexts: "list[_Context]", scratch: Tensor) -> None:
+    def __init__(self, contract: Contract, device: str, plans: "list[_Opened]", scratch: Tensor) -> None:
         self.contract, self.device = contract, device
-        self.verify_width = max(context.key.rows for context in contexts)
-        self.prefill_width = max(context.key.width for context in contexts)
-        self._contexts, self._scratch = contexts, scratch
-        for context in contexts:
-            context.use_scratch(scratch)
+        self._plans, self._scratch = plans, scratch
+        self.verify_width = max(plan.key.rows for plan in plans)
+        self.prefill_width = max(plan.key.width for plan in plans if plan.key.batch[0] == 1)
+        self._contexts: dict[tuple[_Opened, int], _Context] = {}
         self._cache: Mapping[str, Tensor] = {}
 
     def bind(self, cache: Mapping[str, Tensor]) -> None:
         rows, _, capacity, _ = next(iter(cache.values())).shape
-        for context in self._contexts:
-            key = context.key
+        for key in (plan.key for plan in self._plans):
             if capacity != key.capacity:
                 raise EngineError(
                     f"a plan of {key.model} is for caches of {key.capacity} tokens, this one has {capacity}; compile "
                     "it again with trt-spec build"
                 )
-        for batch in range(1, rows + 1):
-            self._context_for(batch, 1, 1)
+        fitting = [[plan for plan in self._plans if plan.fits(batch, 1, 1)] for batch in range(1, rows + 1)]
+        for batch, plans in enumerate(fitting, 1):
+            if not plans:
+                raise self._no_plan(batch, 1, 1)
+        self.verify_width = min(max(plan.key.rows for plan in plans) for plans in fitting)
         self._cache = cache
 
     def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
@@ -125,7 +134,7 @@ class TensorRTEngine:
             ids = torch.zeros(batch, key.width, dtype=torch.int64, device=device)
         if rows < key.rows:
             scores = torch.zeros(batch, key.rows, self.contract.vocab_size, device=device)
-        last_rows = logit_rows(batch, width - rows, width, key.rows, device)
+        last_rows = context.logit_rows(width - rows, width)
         tensors = {"input_ids": ids, "start": start, "logit_rows": last_rows, "logits": scores}
         for name, buffer in self._cache.items():
             tensors[f"past_{name}"] = tensors[f"present_{name}"] = buffer[first_row : first_row + batch]
@@ -138,7 +147,7 @@ class TensorRTEngine:
         def run(tensors: object = tensors) -> None:  # it keeps their memory alive
             if ids is not input_ids:
                 ids[:, :width].copy_(input_ids)
-            context.run(batch, addresses, current_stream(device))
+            context.run(addresses, current_stream(device))
             if scores is not logits:
                 logits.copy_(scores[:, :rows])
 
@@ -146,102 +155,129 @@ class TensorRTEngine:
 
     def capturable(self) -> bool:
         stream = current_stream(self.device)
-        return all(context.capturable(stream) for context in self._contexts)
+        return all(context.capturable(stream) for context in self._contexts.values() if context.has_run)
 
     def close(self) -> None:
-        for context in self._contexts:
-            context.close()
-        self._contexts, self._cache = [], {}
+        self._contexts.clear()
+        for plan in self._plans:
+            plan.close()
+        self._plans, self._cache, self._scratch = [], {}, torch.empty(0)
 
     def _context_for(self, batch: int, width: int, rows: int) -> "_Context":
-        fitting = [context for context in self._contexts if context.fits(batch, width, rows)]
+        fitting = [plan for plan in self._plans if plan.fits(batch, width, rows)]
         if not fitting:
-            key = self._contexts[0].key
-            raise EngineError(
-                f"no plan of {key.model} runs {batch} rows of {width} tokens; compile one with trt-spec build --batch "
-                f"1..{batch}{f' --draft-length {rows - 1}' if rows > 1 else ''}, or open the decoder with less"
-            )
-        return min(fitting, key=lambda context: (context.key.width, context.key.rows))
+            raise self._no_plan(batch, width, rows)
+        plan = min(fitting, key=lambda plan: (plan.key.width, plan.key.rows))
+        if (plan, batch) not in self._contexts:
+            self._contexts[plan, batch] = _Context(plan, batch, self._scratch)
+        return self._contexts[plan, batch]
 
-
-@cache
-def logit_rows(batch: int, first: int, end: int, count: int, device: str) -> Tensor:
-    """`count` rows [B, R] from `first` on, the last one again where they end: the same memory for all such steps."""
-    return torch.arange(first, first + count, device=device).clamp_(max=end - 1).repeat(batch, 1)
+    def _no_plan(self, batch: int, width: int, rows: int) -> EngineError:
+        draft_length = f" --draft-length {rows - 1}" if rows > 1 else ""
+        return EngineError(
+            f"no plan of {self._plans[0].key.model} runs {batch} rows of {width} tokens; compile one with "
+            f"trt-spec build --batch 1..{batch}{draft_length}, or open the decoder with less"
+        )
 
 
 def current_stream(device: str) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-class _Context:
-    """One plan, opened, with the one context it runs in; what is bound stays bound until another step needs more."""
+class _Opened:
+    """One plan with its weights on the GPU."""
 
     def __init__(self, library: "_Library", bundle: Path, plan: Plan, contract: Contract) -> None:
-        self.key = plan.key
-        self._contract, self._complaints = contract, library.complaints
-        self._file = bundle / plan.key.path
-        content = self._file.read_bytes()
+        self.key, self.contract = plan.key, contract
+        self._library, self._file = library, bundle / plan.key.path
+        try:
+            content = self._file.read_bytes()
+        except OSError as error:
+            raise EngineError(f"{self._file} cannot be read ({error.strerror}); make it readable") from error
         if hashlib.sha256(content).hexdigest() != plan.sha256:
             raise EngineError(f"{self._file} is damaged; delete it and compile it again with trt-spec build")
-        self._engine = library.runtime.deserialize_cuda_engine(content)
-        if self._engine is None:
-            raise EngineError(f"{plan.key.engine} {plan.key.version} cannot open {self._file}: {self._reason()}")
+        self.engine = library.runtime.deserialize_cuda_engine(content)
+        if self.engine is None:
+            raise EngineError(
+                f"{plan.key.engine} {plan.key.version} cannot open {self._file}, which takes "
+                f"{plan.bytes / 2**20:,.0f} MiB: {self.reason()}; compile it again, or make room on the GPU"
+            )
         for output, past in contract.aliases.items():
-            if (found := self._engine.get_aliased_input_tensor(output)) != past:
-                raise EngineError(f"{self._file} has {output} in the memory of {found!r}, expected {past!r}")
-        self.scratch_bytes = int(self._engine.device_memory_size_v2)
-        self._runtime_cache, settings = library.settings(self._engine, self._cache_file)
-        self._context = self._engine.create_execution_context(settings)
-        if self._context is None:
-            raise EngineError(f"{self._file} takes {plan.bytes / 2**20:,.0f} MiB and cannot run: {self._reason()}")
-        self._batch = 0
-        self._bound: dict[str, int] = {}
+            if (found := self.engine.get_aliased_input_tensor(output)) != past:
+                raise EngineError(
+                    f"{self._file} has {output} in the memory of {found!r}, expected {past!r}; please report it"
+                )
+        self.scratch_bytes = int(self.engine.device_memory_size_v2)
+        self._runtime_cache, self._settings = library.settings(self.engine, self._cache_file)
 
     @property
     def _cache_file(self) -> Path:
         return self._file.with_suffix(".cache")
 
-    def use_scratch(self, scratch: Tensor) -> None:
-        self._context.set_device_memory(scratch.data_ptr(), scratch.numel())
-
     def fits(self, batch: int, width: int, rows: int) -> bool:
         smallest, largest = self.key.batch
         return smallest <= batch <= largest and width <= self.key.width and rows <= self.key.rows
 
-    def run(self, batch: int, addresses: Mapping[str, int], stream: int) -> None:
-        done = batch == self._batch or self._set_shapes(batch)
-        for name, address in addresses.items():
-            if self._bound.get(name) != address:
-                done = self._context.set_tensor_address(name, address) and done
-                self._bound[name] = address
-        if not (done and self._context.execute_async_v3(stream)):
-            self._batch, self._bound = 0, {}
-            raise EngineError(f"{self.key.engine} failed at batch {batch}, width {self.key.width}: {self._reason()}")
-
-    def _set_shapes(self, batch: int) -> bool:
-        self._batch = batch
-        sizes = {"batch": batch} | self.key.sizes
-        return all(
-            self._context.set_input_shape(spec.name, tuple(sizes.get(str(dim), dim) for dim in spec.shape))
-            for spec in self._contract.inputs
-        )
-
-    def capturable(self, stream: int) -> bool:
-        asked = getattr(self._context, "is_stream_capturable", None)  # tensorrt's always are
-        return asked is None or bool(asked(stream))
+    def new_context(self) -> Any:
+        context = self.engine.create_execution_context(self._settings)
+        if context is None:
+            raise EngineError(f"{self._file} cannot run: {self.reason()}; make room on the GPU")
+        return context
 
     def close(self) -> None:
         """Keep what the library has compiled since, if it does."""
         if self._runtime_cache is not None:
             try:
-                self._cache_file.write_bytes(self._runtime_cache.serialize())
+                write_whole(self._cache_file, self._runtime_cache.serialize())
             except OSError as error:
                 warnings.warn(f"the runtime cache {self._cache_file} was not kept: {error.strerror}", stacklevel=2)
-        self._context = self._engine = self._runtime_cache = None
+        self.engine = self._runtime_cache = self._settings = None
 
-    def _reason(self) -> str:
-        return self._complaints[-1] if self._complaints else "no reason given"
+    def reason(self) -> str:
+        return self._library.complaints[-1] if self._library.complaints else "no reason given"
+
+
+class _Context:
+    """A plan at one batch; what is bound stays bound until another step needs other memory."""
+
+    def __init__(self, plan: _Opened, batch: int, scratch: Tensor) -> None:
+        self.key, self._plan, self._batch, self._device = plan.key, plan, batch, scratch.device
+        self._context = plan.new_context()
+        self._context.set_device_memory(scratch.data_ptr(), scratch.numel())
+        sizes = {"batch": batch} | plan.key.sizes
+        for spec in plan.contract.inputs:
+            shape = tuple(sizes.get(str(dim), dim) for dim in spec.shape)
+            if not self._context.set_input_shape(spec.name, shape):
+                raise EngineError(
+                    f"a plan of {plan.key.model} refuses {spec.name} {shape}: {plan.reason()}; build it again"
+                )
+        self.has_run = False
+        self._bound: dict[str, int] = {}
+        self._logit_rows: dict[tuple[int, int], Tensor] = {}
+
+    def logit_rows(self, first: int, end: int) -> Tensor:
+        """Rows [B, R] from `first` on, the last one again where they end: the same memory for all such steps."""
+        if (first, end) not in self._logit_rows:
+            rows = torch.arange(first, first + self.key.rows, device=self._device).clamp_(max=end - 1)
+            self._logit_rows[first, end] = rows.repeat(self._batch, 1)
+        return self._logit_rows[first, end]
+
+    def run(self, addresses: Mapping[str, int], stream: int) -> None:
+        done = True
+        for name, address in addresses.items():
+            if self._bound.get(name) != address:
+                done = self._context.set_tensor_address(name, address) and done
+                self._bound[name] = address
+        if not (done and self._context.execute_async_v3(stream)):
+            self._bound = {}
+            raise EngineError(
+                f"{self.key.engine} failed at batch {self._batch}, width {self.key.width}: {self._plan.reason()}"
+            )
+        self.has_run = True
+
+    def capturable(self, stream: int) -> bool:
+        asked = getattr(self._context, "is_stream_capturable", None)  # tensorrt's always are
+        return asked is None or bool(asked(stream))
 
 
 class _Library:
@@ -262,6 +298,10 @@ class _Library:
         if cache_file.exists():
             cache.deserialize(cache_file.read_bytes())  # of another driver or GPU it is refused, and made anew
         settings.set_runtime_cache(cache)
+        # Else a round would be recorded with what stands in until its kernels are compiled.
+        settings.dynamic_shapes_kernel_specialization_strategy = (
+            self.trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        )
         return cache, settings
 
 
@@ -272,6 +312,6 @@ def _logger(trt: Any, complaints: list[str]) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
-                complaints.append(next(iter(message.splitlines()), "no reason given"))
+                complaints.append(first_line(message))
 
     return Logger()

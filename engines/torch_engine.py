@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
 from .engine import Step
-from .errors import EngineError
-from .onnx_graph import Graph, Node, first_line, read_graph
+from .errors import EngineError, first_line
+from .onnx_graph import Graph, Node, read_graph
 from .torch_ops import FIXED, IGNORED, OPS
 
 KEPT_SHAPES = 128  # converted graphs, a few hundred kilobytes each

@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..engines import Contract, ExportError
+from ..engines.errors import first_line
 from ..engines.plans import LIBRARIES, PlanKey
 from .audit import audit
 from .passes.merge_attentions import merge_attentions
@@ -57,7 +58,7 @@ class Compiler:
                 problem = parser.get_error(0)
                 raise ExportError(
                     f"{self.engine} {key.version} cannot read node {problem.node_name()} "
-                    f"({problem.node_operator()}) of the {key.model} graph: {_first_line(problem.desc())}"
+                    f"({problem.node_operator()}) of the {key.model} graph: {first_line(problem.desc())}"
                 )
             unfused = key.unfused_attention or contract.dtype == "float32"  # of which there are no fused kernels
             if unfused:
@@ -68,9 +69,12 @@ class Compiler:
                 settings["memory_pool_limits"] = {self.trt.MemoryPoolType.WORKSPACE: key.workspace}
             if self.is_rtx:
                 from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+                from polygraphy.backend.trt import PostprocessConfig
 
                 capability = tuple(map(int, key.compute_capability.split(".")))
-                config = CreateConfigRTX(compute_capabilities=[capability], **settings)
+                config = PostprocessConfig(
+                    CreateConfigRTX(compute_capabilities=[capability], **settings), self._require_user_allocation
+                )
                 timings = None  # it compiles ahead of time, without timing
             else:
                 timings = str(timing_cache)
@@ -78,7 +82,7 @@ class Compiler:
             try:
                 return engine_bytes_from_network((builder, network), config, save_timing_cache=timings)
             except PolygraphyException as error:
-                reason = complaints[0] if complaints else _first_line(str(error))
+                reason = complaints[0] if complaints else first_line(error)
                 if "not supported by a dedicated kernel" in reason:
                     reason = "it has no fused kernel for this attention; --unfused-attention allows one in parts"
                 raise ExportError(
@@ -96,13 +100,17 @@ class Compiler:
 
         def log(message: Any, severity: int, *_: Any, **__: Any) -> None:
             if severity >= G_LOGGER.ERROR:
-                found.append(_first_line(str(message() if callable(message) else message)))
+                found.append(first_line(message() if callable(message) else message))
 
         G_LOGGER.log = log
         try:
             yield found
         finally:
             G_LOGGER.log, G_LOGGER.module_severity = write, severity
+
+    def _require_user_allocation(self, config: Any) -> None:
+        """Else a plan may not be captured in a CUDA graph."""
+        config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
     def _allow_unfused(self, network: Any) -> None:
         for index in range(network.num_layers):
@@ -121,10 +129,6 @@ def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
         ]
         profile.add(spec.name, *shapes)
     return profile
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
 def _answer(compiler: Compiler, order: dict[str, Any]) -> dict[str, Any]:

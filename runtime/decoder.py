@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..engines import Bundle, BundleError, EngineError, RequestError, open_engines
+from ..engines.errors import first_line
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -42,7 +43,12 @@ class Decoder:
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
         with self._on_stream:
             engines = open_engines(engine, graphs, device)
-            models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
+            try:
+                models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
+            except BaseException:
+                for opened in engines:
+                    opened.close()
+                raise
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
             self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture)
         self._step_lock = threading.RLock()
@@ -68,10 +74,7 @@ class Decoder:
     def close(self) -> None:
         with self._step_lock:
             self._closed = True
-            self._scheduler.abort()
-            for model in (self.target, self.draft):
-                if model is not None:
-                    model.engine.close()
+            self._scheduler.close()
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +188,12 @@ class Decoder:
             self._require_open()
             return self._scheduler.step()
 
+    @contextmanager
+    def between_rounds(self) -> Iterator[None]:
+        """Where the last frame's steps may be run again, each on its own: they write what is there."""
+        with self._step_lock, torch.inference_mode(), self._on_stream:
+            yield
+
     @property
     def speculation(self) -> Speculation:
         """What speculation did for all requests so far."""
@@ -227,7 +236,7 @@ def _own_stream(device: str) -> AbstractContextManager[None]:
         return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except (RuntimeError, AssertionError) as error:
         raise EngineError(
-            f"device {device!r} cannot be used ({error}); expected cpu, or cuda with a GPU: see trt-spec doctor"
+            f"device {device!r} cannot be used ({first_line(error)}); expected cpu or cuda; trt-spec doctor says more"
         ) from error
 
 

@@ -41,6 +41,11 @@ class Model:
             self._logits = torch.zeros(size, device=self.engine.device)
         return self._logits[:size].view(batch, rows, -1)
 
+    def close(self) -> None:
+        self.engine.close()
+        self.cache.buffers = {}
+        self._logits = torch.zeros(0)
+
     def prefill(self, row: int, tokens: Tensor, start: int) -> None:
         """Write the cache entries of `tokens` [S] from `start` on."""
         for chunk in torch.split(tokens, self.engine.prefill_width):

@@ -4,6 +4,8 @@ No generator state, only integer torch operations: a draw does not depend on the
 row, on the device or on when it is made.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,16 @@ _MASK = 0xFFFFFFFF
 _GUMBEL, _UNIFORM = 0, 1  # the last counter word: what a draw is for
 
 
+@cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Made once: numbers of the host that a round brought to a GPU would make it wait."""
+    return torch.tensor([_MULTIPLIERS, _MULTIPLIERS[::-1]], device=device), torch.tensor([_WEYL], device=device)
+
+
 def philox(counter: Tensor, key: Tensor) -> Tensor:
     """Four random words for each counter; `counter` [4, …] and `key` [2, …] hold 32-bit words as int64."""
     device, ones = counter.device, [1] * (counter.dim() - 1)
-    multipliers = torch.tensor([_MULTIPLIERS, _MULTIPLIERS[::-1]], device=device).view(2, 2, *ones)
-    weyl = torch.tensor(_WEYL, device=device).view(1, 2, *ones)
+    multipliers, weyl = (constant.view(-1, 2, *ones) for constant in _constants(device))
     keys = (key + torch.arange(_ROUNDS, device=device).view(_ROUNDS, 1, *ones) * weyl) & _MASK
     keys[0::2] = keys[0::2].flip(1)  # words 0 and 2 change places every round instead of being copied back
     even, odd = counter[0::2], counter[1::2]

@@ -36,7 +36,7 @@ class Scheduler:
         self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
         self._frames: dict[tuple[int, int, bool], Frame] = {}
-        self._rounds = Rounds(self._capturable if capture else lambda: False)
+        self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
         self._view = self.rows.view(0)  # the live rows of the plan
         self._plan_key: tuple[tuple[int, str], ...] = ()
         self._queue_lock = threading.Lock()
@@ -64,6 +64,16 @@ class Scheduler:
             self.abort()  # no row may be left half advanced
             raise
         return bool(self.live or self.prefilling or self.waiting)
+
+    def close(self) -> None:
+        """End every request and let go of all memory."""
+        self.abort()
+        self._rounds.forget()
+        self._frames.clear()
+        self.frame = None
+        for model in (self.target, self.draft):
+            if model is not None:
+                model.close()
 
     def abort(self) -> None:
         """End every request; the next one starts on clean rows."""
@@ -206,9 +216,6 @@ class Scheduler:
         if request.trace is not None and result.trace is not None:
             ended_early = kept <= result.accepted
             request.trace.append(replace(result.trace, accepted=kept, next_token=None) if ended_early else result.trace)
-
-    def _capturable(self) -> bool:
-        return all(model.engine.capturable() for model in (self.target, self.draft) if model is not None)
 
     def _current_plan(self) -> Plan:
         key = tuple(self._source(request) for request in self.live)

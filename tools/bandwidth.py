@@ -5,7 +5,7 @@ from time import perf_counter
 
 import torch
 
-BLOCK_BYTES = 256 << 20  # more than caches hold
+BLOCK_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # more than caches hold, and long against a launch
 TRIES = 7
 
 
@@ -14,17 +14,18 @@ def read_bandwidth(device: str = "cpu") -> float:
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
-        block = torch.ones(BLOCK_BYTES // 4, device=device)
-        return BLOCK_BYTES / min(_seconds_of_a_read(block) for _ in range(TRIES))
+        size = BLOCK_BYTES[torch.device(device).type]
+        block = torch.ones(size // 4, device=device)
+        return size / min(_seconds_of_a_read(block) for _ in range(TRIES))
     finally:
         torch.set_num_threads(before)
 
 
 def _seconds_of_a_read(block: torch.Tensor) -> float:
-    wait_for(block.device.type)
+    wait_for(str(block.device))
     began = perf_counter()
     block.sum()
-    wait_for(block.device.type)
+    wait_for(str(block.device))
     return perf_counter() - began
 
 

@@ -13,7 +13,7 @@ import gc
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..engines import Bundle, TrtSpecError, open_engine
+from ..engines.errors import first_line
 from ..export.pipeline import export_bundle
 from ..export.quality import checkpoint_logits, engine_logits
 from ..runtime import Decoder, SamplingParams
@@ -81,7 +82,7 @@ class Speed:
     of_theory: float | None
 
 
-def parity(work: Path, device: str, engines: Sequence[str], new_tokens: int) -> Iterator[Parity]:
+def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[str, Any]]:
     """Logits and greedy text in all dtypes, of which the CPU's float32 text is the reference."""
     from transformers import AutoModelForCausalLM
 
@@ -90,15 +91,16 @@ def parity(work: Path, device: str, engines: Sequence[str], new_tokens: int) -> 
     expected = checkpoint_logits(model, tokens)
     params = SamplingParams(max_new_tokens=new_tokens, temperature=0)
     reference = texts(exported(work / "demo-float32", TARGET, DRAFT, "float32"), params)
+    rows = []
     for dtype in DTYPES:
         bundle = exported(work / f"demo-{dtype}", TARGET, DRAFT, dtype)
-        for engine in engines:
-            if engine == "onnxruntime" and device == "cpu" and dtype != "float32":
-                continue  # no kernels
-            found = engine_logits_of(bundle, engine, device, tokens)
-            same = sum(a == b for a, b in zip(texts(bundle, params, engine, device), reference, strict=True))
-            error = float((found - expected).norm() / expected.norm())
-            yield Parity(engine, dtype, error, f"{same} of {len(reference)}")
+        if engine == "onnxruntime" and device == "cpu" and dtype != "float32":
+            continue  # no kernels
+        found = engine_logits_of(bundle, engine, device, tokens)
+        same = sum(a == b for a, b in zip(texts(bundle, params, engine, device), reference, strict=True))
+        error = float((found - expected).norm() / expected.norm())
+        rows.append(asdict(Parity(engine, dtype, error, f"{same} of {len(reference)}")))
+    return rows
 
 
 def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[str, Any]:
@@ -133,19 +135,20 @@ def texts(
     return [output.token_ids for output in outputs]
 
 
-def speeds(name: str, bundle: Path, device: str, new_tokens: int) -> Iterator[Speed]:
+def speeds(name: str, bundle: Path, device: str, mode: str, new_tokens: int) -> list[dict[str, Any]]:
     """All settings of a mode are interleaved, on the same prompts."""
     opened = Bundle.open(bundle)
     weight_bytes = opened.target.parameters * (4 if opened.target.contract.dtype == "float32" else 2)
     roof_ms = 1e3 * weight_bytes / read_bandwidth(device)
-    for mode, (engine, capture) in MODES.items():
-        with Decoder.open(opened, engine, device, max(BATCHES), capture=capture) as decoder:
-            for batch, temperature in product(BATCHES, (0.0, 1.0)):
-                of = (name, mode, batch, temperature)
-                say(", ".join(map(str, of)))
-                measured = measure_all(decoder, batch, temperature, new_tokens)
-                yield from (speed_of(one, measured[0], of, roof_ms) for one in measured)
-        release()
+    engine, capture = MODES[mode]
+    found = []
+    with Decoder.open(opened, engine, device, max(BATCHES), capture=capture) as decoder:
+        for batch, temperature in product(BATCHES, (0.0, 1.0)):
+            of = (name, mode, batch, temperature)
+            say(", ".join(map(str, of)))
+            measured = measure_all(decoder, batch, temperature, new_tokens)
+            found += [asdict(speed_of(one, measured[0], of, roof_ms)) for one in measured]
+    return found
 
 
 def measure_all(decoder: Decoder, batch: int, temperature: float, new_tokens: int, repeats: int = 3) -> list[Measured]:
@@ -209,26 +212,24 @@ def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_
             wait_for(device)
             taken.append(perf_counter() - began)
         rates[name] = len(PYTHON_PROMPTS) * new_tokens / min(taken)
-    del models
-    release()
     return rates
 
 
-def try_rtx(bundle: Path) -> str:
+def try_rtx(bundle: Path, device: str) -> str:
     """Whether TensorRT for RTX runs on this GPU, which may not be on its list: what it says."""
     from ..export.build import BuildOptions, build_plans
 
     try:
         build_plans(bundle, BuildOptions("tensorrt-rtx", batch=(1, 4), unfused_attention=True), say)
         params = SamplingParams(max_new_tokens=32, temperature=0)
-        same = texts(bundle, params, "tensorrt", "cuda") == texts(bundle, params, "torch", "cuda")
+        same = texts(bundle, params, "tensorrt", device) == texts(bundle, params, "torch", device)
     except TrtSpecError as error:
         return f"no: {error}"
     return f"yes, its text is {'that' if same else 'not that'} of the engine torch"
 
 
-def grown_pair(work: Path, name: str, dtype: str) -> list[Path]:
-    """The checkpoints of target and draft, and their bundle."""
+def grown_pair(work: Path, name: str, dtype: str) -> str:
+    """The folder of the checkpoints of target and draft, and their bundle; made once."""
     folder = work / f"grown-{name}"
     if not (folder / "bundle" / "manifest.json").exists():
         for role, shape in zip(("target", "draft"), SHAPES[name], strict=True):
@@ -239,7 +240,7 @@ def grown_pair(work: Path, name: str, dtype: str) -> list[Path]:
             else:
                 grow(source, folder / role, shape, getattr(torch, dtype))
         exported(folder / "bundle", folder / "target", folder / "draft", dtype)
-    return [folder / part for part in ("target", "draft", "bundle")]
+    return str(folder)
 
 
 def release() -> None:
@@ -252,20 +253,37 @@ def say(stage: str) -> None:
     print(stage, file=sys.stderr, flush=True)
 
 
-def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int) -> dict[str, Any]:
+def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: Path | None) -> dict[str, Any]:
+    """What was found, part by part, kept after each: one that fails says why and stops no other."""
     refuse_device(device)
     work.mkdir(parents=True, exist_ok=True)
     dtype = "float32" if device == "cpu" else "bfloat16"
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu"}
-    found["bandwidth_bytes_per_second"] = read_bandwidth(device)
-    found["parity"] = [asdict(one) for one in parity(work, device, ("torch", "onnxruntime"), new_tokens)]
-    found["coupled"] = coupled_ties(work, device, "torch", new_tokens)
-    found["tensorrt_for_rtx"] = "not tried: there is no GPU" if device == "cpu" else try_rtx(work / "demo-float16")
-    found["speed"], found["transformers"] = [], {}
-    for name in pairs:
-        target, draft, bundle = grown_pair(work, name, dtype)
-        found["speed"] += [asdict(one) for one in speeds(name, bundle, device, new_tokens)]
-        found["transformers"][name] = transformers_speeds(target, draft, dtype, device, new_tokens)
+    found |= {"parity": [], "speed": [], "failed": {}}
+
+    def part(name: str, run: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            result = run(*arguments)
+        except Exception as error:  # of any library: it is the result of this part
+            found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
+        else:
+            found[name] = found[name] + result if isinstance(result, list) else result
+        release()
+        if out is not None:
+            out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+    part("bandwidth_bytes_per_second", read_bandwidth, device)
+    for engine in ("torch", "onnxruntime"):
+        part("parity", parity, work, device, engine, new_tokens)
+    part("coupled", coupled_ties, work, device, "torch", new_tokens)
+    if device != "cpu":
+        part("tensorrt_for_rtx", try_rtx, work / "demo-float16", device)
+    for pair in pairs:
+        part(f"grown {pair}", grown_pair, work, pair, dtype)
+        target, draft, bundle = (work / f"grown-{pair}" / name for name in ("target", "draft", "bundle"))
+        for mode in MODES:
+            part("speed", speeds, pair, bundle, device, mode, new_tokens)
+        part(f"transformers {pair}", transformers_speeds, target, draft, dtype, device, new_tokens)
     return found
 
 
@@ -285,17 +303,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
     try:
-        found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens)
+        found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)
     except (TrtSpecError, OSError) as error:
         parser.error(str(error))
     for part in ("parity", "speed"):
         if found[part]:
             print(f"\n{as_table(found[part])}")
-    print(f"\nTensorRT for RTX runs here: {found['tensorrt_for_rtx']}")
-    text = json.dumps(found)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    for part, reason in found["failed"].items():
+        print(f"\n{part} failed: {reason}")
+    print(json.dumps(found))
+    sys.exit(1 if found["failed"] else 0)
 
 
 if __name__ == "__main__":

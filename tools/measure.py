@@ -107,9 +107,10 @@ def _decoded(requests: Sequence[Request]) -> int:
 def _replay(decoder: Decoder, bare: Bare) -> None:
     frame, device = decoder.last_frame, decoder.target.engine.device
     assert frame is not None
-    for first, step in enumerate(frame.drafts):
-        (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
-    bare.verify.append(_run_ms(frame.verify, device))
+    with decoder.between_rounds():
+        for first, step in enumerate(frame.drafts):
+            (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
+        bare.verify.append(_run_ms(frame.verify, device))
 
 
 def _run_ms(step: Step, device: str) -> float:

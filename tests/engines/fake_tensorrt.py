@@ -61,12 +61,16 @@ class FakeTensorRT:
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING = "internal error", "error", "warning"
 
+    class DynamicShapesKernelSpecializationStrategy:
+        LAZY, EAGER = "lazy", "eager"
+
     class ExecutionContextAllocationStrategy:
         USER_MANAGED = "user managed"
 
     def __init__(self, version: str = "1", *, has_runtime_cache: bool = True) -> None:
         self.__version__ = version
         self.has_runtime_cache = has_runtime_cache
+        self.kernels = "eager" if has_runtime_cache else "lazy"
         self.stream = 7
         self.calls: Counter[str] = Counter()
         self.runs: list[tuple[str, int, int]] = []  # model, width and batch
@@ -107,10 +111,13 @@ class ICudaEngine:
     def create_execution_context(self, runtime_config: "IRuntimeConfig") -> "IExecutionContext":
         self.library.calls["create_execution_context"] += 1
         assert runtime_config.strategy == FakeTensorRT.ExecutionContextAllocationStrategy.USER_MANAGED
+        assert runtime_config.dynamic_shapes_kernel_specialization_strategy == self.library.kernels
         return (IExecutionContextRTX if self.library.has_runtime_cache else IExecutionContext)(self)
 
 
 class IRuntimeConfig:
+    dynamic_shapes_kernel_specialization_strategy = "lazy"
+
     def __init__(self, library: FakeTensorRT) -> None:
         self.library, self.strategy = library, ""
 
@@ -205,4 +212,6 @@ class IExecutionContext:
 
 class IExecutionContextRTX(IExecutionContext):
     def is_stream_capturable(self, stream: int) -> bool:
-        return stream == self._engine.library.stream
+        """As it stands: nothing that has no shapes or addresses can be captured."""
+        ready = len(self._shapes) == len(self._contract.inputs) and len(self._addresses) > len(self._shapes)
+        return ready and stream == self._engine.library.stream

@@ -17,9 +17,10 @@ import tensorrt_rtx
 import torch
 from trt_spec.engines import Bundle, EngineError, RequestError, open_engines, tensorrt
 from trt_spec.engines.plans import read_plan
-from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime import Decoder, SamplingParams, capture
 
 from ..bundles import Pair
+from ..recorder import Recorder
 from . import fake_tensorrt
 from .fake_tensorrt import FakeTensorRT, write_plans
 
@@ -74,8 +75,9 @@ def test_text_is_that_of_onnx_runtime(
     with open_decoder(planned) as decoder:
         found = decoder.generate(PROMPTS, params, draft_length=draft_length)
         contexts = library.calls["create_execution_context"]
+        decoder.generate(PROMPTS, params, draft_length=draft_length)
+        assert library.calls["create_execution_context"] == contexts, "made once for each plan and batch"
     assert [output.token_ids for output in found] == [output.token_ids for output in expected]
-    assert contexts == 5, "one for each plan, none while it runs"
     widths = {width for model, width, _ in library.runs if model == "target"}
     assert widths == {4, 8}, "the verify plan and the prefill plan"
     assert {batch for _, width, batch in library.runs if width == 4} >= {1, 3}
@@ -122,10 +124,28 @@ def test_of_plans_for_one_shape_one_is_opened(planned: Path, library: FakeTensor
     write_plans(planned, batch=(1, 3), unfused_attention=True)
     assert len(list(planned.glob("plans/*/*.plan"))) == 5 + 3 + 5
     with open_decoder(planned) as decoder:
-        assert library.calls["create_execution_context"] == 5
-        contexts = [*decoder.target.engine._contexts, *decoder.draft.engine._contexts]
-    assert {context.key.unfused_attention for context in contexts} == {False}
-    assert sorted(context.key.batch for context in contexts) == [(1, 1), (1, 1), (1, 3), (1, 3), (1, 3)]
+        keys = [plan.key for plan in (*decoder.target.engine._plans, *decoder.draft.engine._plans)]
+    assert {key.unfused_attention for key in keys} == {False}
+    assert sorted(key.batch for key in keys) == [(1, 1), (1, 1), (1, 3), (1, 3), (1, 3)]
+
+
+def test_plans_that_do_not_cover_one_another_are_all_used(llama: Pair, tmp_path: Path, library: FakeTensorRT) -> None:
+    path = shutil.copytree(llama.bundle, tmp_path / "bundle")
+    write_plans(path, batch=(1, 2), draft_length=4)
+    write_plans(path, batch=(1, 3), draft_length=2)
+    with open_decoder(path, max_batch=2) as decoder:
+        assert decoder.target.engine.verify_width == 5
+    with open_decoder(path, max_batch=3) as decoder:
+        assert decoder.target.engine.verify_width == 3, "what every batch can"
+        with pytest.raises(RequestError, match="from 0 to 2, the longest"):
+            decoder.submit("x", draft_length=3)
+
+
+def test_both_models_run_in_the_library_of_the_target(planned: Path, library: FakeTensorRT) -> None:
+    for sidecar in planned.glob("plans/*/draft-*.json"):
+        rewrite(planned, sidecar, engine="tensorrt")
+    with pytest.raises(EngineError, match=r"has no plans for its draft; compile them: .* --engine tensorrt-rtx"):
+        open_decoder(planned)
 
 
 # What does not fit is refused.
@@ -151,13 +171,17 @@ def test_more_rows_than_the_plans_have_are_refused_when_the_decoder_is_opened(
 def change_keys(path: Path, **fields: Any) -> None:
     """The plans as if they had been compiled under other circumstances."""
     for sidecar in path.glob("plans/*/*.json"):
-        plan = read_plan(sidecar)
-        plan = replace(plan, key=replace(plan.key, **fields))
-        file = path / plan.key.path
-        file.parent.mkdir(exist_ok=True)
-        sidecar.with_suffix(".plan").rename(file)
-        sidecar.unlink()
-        file.with_suffix(".json").write_text(plan.to_json())
+        rewrite(path, sidecar, **fields)
+
+
+def rewrite(path: Path, sidecar: Path, **fields: Any) -> None:
+    plan = read_plan(sidecar)
+    plan = replace(plan, key=replace(plan.key, **fields))
+    file = path / plan.key.path
+    file.parent.mkdir(exist_ok=True)
+    sidecar.with_suffix(".plan").rename(file)
+    sidecar.unlink()
+    file.with_suffix(".json").write_text(plan.to_json())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +218,9 @@ def test_a_missing_damaged_or_unreadable_plan_is_refused(planned: Path, library:
     sidecar = json.loads(file.with_suffix(".json").read_text())
     sidecar["sha256"] = fake_tensorrt.sha256(file.read_bytes()).hexdigest()
     file.with_suffix(".json").write_text(json.dumps(sidecar))
-    with pytest.raises(EngineError, match=r"tensorrt-rtx 1 cannot open \S+: the plan has a bad magic tag$"):
+    with pytest.raises(
+        EngineError, match=r"cannot open \S+, which takes \d+ MiB: the plan has a bad magic tag; compile"
+    ):
         open_decoder(planned)
     file.unlink()
     with pytest.raises(EngineError, match="does not describe a plan"):
@@ -217,9 +243,10 @@ def test_no_memory_is_said_with_what_is_needed(planned: Path, library: FakeTenso
         open_decoder(planned)
     with (
         patch.object(fake_tensorrt.ICudaEngine, "create_execution_context", lambda self, settings: None),
-        pytest.raises(EngineError, match=r"takes \d+ MiB and cannot run: no reason given"),
+        pytest.raises(EngineError, match=r"cannot run: no reason given; make room on the GPU"),
+        open_decoder(planned) as decoder,
     ):
-        open_decoder(planned)
+        decoder.generate("x", SamplingParams(max_new_tokens=2))
 
 
 @pytest.mark.parametrize(
@@ -295,12 +322,33 @@ def test_the_library_without_runtime_caches_runs_the_same_code(planned: Path) ->
     assert not list(planned.glob("plans/*/*.cache"))
 
 
-def test_capture_is_asked_of_the_library(planned: Path, library: FakeTensorRT) -> None:
+def test_capture_is_asked_of_what_has_run(planned: Path, library: FakeTensorRT) -> None:
     with open_decoder(planned) as decoder:
+        decoder.generate("def f(", SamplingParams(max_new_tokens=4))
         assert decoder.target.engine.capturable()
-        library.stream += 1
-        with patch.object(tensorrt, "current_stream", lambda device: library.stream - 1):
+        assert decoder.draft.engine.capturable()
+        with patch.object(tensorrt, "current_stream", lambda device: library.stream + 1):
             assert not decoder.target.engine.capturable()
+
+
+def test_recorded_rounds_write_the_same_text_and_their_shapes_never_change(
+    planned: Path, library: FakeTensorRT
+) -> None:
+    params = SamplingParams(max_new_tokens=30, seed=5)
+    with open_decoder(planned) as decoder:
+        expected = [output.token_ids for output in decoder.generate(PROMPTS, params)]
+    recorder = Recorder()
+    with (
+        patch.object(capture, "record", recorder),
+        patch.object(capture, "new_pool", lambda: "pool"),
+        Decoder.open(planned, engine="tensorrt", max_batch=3) as decoder,
+    ):
+        found = [output.token_ids for output in decoder.generate(PROMPTS, params)]
+        shapes = library.calls["set_input_shape"]
+        assert [output.token_ids for output in decoder.generate(PROMPTS, params)] == expected
+        assert library.calls["set_input_shape"] == shapes
+    assert found == expected
+    assert sum(recorder.records) > 10
 
 
 ONLY_RTX = {"create_runtime_cache", "set_runtime_cache", "is_stream_capturable", "IRuntimeCache"}
@@ -330,6 +378,9 @@ def test_every_call_exists_in_the_real_bindings_with_these_parameters(real: Any)
             given = list(inspect.signature(function).parameters)[1:]
             assert given in signatures(getattr(getattr(real, name), method)), f"{name}.{method}"
             checked += 1
+    if real is tensorrt_rtx:
+        assert "EAGER" in real.DynamicShapesKernelSpecializationStrategy.__members__
+        assert hasattr(real.IRuntimeConfig, "dynamic_shapes_kernel_specialization_strategy")
     assert checked == (14 if real is tensorrt_rtx else 9)
     assert isinstance(real.ICudaEngine.device_memory_size_v2, property)
     assert {"INTERNAL_ERROR", "ERROR"} <= set(dir(real.ILogger))
@@ -347,7 +398,7 @@ def test_the_real_library_says_in_one_sentence_that_there_is_no_gpu(planned: Pat
     change_keys(planned, version=tensorrt_rtx.__version__)
     with (
         patch.object(tensorrt, "compute_capability", lambda device: "8.9"),
-        pytest.raises(EngineError, match=r"tensorrt-rtx \S+ cannot open \S+: \S+") as refused,
+        pytest.raises(EngineError, match=r"tensorrt-rtx \S+ cannot open \S+, which takes \d+ MiB: \S+") as refused,
     ):
         open_decoder(planned)
     assert "\n" not in str(refused.value)

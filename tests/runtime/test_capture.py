@@ -1,7 +1,7 @@
 """A round can be one CUDA graph: nothing in it is read by the host, and replaying it is running it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,13 +10,17 @@ from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, SamplingParams, capture
+from trt_spec.runtime import clock as clock_module
+from trt_spec.runtime.clock import PARTS, Clock
 from trt_spec.runtime.frame import Frame
 from trt_spec.runtime.model import Model
+from trt_spec.runtime.noise import _constants
 from trt_spec.runtime.result import tabulate
 from trt_spec.runtime.round import run_round
 from trt_spec.runtime.rows import Plan, Rows
 
 from ..bundles import Pair
+from ..recorder import Recorder
 
 KINDS = {
     "plain": Plan(2, 0, coupled=True),
@@ -61,13 +65,19 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
     engines = [MetaEngine(entry.contract) for entry in bundle.models.values()]
     target, draft = (Model(engine, vocab, 4, bundle.capacity) for engine in engines)
     rows = Rows.allocate(4, bundle.capacity, vocab, "meta").view(plan.batch)
-    before = {name: tensor.data_ptr() for name, tensor in vars(rows).items()}
+    before = dict(vars(rows))
     frame = Frame(plan, target, draft)
-    with torch.inference_mode():
+    _constants(rows.length.device)  # made in the two rounds before a capture
+    brought = AssertionError("a number of the host is brought to the device, for which the GPU waits")
+    with (
+        torch.inference_mode(),
+        patch.object(torch, "tensor", side_effect=brought),
+        patch.object(torch, "as_tensor", side_effect=brought),
+    ):
         table = tabulate(run_round(rows, plan, frame, bundle.capacity), plan)
     assert table.is_meta
     assert table.shape[0] == plan.batch
-    assert {name: tensor.data_ptr() for name, tensor in vars(rows).items()} == before
+    assert all(tensor is before[name] for name, tensor in vars(rows).items()), "written where they are"
 
 
 @pytest.mark.parametrize(
@@ -78,33 +88,20 @@ def test_meta_tensors_do_notice_a_host_that_reads(read: Callable[[Tensor], objec
         read(torch.zeros(1, device="meta"))
 
 
-class Recorder:
-    """In place of CUDA: a record runs its work again, whole, as a replay would."""
-
-    def __init__(self) -> None:
-        self.records: list[int] = []  # how often each was replayed
-
-    def __call__(self, work: Callable[[], Tensor], like: Tensor) -> Callable[[], Tensor]:
-        index = len(self.records)
-        self.records.append(0)
-
-        def replay() -> Tensor:
-            self.records[index] += 1
-            table = work()
-            assert table.shape == like.shape
-            return table
-
-        return replay
-
-
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     """Rounds of ONNX Runtime as if they could be captured, with a cache that stays where it is."""
-    recorder = Recorder()
+    recorder, open_ = Recorder(), OnnxRuntimeEngine.__init__
+
+    def opened(self: OnnxRuntimeEngine, *arguments: Any) -> None:
+        open_(self, *arguments)
+        self.static_capacity = True
+
     with (
         patch.object(capture, "record", recorder),
+        patch.object(capture, "new_pool", lambda: "pool"),
         patch.object(OnnxRuntimeEngine, "capturable", lambda self: True),
-        patch.object(OnnxRuntimeEngine, "static_capacity", True),
+        patch.object(OnnxRuntimeEngine, "__init__", opened),
     ):
         yield recorder
 
@@ -156,11 +153,21 @@ def test_a_kind_of_round_is_recorded_when_it_comes_back(llama: Pair, recorder: R
 def test_times_of_the_parts_are_those_of_the_latest_round(llama: Pair, recorder: Recorder) -> None:
     with Decoder.open(llama.bundle, max_batch=1) as decoder:
         request = decoder.submit("def f(", SamplingParams(max_new_tokens=60, temperature=0, ignore_eos=True))
-        sums = []
-        for _ in range(5):
+        for _ in range(3):
             decoder.step()
-            sums.append(request.speculation.verify_ms)
-        assert all(later > earlier for earlier, later in pairwise(sums))
+        before = request.speculation.verify_ms
+        with patch.object(Clock, "parts", lambda self: (1.0, 20.0, 3.0)):
+            decoder.step()
+        assert sum(recorder.records) == 2
+        assert request.speculation.verify_ms == pytest.approx(before + 20)
+
+
+def test_a_clock_tells_its_parts() -> None:
+    clock = Clock("cpu")
+    with patch.object(clock_module, "perf_counter", iter([0, 0.5, 2, 5, 9]).__next__):
+        for part in range(PARTS):
+            clock.mark(part)
+    assert clock.parts() == pytest.approx((1500, 3000, 4500))
 
 
 def test_nothing_of_a_recorded_round_moves_on_a_gpu() -> None:
