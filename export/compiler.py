@@ -73,7 +73,7 @@ class Compiler:
 
                 capability = tuple(map(int, key.compute_capability.split(".")))
                 config = PostprocessConfig(
-                    CreateConfigRTX(compute_capabilities=[capability], **settings), self._require_user_allocation
+                    CreateConfigRTX(compute_capabilities=[capability], **settings), self.require_user_allocation
                 )
                 timings = None  # it compiles ahead of time, without timing
             else:
@@ -108,7 +108,7 @@ class Compiler:
         finally:
             G_LOGGER.log, G_LOGGER.module_severity = write, severity
 
-    def _require_user_allocation(self, config: Any) -> None:
+    def require_user_allocation(self, builder: Any, network: Any, config: Any) -> None:
         """Else a plan may not be captured in a CUDA graph."""
         config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 

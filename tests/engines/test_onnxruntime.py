@@ -283,6 +283,6 @@ def test_a_device_that_cannot_be_used_is_refused(llama: Pair, device: str, said:
 def test_a_decoder_on_a_gpu_that_is_not_here_is_refused(llama: Pair):
     with (
         patch.object(torch.cuda, "Stream", side_effect=RuntimeError("no driver")),
-        pytest.raises(EngineError, match=r"device 'cuda' cannot be used \(no driver\); expected cpu, or cuda"),
+        pytest.raises(EngineError, match=r"device 'cuda' cannot be used \(no driver\); expected cpu or cuda"),
     ):
         Decoder.open(llama.bundle, device="cuda")

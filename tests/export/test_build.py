@@ -23,7 +23,7 @@ from trt_spec.engines.plans import PlanKey, read_plan
 from trt_spec.export import build, export_bundle
 from trt_spec.export.audit import audit
 from trt_spec.export.build import BuildOptions, build_plans
-from trt_spec.export.compiler import prepare
+from trt_spec.export.compiler import Compiler, prepare
 from trt_spec.export.family_table import WORKS
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.tools.cli import main
@@ -131,6 +131,14 @@ def test_all_roles_of_a_pair_are_compiled_once_and_described(half: Path) -> None
     assert {file: file.stat().st_mtime_ns for file in half.rglob("*.plan")} == before
     assert not [file for file in half.rglob(".*") if file.is_file()]
     Bundle.open(half)  # plans are no part of what was exported
+
+
+def test_plans_are_compiled_so_that_they_may_be_captured() -> None:
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    config = builder.create_builder_config()
+    assert not config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    Compiler("tensorrt-rtx").require_user_allocation(builder, None, config)
+    assert config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
 
 def test_another_shape_gpu_or_graph_needs_another_plan(half: Path, tmp_path: Path) -> None:
