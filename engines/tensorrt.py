@@ -106,7 +106,7 @@ class TensorRTEngine:
         self.contract, self.device = contract, device
         self._plans, self._scratch = plans, scratch
         self.verify_width = max(plan.key.rows for plan in plans)
-        self.prefill_width = max(plan.key.width for plan in plans if plan.key.batch[0] == 1)
+        self.prefill_width = max((plan.key.width for plan in plans if plan.key.batch[0] == 1), default=1)
         self._contexts: dict[tuple[_Opened, int], _Context] = {}
         self._cache: Mapping[str, Tensor] = {}
 

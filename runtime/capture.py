@@ -49,6 +49,7 @@ class Rounds:
 
     def forget(self) -> None:
         self._seen.clear()
+        self._pool = None  # what is still held of its memory may not be written again
 
 
 def _tabulated_round(rows: Rows, plan: Plan, frame: Frame, span: int) -> Tensor:

@@ -3,6 +3,9 @@
 Costs are in target steps of width one: c for a draft step, v for the verify pass. Acceptances count as independent.
 """
 
+from collections.abc import Sequence
+from math import inf
+
 
 def tokens_per_round(alpha: float, k: int) -> float:
     """E: the accepted proposals and the token that follows them."""
@@ -19,6 +22,16 @@ def operations_growth(alpha: float, k: int, c: float) -> float:
     return (c * k + k + 1) / tokens_per_round(alpha, k)
 
 
-def best_draft_length(alpha: float, c: float, longest: int) -> int:
-    """The K that theory would choose; 0 where no K pays."""
-    return max(range(longest + 1), key=lambda k: speed_up(alpha, k, c))
+def best_draft_length(alpha: float, c: float, longest: int, v: float = 1.0) -> int:
+    """The K that theory would choose; 0, which verifies nothing, where no K pays."""
+    return max(range(longest + 1), key=lambda k: speed_up(alpha, k, c, v if k else 1.0))
+
+
+def oracle_tokens_per_round(alpha: float) -> float:
+    """E if each round's K were just what will be accepted: no K yields more."""
+    return inf if alpha == 1 else 1 / (1 - alpha)
+
+
+def lenient_acceptance(p: Sequence[float], q: Sequence[float], lenience: float) -> float:
+    """α(l): p is compared with l·q, so that no token becomes likelier than p / l. Lossy for l < 1."""
+    return sum(min(target / lenience, draft) for target, draft in zip(p, q, strict=True))

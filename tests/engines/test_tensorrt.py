@@ -168,6 +168,13 @@ def test_more_rows_than_the_plans_have_are_refused_when_the_decoder_is_opened(
         open_decoder(planned, max_batch=4)
 
 
+def test_plans_without_a_batch_of_one_are_refused(llama: Pair, tmp_path: Path, library: FakeTensorRT) -> None:
+    path = shutil.copytree(llama.bundle, tmp_path / "bundle")
+    write_plans(path, batch=(2, 3), prefill_width=0)
+    with pytest.raises(EngineError, match=r"no plan of target runs 1 rows .* --batch 1..1"):
+        open_decoder(path)
+
+
 def change_keys(path: Path, **fields: Any) -> None:
     """The plans as if they had been compiled under other circumstances."""
     for sidecar in path.glob("plans/*/*.json"):

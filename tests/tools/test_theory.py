@@ -1,5 +1,14 @@
+import math
+
 import pytest
-from trt_spec.tools.theory import best_draft_length, operations_growth, speed_up, tokens_per_round
+from trt_spec.tools.theory import (
+    best_draft_length,
+    lenient_acceptance,
+    operations_growth,
+    oracle_tokens_per_round,
+    speed_up,
+    tokens_per_round,
+)
 
 CHECK_VALUES = [  # alpha, K, speed-up, growth of operations: the table of the design's theory page, c = 0
     (0.6, 2, 1.96, 1.53),
@@ -57,4 +66,18 @@ def test_a_costly_verify_pass_divides_the_gain():
 
 
 def test_an_oracle_for_the_draft_length_bounds_tokens_per_round():
-    assert tokens_per_round(0.8, 16) < 1 / (1 - 0.8)
+    assert oracle_tokens_per_round(0.8) == pytest.approx(5)
+    assert tokens_per_round(0.8, 16) < oracle_tokens_per_round(0.8) < 1.03 * tokens_per_round(0.8, 16)
+    assert oracle_tokens_per_round(1) == math.inf
+
+
+def test_lenience_accepts_more_and_all_in_the_end():
+    p, q = (0.5, 0.3, 0.2), (0.1, 0.2, 0.7)
+    assert lenient_acceptance(p, q, 1) == pytest.approx(0.1 + 0.2 + 0.2)
+    assert lenient_acceptance(p, q, 0.5) == pytest.approx(0.1 + 0.2 + 0.4)
+    assert lenient_acceptance(p, q, 0.1) == pytest.approx(1)
+
+
+def test_a_costly_verify_pass_may_leave_no_draft_length_that_pays():
+    assert best_draft_length(0.5, 0.1, 16, v=1.0) > 0
+    assert best_draft_length(0.5, 0.1, 16, v=2.0) == 0
