@@ -43,7 +43,8 @@ class TorchEngine:
         _refuse_unknown(str(graph), read.nodes)
         _refuse_copied_cache(str(graph), contract, read.nodes)
         self._nodes, self._constants = _fold(read, device)
-        self._module = lru_cache(KEPT_SHAPES)(self._make_module)
+        self._module = lru_cache(KEPT_SHAPES)(self._convert)
+        self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
         self._convert(batch=2, width=3, rows=2, capacity=5)  # what cannot be converted is refused now
         self._cache: Mapping[str, Tensor] = {}
 
@@ -55,17 +56,22 @@ class TorchEngine:
         views = [self._cache[name][first_row : first_row + batch] for name in self.contract.cache_names]
         pieces, begin = [], 0
         for size in _piece_widths(width) if rows == 1 else [width]:
-            module = self._module(batch, size, rows, views[0].shape[2])
+            shape = (batch, size, rows, views[0].shape[2])
             last_rows = torch.arange(size - rows, size, device=self.device).expand(batch, rows)
-            pieces.append((module, input_ids[:, begin : begin + size], begin, last_rows))
+            pieces.append((shape, self._module(*shape), input_ids[:, begin : begin + size], begin, last_rows))
             begin += size
+        again = False
 
         def run() -> None:
+            nonlocal again
             try:
                 with torch.inference_mode():
-                    for module, ids, begin, last_rows in pieces:
-                        found = module(ids, start + begin if begin else start, last_rows, *views)
+                    for shape, module, ids, begin, last_rows in pieces:
+                        # A step that comes back is one of a round; prefill is too seldom to compile.
+                        compute = self._compiled_module(*shape) if self._compiled and again else module
+                        found = compute(ids, start + begin if begin else start, last_rows, *views)
                     logits.copy_(found)
+                again = True
             except (RuntimeError, IndexError) as error:
                 raise EngineError(f"torch failed at batch {batch}, width {width}: {first_line(error)}") from error
 
@@ -77,11 +83,10 @@ class TorchEngine:
     def close(self) -> None:
         self._cache, self._constants = {}, {}
         self._module.cache_clear()
+        self._compiled_module.cache_clear()
 
-    def _make_module(self, batch: int, width: int, rows: int, capacity: int) -> Callable[..., Tensor]:
-        module = self._convert(batch, width, rows, capacity)
-        of_a_round = rows == width or width == 2  # prefill is too seldom to compile
-        return torch.compile(module, fullgraph=True, dynamic=False) if self._compiled and of_a_round else module
+    def _compile(self, *shape: int) -> Callable[..., Tensor]:
+        return torch.compile(self._module(*shape), fullgraph=True, dynamic=False)
 
     def _convert(self, batch: int, width: int, rows: int, capacity: int) -> fx.GraphModule:
         """`(input_ids, start, logit_rows, past_key_0, …) -> logits` for these sizes; the cache is written in place."""
