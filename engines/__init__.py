@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .bundle import Bundle, ModelEntry, TokenizerEntry
-from .contract import GRANULE, MAX_DRAFT_LENGTH, PREFILL_WIDTH, SLACK, Contract, TensorSpec
+from .contract import ALIGNMENT, GRANULE, MAX_DRAFT_LENGTH, PREFILL_WIDTH, SLACK, Contract, TensorSpec
 from .engine import Engine, Step, blank_step
 from .errors import (
     BundleError,
@@ -54,6 +54,7 @@ def open_engines(
 
 
 __all__ = [
+    "ALIGNMENT",
     "ENGINES",
     "GRANULE",
     "MAX_DRAFT_LENGTH",

@@ -11,6 +11,7 @@ MAX_DRAFT_LENGTH = WIDEST_STEP - 1
 PREFILL_WIDTH = 256  # tokens of a prompt that one call reads
 SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # what a call may write past the longest sequence
 GRANULE = 64  # buffer lengths are multiples of this
+ALIGNMENT = 256  # bytes, of the addresses that an engine is given: TensorRT's demand
 
 Dim = int | str
 

@@ -14,8 +14,9 @@ from .bundle import WEIGHTS
 from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
 from .engine import Step
 from .errors import EngineError, first_line
+from .onnx_graph import DTYPES
 
-ONNX_TYPES = {torch.float32: 1, torch.int64: 7, torch.float16: 10, torch.bfloat16: 16}
+ONNX_TYPES = {dtype: number for number, dtype in DTYPES.items()}
 WARM_UP = 2  # runs of a step before it becomes a CUDA graph
 GPU = "CUDAExecutionProvider"
 SMALL_BYTES = 8 * 2**20  # weights that one thread reads as fast as many can be woken to
@@ -62,13 +63,11 @@ class OnnxRuntimeEngine:
         views = {name: buffer[first_row : first_row + batch] for name, buffer in self._cache.items()}
         inputs |= {f"past_{name}": view for name, view in views.items()}
         outputs = {"logits": logits} | {f"present_{name}": view for name, view in views.items()}
-        where = torch.device(self.device)
+        kind, number = torch.device(self.device).type, torch.device(self.device).index or 0
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, tensor in tensors.items():
                 assert tensor.is_contiguous(), f"{name} must be contiguous"
-                bind(
-                    name, where.type, where.index or 0, ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
-                )
+                bind(name, kind, number, ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
         settings = self._run_settings() if self._on_gpu else itertools.repeat(None)
         wait = self._on_gpu and not torch.cuda.current_stream(self.device).cuda_stream
 
@@ -81,6 +80,8 @@ class OnnxRuntimeEngine:
                 raise EngineError(
                     f"ONNX Runtime failed at batch {batch}, width {width}: {first_line(error)}"
                 ) from error
+            if wait:
+                torch.cuda.synchronize(self.device)
 
         return Step(input_ids, start, logits, run)
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contract import Contract
+from .contract import ALIGNMENT, Contract
 from .engine import Step
 from .errors import EngineError, first_line
 from .plans import LIBRARIES, PLANS, Plan, graph_identity, read_plan, write_whole
 
-ALIGNMENT = 256  # bytes, which TensorRT wants of every address
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
 
 

@@ -76,7 +76,7 @@ def _dequantize(x: Tensor, scale: Tensor, axis: int, block_size: int) -> Tensor:
 
 
 def _expand(x: Tensor, shape: Tensor) -> Tensor:
-    size = torch.broadcast_shapes(x.shape, _ints(shape))  # type: ignore[no-untyped-call]
+    size = torch.broadcast_shapes(x.shape, _ints(shape))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return x if x.shape == size else x.expand(size)
 
 
@@ -237,7 +237,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "RMSNormalization": _rms_norm,
     "Range": lambda start, limit, delta: torch.arange(start.item(), limit.item(), delta.item()),
     "Reciprocal": torch.reciprocal,
-    "ReduceLogSumExp": _reduce(torch.logsumexp),
     "ReduceMax": _reduce(torch.amax),
     "ReduceMean": _reduce(torch.mean),
     "ReduceSum": _reduce(torch.sum),

@@ -15,7 +15,7 @@ def audit(
     `spelled` attentions were written out; `unfused` allows the library to take the others apart.
     """
     _audit_interface(network, contract, sizes)
-    attentions = list(_layers(network, trt.LayerType.ATTENTION_INPUT, trt.IAttentionInputLayer))
+    attentions = list(layers(network, trt.LayerType.ATTENTION_INPUT, trt.IAttentionInputLayer))
     for layer in attentions:
         _audit_attention(trt, layer, unfused)
     if len(attentions) + spelled < contract.layers:
@@ -26,7 +26,8 @@ def audit(
     _audit_cache(trt, network, contract)
 
 
-def _layers(network: Any, kind: Any, typed: Any) -> Iterator[Any]:
+def layers(network: Any, kind: Any, typed: Any) -> Iterator[Any]:
+    """Those of a kind, as what they are."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == kind:
@@ -82,7 +83,7 @@ def _audit_cache(trt: Any, network: Any, contract: Contract) -> None:
             if tensor is not None and tensor.name in pasts:
                 readers[tensor.name].append(layer.name)
     updates = {}
-    for layer in _layers(network, trt.LayerType.KV_CACHE_UPDATE, trt.IKVCacheUpdateLayer):
+    for layer in layers(network, trt.LayerType.KV_CACHE_UPDATE, trt.IKVCacheUpdateLayer):
         past, present = layer.get_input(0).name, layer.get_output(0).name
         if layer.cache_mode != trt.KVCacheMode.LINEAR:
             raise ExportError(f"layer {layer.name}: its cache mode is {layer.cache_mode.name}, expected LINEAR")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import MAX_DRAFT_LENGTH, SLACK, Bundle, EngineError, ExportError
-from ..engines.plans import LIBRARIES, Plan, PlanKey, graph_identity, read_plan
+from ..engines.plans import LIBRARIES, Plan, PlanKey, graph_identity, read_plan, write_whole
 
 TIMING_CACHE = "timing.cache"
 COMPILER = f"{__package__}.compiler"  # a module to run
@@ -78,6 +78,7 @@ def roles(options: BuildOptions, has_draft: bool) -> list[Role]:
 
 @dataclass(frozen=True)
 class BuildReport:
+    bundle: Bundle
     plans: list[Plan]
     built: int  # the others were there
     seconds: float
@@ -116,7 +117,7 @@ def build_plans(
                     _write(bundle, role.name, key, compile_)
                     built += 1
                 plans.append(read_plan(sidecar))
-    return BuildReport(plans, built, time.perf_counter() - begun)
+    return BuildReport(bundle, plans, built, time.perf_counter() - begun)
 
 
 Compile = Callable[[dict[str, Any]], dict[str, Any]]
@@ -126,13 +127,12 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
     begun = time.perf_counter()
     contract = bundle.models[key.model].contract
     file = (bundle.path / key.path).resolve()
-    sidecar = file.with_suffix(".json")
-    partials = [whole.with_name(f".{whole.name}.partial-{os.getpid()}") for whole in (file, sidecar)]
+    partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
     order = {
         "key": asdict(key),
         "contract": asdict(contract),
         "graph": str(bundle.graph(key.model).resolve()),
-        "file": str(partials[0]),
+        "file": str(partial),
         "timing_cache": str(file.with_name(TIMING_CACHE)),
     }
     try:
@@ -146,14 +146,12 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
             outputs=[str(spec) for spec in contract.outputs],
             aliases=contract.aliases,
         )
-        partials[1].write_text(plan.to_json(), encoding="utf-8")
-        partials[0].replace(file)
-        partials[1].replace(sidecar)  # last: it says that the plan is there
+        partial.replace(file)
+        write_whole(file.with_suffix(".json"), plan.to_json().encode())  # last: it says that the plan is there
     except OSError as error:
         raise ExportError(f"cannot write plan {file}: {error.strerror or error}; no half plan was left") from error
     finally:
-        for partial in partials:
-            partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ..engines import Contract, ExportError
 from ..engines.errors import first_line
 from ..engines.plans import LIBRARIES, PlanKey
-from .audit import audit
+from .audit import audit, layers
 from .passes.merge_attentions import merge_attentions
 from .passes.specialise import specialise
 from .passes.spell_picks import spell_picks
@@ -73,7 +73,7 @@ class Compiler:
 
                 capability = tuple(map(int, key.compute_capability.split(".")))
                 config = PostprocessConfig(
-                    CreateConfigRTX(compute_capabilities=[capability], **settings), self.require_user_allocation
+                    CreateConfigRTX(compute_capabilities=[capability], **settings), self._require_user_allocation
                 )
                 timings = None  # it compiles ahead of time, without timing
             else:
@@ -108,16 +108,13 @@ class Compiler:
         finally:
             G_LOGGER.log, G_LOGGER.module_severity = write, severity
 
-    def require_user_allocation(self, builder: Any, network: Any, config: Any) -> None:
+    def _require_user_allocation(self, builder: Any, network: Any, config: Any) -> None:
         """Else a plan may not be captured in a CUDA graph."""
         config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
     def _allow_unfused(self, network: Any) -> None:
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            if layer.type == self.trt.LayerType.ATTENTION_INPUT:
-                layer.__class__ = self.trt.IAttentionInputLayer
-                layer.attention.decomposable = True
+        for layer in layers(network, self.trt.LayerType.ATTENTION_INPUT, self.trt.IAttentionInputLayer):
+            layer.attention.decomposable = True
 
 
 def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:

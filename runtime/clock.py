@@ -12,7 +12,7 @@ class Clock:
     """Events that are recorded in a CUDA graph tell the time of its latest replay."""
 
     def __init__(self, device: str) -> None:
-        self._times = [0.0] * PARTS
+        self._times = [0.0] * PARTS  # milliseconds
         self._events: list[Any] = []
         if device.startswith("cuda"):
             event: Any = torch.cuda.Event
@@ -22,12 +22,12 @@ class Clock:
         if self._events:
             self._events[part].record()
         else:
-            self._times[part] = perf_counter()
+            self._times[part] = 1e3 * perf_counter()
 
     def parts(self) -> tuple[float, float, float]:
         """Milliseconds of draft, verify and acceptance, which includes the noise; the round must have ended."""
         times = self._times
         if self._events:
-            times = [1e-3 * self._events[0].elapsed_time(event) for event in self._events]
+            times = [self._events[0].elapsed_time(event) for event in self._events]
         begun, drawn, drafted, verified, ended = times
-        return 1e3 * (drafted - drawn), 1e3 * (verified - drafted), 1e3 * (drawn - begun + ended - verified)
+        return drafted - drawn, verified - drafted, drawn - begun + ended - verified

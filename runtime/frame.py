@@ -7,13 +7,11 @@ verify            reads the last committed token and all proposals
 
 import torch
 
-from ..engines import Step
+from ..engines import ALIGNMENT, Step
 from .acceptance import Verdict, Winners
 from .clock import Clock
 from .model import Model
 from .rows import Plan, Rows
-
-ALIGNED = 32  # numbers in the 256 bytes to which TensorRT wants addresses aligned
 
 
 class Frame:
@@ -24,8 +22,9 @@ class Frame:
         self.clock = Clock(device)
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each begins where engines want an address to be.
-        aligned = -(-batch // ALIGNED) * ALIGNED
-        self._position = torch.zeros(k + 3, aligned, dtype=torch.int64, device=device)[:, :batch]
+        aligned = ALIGNMENT // torch.int64.itemsize
+        width = -(-batch // aligned) * aligned
+        self._position = torch.zeros(k + 3, width, dtype=torch.int64, device=device)[:, :batch]
         self.index = self._position[2:].t()  # [A, K+1], where the round's tokens go
 
         input_ids = torch.zeros(batch, k + 1, dtype=torch.int64, device=device)

@@ -25,7 +25,7 @@ class Scheduler:
     `submit` and `cancel` may be called from any thread; `step` from one at a time.
     """
 
-    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int, capture: bool = True) -> None:
+    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int, capture: bool) -> None:
         self.target, self.draft = target, draft
         self.max_batch = max_batch
         self.speculation = Speculation()

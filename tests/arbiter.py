@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, blank_step, open_engine
+from trt_spec.engines import Bundle, Engine, blank_step, open_engine
 from trt_spec.runtime.cache import KVCache
 
 LARGEST_GAP = 1e-3
@@ -97,3 +97,12 @@ def feed(engine: Any, row: int, tokens: Sequence[int], start: int) -> Tensor:
     step.start[0] = start
     step.run()
     return step.logits[0, -1].clone()
+
+
+def cache_of(engine: Engine, rows: int, capacity: int = 64) -> KVCache:
+    """Bound, and full of sevens, which what is written replaces."""
+    cache = KVCache(engine.contract, "cpu", rows, capacity)
+    for buffer in cache.buffers.values():
+        buffer.fill_(7.0)
+    engine.bind(cache.buffers)
+    return cache

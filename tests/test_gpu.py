@@ -1,6 +1,7 @@
 """What only a GPU can show: a round without a wait, captured rounds with the text of eager ones, engines that agree."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,10 +46,10 @@ def test_text_on_the_gpu_is_that_on_the_cpu(llama: Pair, engine: str, params: Sa
 def test_a_round_never_waits_for_the_gpu(llama: Pair, params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = []
 
-    def watched(*arguments: object) -> object:
+    def watched(*arguments: Any) -> object:
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return run_round(*arguments)  # type: ignore[arg-type]
+            return run_round(*arguments)
         finally:
             torch.cuda.set_sync_debug_mode("default")
             rounds.append(1)

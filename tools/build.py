@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engines import MAX_DRAFT_LENGTH, Bundle, EngineError
+from ..engines import MAX_DRAFT_LENGTH, EngineError
 from .extras import install_command
 from .layout import in_bytes, table
 from .sampling_flags import positive
@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"built": report.built, "seconds": report.seconds, "plans": list(map(asdict, report.plans))}))
     else:
-        print(_report(arguments.bundle, report))
+        print(_report(report))
     return 0
 
 
-def _report(path: Path, report: "BuildReport") -> str:
+def _report(report: "BuildReport") -> str:
     rows = [("model", "role", "GPU", "width", "batch", "size", "seconds")]
     sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for plan in report.plans:
@@ -102,9 +102,8 @@ def _report(path: Path, report: "BuildReport") -> str:
             )
         )
     lines = [table(rows, left=3)]
-    bundle = Bundle.open(path)
     for (model, capability), each in sizes.items():
-        weights = bundle.weight_bytes(model)
+        weights = report.bundle.weight_bytes(model)
         lines.append(
             f"{model} on {capability}: {len(each)} plans of {in_bytes(sum(each))}, each with its own copy of "
             f"{in_bytes(weights)} of weights"

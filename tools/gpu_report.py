@@ -5,7 +5,7 @@
 Parity is that of the demo pair in each engine and dtype. Speed is that of pairs grown from it (see grow_pair), so texts
 and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the parts of a
 round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown and exported
-once, into DIR. Prints one table and, last, one JSON line.
+once, into DIR. Prints a table of each and, last, one JSON line.
 """
 
 import argparse

@@ -51,7 +51,7 @@ def plan(alpha: float, cost: float, verify_cost: float, operations: float, longe
         {
             "draft_length": k,
             "tokens_per_round": tokens_per_round(alpha, k),
-            "speed_up": speed_up(alpha, k, cost, verify_cost if k else 1.0),
+            "speed_up": speed_up(alpha, k, cost, verify_cost),
             "operations_growth": operations_growth(alpha, k, operations),
         }
         for k in range(longest + 1)
@@ -63,7 +63,7 @@ def plan(alpha: float, cost: float, verify_cost: float, operations: float, longe
         "verify_cost": verify_cost,
         "settings": settings,
         "best_draft_length": best,
-        "best_speed_up": speed_up(alpha, best, cost, verify_cost if best else 1.0),
+        "best_speed_up": speed_up(alpha, best, cost, verify_cost),
         "oracle_tokens_per_round": None if alpha == 1 else oracle_tokens_per_round(alpha),
     }
 

@@ -13,8 +13,8 @@ def tokens_per_round(alpha: float, k: int) -> float:
 
 
 def speed_up(alpha: float, k: int, c: float, v: float = 1.0) -> float:
-    """S(K) over plain decoding."""
-    return tokens_per_round(alpha, k) / (c * k + v)
+    """S(K) over plain decoding, which has nothing to verify."""
+    return tokens_per_round(alpha, k) / (c * k + (v if k else 1))
 
 
 def operations_growth(alpha: float, k: int, c: float) -> float:
@@ -23,8 +23,8 @@ def operations_growth(alpha: float, k: int, c: float) -> float:
 
 
 def best_draft_length(alpha: float, c: float, longest: int, v: float = 1.0) -> int:
-    """The K that theory would choose; 0, which verifies nothing, where no K pays."""
-    return max(range(longest + 1), key=lambda k: speed_up(alpha, k, c, v if k else 1.0))
+    """The K that theory would choose; 0 where no K pays."""
+    return max(range(longest + 1), key=lambda k: speed_up(alpha, k, c, v))
 
 
 def oracle_tokens_per_round(alpha: float) -> float:

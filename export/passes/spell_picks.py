@@ -6,7 +6,7 @@ from onnxscript.rewriter import pattern
 END = 2**63 - 1
 
 
-class _SpelledPick(pattern.RewriteRuleClassBase):  # type: ignore[misc]
+class _SpelledPick(pattern.RewriteRuleClassBase):  # type: ignore[misc]  # onnxscript leaves its rules untyped
     def pattern(self, op, x, index):  # type: ignore[no-untyped-def]
         return op.Gather(x, index, _outputs=["picked"])
 

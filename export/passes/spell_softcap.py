@@ -4,7 +4,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
 
-class _SpelledSoftcap(pattern.RewriteRuleClassBase):  # type: ignore[misc]
+class _SpelledSoftcap(pattern.RewriteRuleClassBase):  # type: ignore[misc]  # onnxscript leaves its rules untyped
     def pattern(self, op, query, key, value, mask):  # type: ignore[no-untyped-def]
         return op.Attention(query, key, value, mask, _outputs=["attended"])
 

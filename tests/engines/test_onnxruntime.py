@@ -13,9 +13,8 @@ import torch
 from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
 from trt_spec.runtime import Decoder
-from trt_spec.runtime.cache import KVCache
 
-from ..arbiter import feed
+from ..arbiter import cache_of, feed
 from ..bundles import Pair
 
 NOT_IN_PLACE = "in-place optimization not activated"
@@ -31,14 +30,6 @@ def in_a_process_of_its_own(code: str, *arguments: object) -> subprocess.Complet
 def engine(llama: Pair):
     bundle = Bundle.open(llama.bundle)
     return open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
-
-
-def cache_of(engine, rows: int, capacity: int = 64) -> KVCache:
-    cache = KVCache(engine.contract, "cpu", rows, capacity)
-    for buffer in cache.buffers.values():
-        buffer.fill_(7.0)
-    engine.bind(cache.buffers)
-    return cache
 
 
 def test_a_step_writes_its_own_cache_entries_and_no_others(engine):

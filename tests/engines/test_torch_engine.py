@@ -18,9 +18,8 @@ from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_step, 
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.scenarios import write_script
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.cache import KVCache
 
-from ..arbiter import feed
+from ..arbiter import cache_of, feed
 from ..bundles import Pair, export_pair
 from ..models import tiny_gpt2, tiny_llama
 from .parity import assert_torch_engine_agrees, run_script
@@ -36,14 +35,6 @@ def opened(pair: Pair, name: str = "torch", device: str = "cpu") -> Engine:
 @pytest.fixture(scope="module")
 def engine(llama: Pair) -> Engine:
     return opened(llama)
-
-
-def cache_of(engine: Engine, rows: int, capacity: int = 64) -> KVCache:
-    cache = KVCache(engine.contract, "cpu", rows, capacity)
-    for buffer in cache.buffers.values():
-        buffer.fill_(7.0)
-    engine.bind(cache.buffers)
-    return cache
 
 
 # What it computes.

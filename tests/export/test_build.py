@@ -133,12 +133,17 @@ def test_all_roles_of_a_pair_are_compiled_once_and_described(half: Path) -> None
     Bundle.open(half)  # plans are no part of what was exported
 
 
-def test_plans_are_compiled_so_that_they_may_be_captured() -> None:
-    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-    config = builder.create_builder_config()
-    assert not config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-    Compiler("tensorrt-rtx").require_user_allocation(builder, None, config)
-    assert config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: Path) -> None:
+    flags = []
+
+    def compiled(network: Any, config: Any, **_: Any) -> bytes:
+        flags.append(config(*network).get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION))
+        return b""
+
+    bundle, compiler = Bundle.open(half), Compiler("tensorrt-rtx")
+    with patch("polygraphy.backend.trt.engine_bytes_from_network", compiled):
+        compiler.compile(bundle.graph("target"), bundle.target.contract, VERIFY, tmp_path / "timings")
+    assert flags == [True]
 
 
 def test_another_shape_gpu_or_graph_needs_another_plan(half: Path, tmp_path: Path) -> None:
@@ -175,13 +180,21 @@ def test_a_gpu_that_the_library_does_not_know_or_that_is_not_here_is_refused(hal
         build_plans(half, options(compute_capabilities=()))
 
 
-def test_attention_without_a_fused_kernel_is_compiled_only_when_asked_for(tmp_path: Path) -> None:
-    checkpoint = tiny_llama(tmp_path / "checkpoint", head_dim=8)
+@pytest.mark.parametrize(
+    ("shape", "draft_length"),
+    [({"head_dim": 8}, 4), ({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}, 0)],
+    ids=["several tokens with small heads", "one token with few heads"],
+)
+def test_attention_without_a_fused_kernel_is_compiled_only_when_asked_for(
+    tmp_path: Path, shape: dict[str, int], draft_length: int
+) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", **shape)
     export_bundle(checkpoint, tmp_path / "bundle", max_length=64, dtype="float16", check=False)
+    settings = {"prefill_width": 0, "draft_length": draft_length}
     with pytest.raises(ExportError, match="no fused kernel for this attention; --unfused-attention allows"):
-        build_plans(tmp_path / "bundle", options(prefill_width=0))
+        build_plans(tmp_path / "bundle", options(**settings))
     assert not list((tmp_path / "bundle").rglob("*.plan"))
-    assert build_plans(tmp_path / "bundle", options(prefill_width=0, unfused_attention=True)).built == 1
+    assert build_plans(tmp_path / "bundle", options(**settings, unfused_attention=True)).built == 1
 
 
 def test_a_full_disk_leaves_no_half_plan(half: Path) -> None:

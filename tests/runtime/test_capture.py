@@ -167,7 +167,7 @@ def test_a_clock_tells_its_parts() -> None:
     with patch.object(clock_module, "perf_counter", iter([0, 0.5, 2, 5, 9]).__next__):
         for part in range(PARTS):
             clock.mark(part)
-    assert clock.parts() == pytest.approx((1500, 3000, 4500))
+    assert clock.parts() == pytest.approx((1500, 3000, 4500)), "milliseconds"
 
 
 def test_nothing_of_a_recorded_round_moves_on_a_gpu() -> None:
