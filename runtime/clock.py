@@ -11,10 +11,10 @@ PARTS = 5  # begun, noise drawn, drafted, verified, ended
 class Clock:
     """Events that are recorded in a CUDA graph tell the time of its latest replay."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._times = [0.0] * PARTS  # milliseconds
         self._events: list[Any] = []
-        if device.startswith("cuda"):
+        if device.type == "cuda":
             event: Any = torch.cuda.Event
             self._events = [event(enable_timing=True, external=True) for _ in range(PARTS)]
 

@@ -9,7 +9,6 @@ import torch
 
 from ..engines import ALIGNMENT, Step
 from .acceptance import Verdict, Winners
-from .clock import Clock
 from .model import Model
 from .rows import Plan, Rows
 
@@ -19,7 +18,6 @@ class Frame:
 
     def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
-        self.clock = Clock(device)
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each begins where engines want an address to be.
         aligned = ALIGNMENT // torch.int64.itemsize

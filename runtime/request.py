@@ -99,7 +99,7 @@ class Request:
         self.speculation = Speculation()
         self.trace: list[TracedRound] | None = [] if trace else None
         self.target_entries = self.draft_entries = 0  # valid cache entries of its row
-        self.uniform_block: int | None = None  # which lengths its row has uniforms for
+        self.uniform_blocks: list[int | None] = [None, None]  # which lengths its row has uniforms for
         self.cancelled = False
         self._stop_ids = stop_ids
         self._text = text
@@ -135,9 +135,19 @@ class Request:
         self._drafter = value
 
     @property
+    def wanted(self) -> tuple[int, str]:
+        """How many proposals a round, and from where."""
+        return (0, "none") if self._drafter == "none" or not self._draft_length else (self._draft_length, self._drafter)
+
+    @property
     def length(self) -> int:
         """Committed tokens."""
         return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """The most tokens that may still come."""
+        return self.params.max_new_tokens - len(self.token_ids)
 
     @property
     def finished(self) -> bool:

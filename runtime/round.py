@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .acceptance import Noise, Proposal, Verdict, accept
+from .clock import Clock
 from .drafters import propose
 from .frame import Frame
 from .noise import gumbels
@@ -21,9 +22,8 @@ class Round(NamedTuple):
     logits: Tensor  # [A, K+1, V] of the target, untransformed
 
 
-def run_round(rows: Rows, plan: Plan, frame: Frame, span: int) -> Round:
+def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
     """Advance every row of `rows` by one to K+1 tokens; no committed length reaches `span` before the round."""
-    clock = frame.clock
     clock.mark(0)
     frame.begin(rows)
     noise = draw_noise(rows, plan, frame)

@@ -70,7 +70,7 @@ class Rows:
     repetition: Tensor  # [M] float32
     presence: Tensor  # [M] float32
     frequency: Tensor  # [M] float32
-    uniforms: Tensor  # [M, BLOCK, 17, 2] float64: those of rounds that begin at each length of the row's block
+    uniforms: Tensor  # [M, 2 · BLOCK, 17, 2] float64: of rounds that begin at each length of an even and an odd block
     bias: Tensor  # [M, V] float32, on the CPU [M, 0] until a request has one
     prompt_counts: Tensor  # [M, V] float32, on the CPU [M, 0] until a request is penalised
     output_counts: Tensor  # [M, V] float32, likewise
@@ -100,7 +100,7 @@ class Rows:
             repetition=real(),
             presence=real(),
             frequency=real(),
-            uniforms=torch.zeros(rows, BLOCK, MAX_DRAFT_LENGTH + 1, 2, dtype=torch.float64, device=device),
+            uniforms=torch.zeros(rows, 2 * BLOCK, MAX_DRAFT_LENGTH + 1, 2, dtype=torch.float64, device=device),
             bias=real(wide),
             prompt_counts=real(wide),
             output_counts=real(wide),
@@ -146,11 +146,12 @@ class Rows:
     def fill_uniforms(self, row: int, block: int) -> None:
         """Make the uniforms of all rounds that begin at the lengths of this block."""
         length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
-        self.uniforms[row] = uniforms(self.seed[row], length, MAX_DRAFT_LENGTH + 1)
+        place = block % 2 * BLOCK
+        self.uniforms[row, place : place + BLOCK] = uniforms(self.seed[row], length, MAX_DRAFT_LENGTH + 1)
 
     def round_uniforms(self) -> tuple[Tensor, Tensor]:
         """The uniforms [A, 17] of this round: one to draw each token, one to test it."""
-        draw, test = pick(self.uniforms, self.length % BLOCK).unbind(-1)
+        draw, test = pick(self.uniforms, self.length % (2 * BLOCK)).unbind(-1)
         return draw, test
 
 

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from ..engines import PREFILL_WIDTH
-from .capture import Rounds
+from .capture import Flight, Rounds
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -37,6 +37,7 @@ class Scheduler:
         self.frame: Frame | None = None  # of the last round
         self._frames: dict[tuple[int, int, bool], Frame] = {}
         self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
+        self._ahead: Flight | None = None  # launched before the round it follows was read
         self._view = self.rows.view(0)  # the live rows of the plan
         self._plan_key: tuple[tuple[int, str], ...] = ()
         self._queue_lock = threading.Lock()
@@ -56,8 +57,12 @@ class Scheduler:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
         try:
             began = perf_counter()
-            self._leave()
-            self._prefill(PREFILL_WIDTH)
+            if self._ahead is not None and not self._steady():
+                self._end(self._ahead, began)
+                began, self._ahead = perf_counter(), None
+            if self._ahead is None:  # rows may move, join and leave
+                self._leave()
+                self._prefill(PREFILL_WIDTH)
             if self.live:
                 self._round(began)
         except BaseException:
@@ -67,6 +72,8 @@ class Scheduler:
 
     def close(self) -> None:
         """End every request and let go of all memory."""
+        if self._ahead is not None:
+            self._ahead.table()  # it writes to that memory
         self.abort()
         self._rounds.forget()
         self._frames.clear()
@@ -84,7 +91,7 @@ class Scheduler:
             if not request.finished:
                 request.finish("cancelled")
         self.live.clear()
-        self.prefilling, self._plan = None, None
+        self.prefilling, self._plan, self._ahead = None, None, None
 
     def _occupants(self) -> list[Request]:
         return [*self.live, *([self.prefilling] if self.prefilling else [])]
@@ -166,6 +173,29 @@ class Scheduler:
     # A round.
 
     def _round(self, began: float) -> None:
+        flight, self._ahead = self._ahead or self._launch(), None
+        if flight.replayed and self._steady():
+            self._refresh_uniforms(flight.plan)
+            assert self.frame is not None
+            self._ahead = self._rounds.launch(self._view, flight.plan, self.frame, self.rows.tokens.shape[1])
+        self._end(flight, began)
+        if all(request.finished for request in self.live):
+            self._ahead = None  # nobody waits for it
+        if self._ahead is None:
+            self._leave()
+
+    def _steady(self) -> bool:
+        """Whether the next round is of the same kind for the same rows, whatever comes out of the one in flight."""
+        return (
+            not (self.waiting and len(self.live) < self.max_batch)
+            and self.prefilling is None
+            and not any(request.finished or request.cancelled for request in self.live)
+            and self._plan_key == tuple(request.wanted for request in self.live)
+            and any(request.remaining > 1 for request in self.live)
+        )
+
+    def _launch(self) -> Flight:
+        """A round for the live rows as they are."""
         if self.draft is not None:
             self._catch_up(self.draft)
         plan = self._current_plan()
@@ -174,17 +204,23 @@ class Scheduler:
         if plan.model:
             assert self.draft is not None
             self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
-        if plan.rejection:
-            self._refresh_uniforms()
+        self._refresh_uniforms(plan)
         self.frame = self._frame_for(plan)
-        results = self._rounds.run(self._view, plan, self.frame, span)
-        for request, (_, drafter), result in zip(self.live, self._plan_key, results, strict=True):
-            self._commit(request, result, plan, drafter)
-        times = self.frame.clock.parts()
-        host_ms = 1e3 * (perf_counter() - began) - sum(times)
-        for request in self.live:
+        return self._rounds.launch(self._view, plan, self.frame, span)
+
+    def _end(self, flight: Flight, began: float) -> None:
+        """Give what a round decided to its requests; one that had ended before it gets nothing."""
+        decided = [
+            (request, drafter, result)
+            for request, (_, drafter), result in zip(self.live, self._plan_key, flight.results(), strict=True)
+            if not request.finished
+        ]
+        for request, drafter, result in decided:
+            self._commit(request, result, flight.plan, drafter)
+        times = flight.clock.parts()
+        host_ms = max(0.0, 1e3 * (perf_counter() - began) - sum(times))  # one that ran ahead took less of the host's
+        for request, _, _ in decided:
             request.speculation.add_times(*times, host_ms)
-        self._leave()
 
     def _catch_up(self, draft: Model) -> None:
         """The draft's first step sees the last two tokens; it must have seen all before them.
@@ -198,12 +234,16 @@ class Scheduler:
                 self._feed(draft, row, request.draft_entries, chunk)
                 request.draft_entries += chunk
 
-    def _refresh_uniforms(self) -> None:
+    def _refresh_uniforms(self, plan: Plan) -> None:
+        """Those of a round that begins at the known length, or as far beyond it as one in flight may reach."""
+        if not plan.rejection:
+            return
         for row, request in enumerate(self.live):
-            block = request.length // BLOCK
-            if request.uniform_block != block:
-                self.rows.fill_uniforms(row, block)
-                request.uniform_block = block
+            for length in (request.length, request.length + plan.draft_length + 1):
+                block = length // BLOCK
+                if request.uniform_blocks[block % 2] != block:
+                    self.rows.fill_uniforms(row, block)
+                    request.uniform_blocks[block % 2] = block
 
     def _commit(self, request: Request, result: RowResult, plan: Plan, drafter: str) -> None:
         before = request.length
@@ -226,10 +266,8 @@ class Scheduler:
 
     def _source(self, request: Request) -> tuple[int, str]:
         """How many proposals a row takes this round, and from where; none from a draft that is behind."""
-        drafter, behind = request.drafter, not 2 <= request.length <= request.draft_entries + 2
-        if drafter == "none" or request.draft_length == 0 or (drafter == "model" and behind):
-            return 0, "none"
-        return request.draft_length, drafter
+        behind = not 2 <= request.length <= request.draft_entries + 2
+        return (0, "none") if request.wanted[1] == "model" and behind else request.wanted
 
     def _frame_for(self, plan: Plan) -> Frame:
         key = (plan.batch, plan.draft_length, plan.model)

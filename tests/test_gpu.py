@@ -75,7 +75,7 @@ def test_most_rounds_are_replayed_and_their_times_are_those_of_the_gpu(
     monkeypatch.setattr(capture, "run_round", lambda *a: eager.append(1) or run_round(*a))
     with Decoder.open(llama.bundle, "torch", "cuda", max_batch=1) as decoder:
         [output] = decoder.generate("def f(", SamplingParams(max_new_tokens=100, ignore_eos=True), draft_length=4)
-    assert len(eager) <= 3, "two rounds as they are, and the record"
+    assert len(eager) <= 4, "two rounds as they are, and two records"
     assert output.speculation.rounds > 10
     assert 0 < output.speculation.verify_ms < 1e3 * output.seconds
 

@@ -346,7 +346,7 @@ def test_recorded_rounds_write_the_same_text_and_their_shapes_never_change(
         expected = [output.token_ids for output in decoder.generate(PROMPTS, params)]
     recorder = Recorder()
     with (
-        patch.object(capture, "record", recorder),
+        patch.object(capture, "Record", recorder),
         patch.object(capture, "new_pool", lambda: "pool"),
         Decoder.open(planned, engine="tensorrt", max_batch=3) as decoder,
     ):
@@ -355,7 +355,7 @@ def test_recorded_rounds_write_the_same_text_and_their_shapes_never_change(
         assert [output.token_ids for output in decoder.generate(PROMPTS, params)] == expected
         assert library.calls["set_input_shape"] == shapes
     assert found == expected
-    assert sum(recorder.records) > 10
+    assert sum(recorder.launched) > 10
 
 
 ONLY_RTX = {"create_runtime_cache", "set_runtime_cache", "is_stream_capturable", "IRuntimeCache"}

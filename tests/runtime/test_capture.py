@@ -1,5 +1,6 @@
 """A round can be one CUDA graph: nothing in it is read by the host, and replaying it is running it."""
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
-from trt_spec.runtime import Decoder, SamplingParams, capture
+from trt_spec.runtime import Decoder, Request, SamplingParams, capture
 from trt_spec.runtime import clock as clock_module
 from trt_spec.runtime.clock import PARTS, Clock
 from trt_spec.runtime.frame import Frame
@@ -21,6 +22,8 @@ from trt_spec.runtime.rows import Plan, Rows
 
 from ..bundles import Pair
 from ..recorder import Recorder
+from .test_cache import Fresh, require_all_fresh
+from .test_greedy import random_prompts
 
 KINDS = {
     "plain": Plan(2, 0, coupled=True),
@@ -74,7 +77,7 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
         patch.object(torch, "tensor", side_effect=brought),
         patch.object(torch, "as_tensor", side_effect=brought),
     ):
-        table = tabulate(run_round(rows, plan, frame, bundle.capacity), plan)
+        table = tabulate(run_round(rows, plan, frame, bundle.capacity, Clock(rows.length.device)), plan)
     assert table.is_meta
     assert table.shape[0] == plan.batch
     assert all(tensor is before[name] for name, tensor in vars(rows).items()), "written where they are"
@@ -98,7 +101,7 @@ def recorder() -> Iterator[Recorder]:
         self.static_capacity = True
 
     with (
-        patch.object(capture, "record", recorder),
+        patch.object(capture, "Record", recorder),
         patch.object(capture, "new_pool", lambda: "pool"),
         patch.object(OnnxRuntimeEngine, "capturable", lambda self: True),
         patch.object(OnnxRuntimeEngine, "__init__", opened),
@@ -110,7 +113,7 @@ def recorder() -> Iterator[Recorder]:
     "params",
     [
         SamplingParams(max_new_tokens=40, temperature=0),
-        SamplingParams(max_new_tokens=40, seed=3, top_p=0.9, presence_penalty=0.5),
+        SamplingParams(max_new_tokens=150, seed=3, top_p=0.9, presence_penalty=0.5),
         SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
     ],
 )
@@ -127,8 +130,9 @@ def test_replayed_rounds_write_the_same_text(
         return [output.token_ids for output in outputs]
 
     found = texts()
-    assert sum(recorder.records) > 20, "most rounds were replayed"
-    assert len(recorder.records) < 12, "a record for each kind of round, not for each round"
+    assert sum(recorder.launched) > 20, "most rounds were replayed"
+    assert len(recorder.launched) < 24, "two records for each kind of round, not for each round"
+    assert recorder.most_unread >= 2, "some were launched before the one before them was read"
     with patch.object(OnnxRuntimeEngine, "capturable", lambda self: False):
         assert texts() == found
 
@@ -139,15 +143,73 @@ def test_a_kind_of_round_is_recorded_when_it_comes_back(llama: Pair, recorder: R
         replayed = []
         for _ in range(5):
             decoder.step()
-            replayed.append(sum(recorder.records))
-        assert (len(recorder.records), replayed) == (1, [0, 0, 1, 2, 3])
+            replayed.append(sum(recorder.launched))
+        assert (len(recorder.launched), replayed) == (2, [0, 0, 2, 3, 4]), "one is launched ahead"
         request.draft_length = 2
         for _ in range(3):
             decoder.step()
-        assert recorder.records == [3, 1]
+        assert recorder.launched == [2, 2, 1, 1]
         request.draft_length = 4
         decoder.step()
-        assert recorder.records == [4, 1], "the first record still holds"
+        assert recorder.launched == [3, 3, 1, 1], "the first records still hold"
+
+
+def test_requests_come_go_and_change_while_a_round_is_in_flight(llama: Pair, recorder: Recorder) -> None:
+    """A round that was launched ahead decides for the rows as they stood then; no text and no cache entry suffers."""
+    choose = random.Random(5)
+    prompts = random_prompts(64, [choose.choice([1, 2, 9, 40]) for _ in range(12)], seed=4)
+    settings = [
+        SamplingParams(max_new_tokens=choose.choice([1, 2, 30, 70]), temperature=i % 2, rule="coupled", seed=i)
+        for i in range(len(prompts))
+    ]
+    with Decoder.open(llama.bundle, capture=False) as decoder:
+        expected = [output.token_ids for output in decoder.generate(prompts, settings, draft_length=0)]
+    with Decoder.open(llama.bundle, max_batch=3) as decoder:
+        engines = {role: Fresh(decoder.bundle, role) for role in ("target", "draft")}
+        requests: list[Request] = []
+        while decoder.step() or len(requests) < len(prompts):
+            require_all_fresh(decoder, requests, engines)
+            if len(requests) < len(prompts) and choose.random() < 0.2:
+                requests.append(decoder.submit(prompts[len(requests)], settings[len(requests)]))
+            for request in requests:
+                if choose.random() < 0.05:
+                    request.draft_length = choose.choice([0, 1, 4])
+                if choose.random() < 0.01:
+                    decoder.cancel(request)
+    cut = [request.finish_reason == "cancelled" for request in requests]
+    assert 0 < sum(cut) < len(cut) / 2
+    for request, tokens in zip(requests, expected, strict=True):
+        assert (
+            tuple(request.token_ids)
+            == tokens[: len(request.token_ids) if request.finish_reason == "cancelled" else None]
+        )
+    assert recorder.most_unread >= 2
+
+
+def test_no_round_is_launched_ahead_that_nobody_waits_for(llama: Pair, recorder: Recorder) -> None:
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+        decoder.generate(["def f(", "x"], params, draft_length=0)
+        assert sum(recorder.launched) == 9 - 2, "two rounds as they are, and every other one once"
+        assert not decoder.step()
+
+
+def test_a_request_that_ends_while_others_go_on_leaves_its_row_as_it_was_read(llama: Pair, recorder: Recorder) -> None:
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        short, long = (
+            decoder.submit(prompt, SamplingParams(max_new_tokens=count, ignore_eos=True), draft_length=0)
+            for prompt, count in (("def f(", 6), ("x", 12))
+        )
+        while not short.finished:
+            decoder.step()
+        assert len(recorder.unread) == 1
+        decoder.step()
+        assert not long.finished
+        assert len(short.token_ids) == 6
+        assert short.speculation.rounds == 6
+        while decoder.step():
+            pass
+        assert long.speculation.rounds == 12
 
 
 def test_times_of_the_parts_are_those_of_the_latest_round(llama: Pair, recorder: Recorder) -> None:
@@ -158,12 +220,12 @@ def test_times_of_the_parts_are_those_of_the_latest_round(llama: Pair, recorder:
         before = request.speculation.verify_ms
         with patch.object(Clock, "parts", lambda self: (1.0, 20.0, 3.0)):
             decoder.step()
-        assert sum(recorder.records) == 2
+        assert sum(recorder.launched) == 3
         assert request.speculation.verify_ms == pytest.approx(before + 20)
 
 
 def test_a_clock_tells_its_parts() -> None:
-    clock = Clock("cpu")
+    clock = Clock(torch.device("cpu"))
     with patch.object(clock_module, "perf_counter", iter([0, 0.5, 2, 5, 9]).__next__):
         for part in range(PARTS):
             clock.mark(part)
