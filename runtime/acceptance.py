@@ -92,6 +92,18 @@ def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: No
         verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens) if plan.coupled else tokens)
 
 
+def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
+    """Where the next token was drawn from NaN, propose -1, which the host refuses.
+
+    The token is brought into the vocabulary: one outside it would end all work on a GPU before the host reads it.
+    """
+    last = logits.shape[2] - 1
+    token = verdict.tokens.gather(1, verdict.next_index)
+    drawn_from = pick(logits, verdict.accepted).gather(1, token.clamp(max=last))
+    verdict.proposed.masked_fill_(((token > last) | ~drawn_from.isfinite())[:, 0], -1)
+    verdict.tokens.clamp_(max=last)
+
+
 def examine(proposal: Proposal, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
     """Which proposals [A, K] pass the test of their row's rule."""
     agree = torch.eq(verdict.leading, proposal.tokens, out=None if plan.rejection else verdict.passed)

@@ -28,9 +28,10 @@ class Flight(NamedTuple):
     table: Callable[[], Tensor]  # waits for its end
     clock: Clock
     replayed: bool
+    logits: Tensor | None  # on the CPU, where they are not yet checked
 
     def results(self) -> list[RowResult]:
-        return read_table(self.table(), self.plan)
+        return read_table(self.table(), self.plan, self.logits)
 
 
 class Rounds:
@@ -51,7 +52,7 @@ class Rounds:
         if records := self._seen.get(plan):
             records.rotate()
             records[0].launch()
-            return Flight(plan, records[0].table, records[0].clock, True)
+            return Flight(plan, records[0].table, records[0].clock, True, None)
         clock = self._clock = self._clock or Clock(rows.length.device)
         table = tabulated_round(rows, plan, frame, span, clock)
         if plan not in self._seen:
@@ -63,7 +64,7 @@ class Rounds:
             self._pool = self._pool or new_pool()
             work = partial(tabulated_round, rows, plan, frame, whole)
             self._seen[plan] = deque(Record(work, table, self._pool) for _ in range(2))
-        return Flight(plan, lambda: table, clock, False)
+        return Flight(plan, lambda: table, clock, False, frame.target_logits if frame.on_cpu else None)
 
     def forget(self) -> None:
         self._seen.clear()

@@ -51,6 +51,7 @@ def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
         if plan.rejection:
             assert draws is not None
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
+            drawn.clamp_(max=scores.shape[2] - 1)  # beyond it where the draft's logits are NaN
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
         if counts is not None:
             counts.scatter_add_(2, token[:, None], torch.ones_like(counts[..., :1]))

@@ -18,6 +18,7 @@ class Frame:
 
     def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
+        self.on_cpu = device == "cpu"
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each begins where engines want an address to be.
         aligned = ALIGNMENT // torch.int64.itemsize

@@ -1,9 +1,12 @@
 """The one copy a round makes to the host, and its reading row by row."""
 
+from math import isfinite
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from ..engines import EngineError
 from .acceptance import chosen
 from .request import TokenLogprob, TracedRound
 from .round import Round
@@ -29,12 +32,19 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
 
 
-def read_table(table: torch.Tensor, plan: Plan) -> list[RowResult]:
+def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = None) -> list[RowResult]:
+    """With the `logits` [A, K+1, V] the next token is checked here, else the device has."""
     width = plan.draft_length + 1
     results = []
-    for row in table.tolist():
+    numbers = None if logits is None else logits.numpy()
+    for index, row in enumerate(table.tolist()):
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
         tokens = [int(token) for token in row[2 : 3 + accepted]]
+        if proposed < 0 or (numbers is not None and not _finite(numbers[index, accepted], tokens[-1])):
+            raise EngineError(
+                "the models' logits are no numbers (NaN or infinite), as when a graph overflows in float16; "
+                "export the pair in bfloat16 or float32"
+            )
         trace = None
         if plan.traced:
             k = width - 1
@@ -43,6 +53,10 @@ def read_table(table: torch.Tensor, plan: Plan) -> list[RowResult]:
             at += 3 * k + 1
         results.append(RowResult(accepted, proposed, tokens, _logprobs(row[at:], tokens, width, plan.logprobs), trace))
     return results
+
+
+def _finite(logits: np.ndarray, token: int) -> bool:
+    return token < len(logits) and isfinite(logits.item(token))
 
 
 def _trace_parts(done: Round) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .acceptance import Noise, Proposal, Verdict, accept
+from .acceptance import Noise, Proposal, Verdict, accept, flag_no_numbers
 from .clock import Clock
 from .drafters import propose
 from .frame import Frame
@@ -34,6 +34,8 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     clock.mark(3)
     scores = transform(frame.target_logits, rows, plan, counts_at_each_position(rows, plan, proposal))
     accept(proposal, scores, rows, plan, noise, frame.verdict)
+    if not frame.on_cpu:
+        flag_no_numbers(frame.target_logits, frame.verdict)
     commit(rows, plan, frame)
     clock.mark(4)
     return Round(proposal, frame.verdict, frame.target_logits)

@@ -26,6 +26,7 @@ class ScriptedEngine:
 
     def __init__(self, contract: Contract, next_token: NextToken) -> None:
         self.contract, self.next_token = contract, next_token
+        self.height = 20.0  # of the logit it favours
         self.on_run: Callable[[], None] = lambda: None
         self.widths: list[tuple[int, int, int]] = []  # first row, batch, width of every run
 
@@ -46,7 +47,7 @@ class ScriptedEngine:
                 cache[row, at : at + width] = ids[row]
                 for index in range(rows):
                     context = cache[row, : at + width - rows + index + 1].long().tolist()
-                    logits[row, index, self.next_token(context)] = 20.0
+                    logits[row, index, self.next_token(context)] = self.height
 
         return Step(ids, start, logits, run)
 

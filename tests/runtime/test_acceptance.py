@@ -4,7 +4,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance import Noise, Proposal, Verdict, Winners, accept, inverse_cdf, residual
+from trt_spec.runtime.acceptance import (
+    Noise,
+    Proposal,
+    Verdict,
+    Winners,
+    accept,
+    flag_no_numbers,
+    inverse_cdf,
+    residual,
+)
 from trt_spec.runtime.noise import gumbels, uniforms
 from trt_spec.runtime.rows import Rows
 
@@ -213,3 +222,16 @@ def test_the_first_token_is_distributed_as_p(params: SamplingParams, certain: bo
     after = verdict.next_token[verdict.accepted > 0]
     observed = torch.bincount(after, minlength=vocab)
     assert chisquare(observed, torch.tensor(P, dtype=torch.float64) * len(after)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_next_token_drawn_from_nan_is_flagged_and_kept_in_the_vocabulary(at: str):
+    """What the rejection rule draws from NaN lies beyond the vocabulary; argmax picks the NaN itself."""
+    logits = torch.zeros(3, 2, 5)
+    logits[1:, 0, 0 if at == "first" else -1] = torch.nan
+    verdict = Verdict(logits)
+    verdict.proposed.fill_(1)
+    verdict.tokens[:, 0] = torch.tensor([3, 5, 0 if at == "first" else 4])
+    flag_no_numbers(logits, verdict)
+    assert verdict.proposed.tolist() == [1, -1, -1]
+    assert verdict.tokens.max() < 5

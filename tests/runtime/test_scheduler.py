@@ -1,13 +1,15 @@
 """Requests join, leave, are cancelled and fail between rounds, from any thread, and never harm each other."""
 
+import math
 import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from trt_spec.engines import PREFILL_WIDTH
+from trt_spec.engines import PREFILL_WIDTH, EngineError
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime import round as round_
+from trt_spec.runtime.frame import Frame
 
 from ..bundles import Pair
 from .scripted import encoded, scripted_decoder
@@ -365,3 +367,35 @@ def test_committed_tokens_only_ever_grow(decoder: Decoder):
     while decoder.step():
         seen.append(tuple(request.token_ids))
     assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(seen))
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=1.0, seed=1, rule="coupled"),
+    ],
+)
+def test_logits_that_are_no_numbers_are_an_error_and_never_a_token(
+    decoder: Decoder, params: SamplingParams, role: str, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """By the host's check, and by the one that a GPU makes; what a draft says may only cost."""
+    monkeypatch.setattr(Frame, "on_cpu", property(lambda self: on_cpu, lambda self, value: None), raising=False)
+    request = decoder.submit([1, 2, 3], params)
+    decoder.step()
+    getattr(decoder, role).engine.height = math.nan
+    if role == "draft" and (params.greedy or params.rule == "coupled"):
+        while decoder.step():
+            pass
+        assert request.token_ids == counted(3, len(request.token_ids))
+        return
+    with pytest.raises(EngineError, match=r"logits are no numbers .* export the pair in bfloat16"):
+        decoder.step()
+    assert request.finish_reason == "cancelled"
+    assert request.token_ids == counted(3, len(request.token_ids)), "no token of that round came out"
+    getattr(decoder, role).engine.height = 20.0
+    [output] = decoder.generate([[7]], SamplingParams(max_new_tokens=5, ignore_eos=True))
+    assert list(output.token_ids) == counted(7, 5), "the next request starts on clean rows"
