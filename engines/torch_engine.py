@@ -72,6 +72,8 @@ class TorchEngine:
                         found = compute(ids, start + begin if begin else start, last_rows, *views)
                     logits.copy_(found)
                 again = True
+            except torch.OutOfMemoryError:  # whoever opened all models says how much they need
+                raise
             except (RuntimeError, IndexError) as error:
                 raise EngineError(f"torch failed at batch {batch}, width {width}: {first_line(error)}") from error
 

@@ -31,6 +31,8 @@ class KVCache:
             try:
                 # Masked entries are multiplied by zero, so they must be finite.
                 buffers[name] = torch.zeros(size, dtype=dtype, device=self._device)
+            except torch.OutOfMemoryError:  # a GPU's, where weights count too: the decoder says it
+                raise
             except RuntimeError as error:
                 need = contract.cache_bytes_per_token * rows * capacity
                 raise EngineError(

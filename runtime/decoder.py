@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ..engines import Bundle, BundleError, EngineError, RequestError, open_engines
+from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, open_engines
 from ..engines.errors import first_line
 from .frame import Frame
 from .metrics import Speculation
@@ -42,12 +42,15 @@ class Decoder:
         graphs = [(bundle.graph(role), entry.contract) for role, entry in bundle.models.items()]
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
         with self._on_stream:
-            engines = open_engines(engine, graphs, device)
+            engines: list[Engine] = []
             try:
+                engines += open_engines(engine, graphs, device)
                 models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
-            except BaseException:
+            except BaseException as error:
                 for opened in engines:
                     opened.close()
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise _no_memory(bundle, max_batch, error) from error
                 raise
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
             self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture)
@@ -186,7 +189,10 @@ class Decoder:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
         with self._step_lock, torch.inference_mode(), self._on_stream:
             self._require_open()
-            return self._scheduler.step()
+            try:
+                return self._scheduler.step()
+            except torch.OutOfMemoryError as error:
+                raise _no_memory(self.bundle, self.max_batch, error) from error
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
@@ -238,6 +244,16 @@ def _own_stream(device: str) -> AbstractContextManager[None]:
         raise EngineError(
             f"device {device!r} cannot be used ({first_line(error)}); expected cpu or cuda; trt-spec doctor says more"
         ) from error
+
+
+def _no_memory(bundle: Bundle, rows: int, error: torch.OutOfMemoryError) -> EngineError:
+    weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
+    per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
+    return EngineError(
+        f"the GPU has no memory left ({first_line(error)}): weights take {weights:,.0f} MiB, caches "
+        f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine its "
+        "workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
+    )
 
 
 def _read_tokenizer(bundle: Bundle) -> Tokenizer:

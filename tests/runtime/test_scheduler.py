@@ -6,9 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from trt_spec.engines import PREFILL_WIDTH, EngineError
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime import round as round_
+from trt_spec.runtime.cache import KVCache
 from trt_spec.runtime.frame import Frame
 
 from ..bundles import Pair
@@ -399,3 +401,23 @@ def test_logits_that_are_no_numbers_are_an_error_and_never_a_token(
     getattr(decoder, role).engine.height = 20.0
     [output] = decoder.generate([[7]], SamplingParams(max_new_tokens=5, ignore_eos=True))
     assert list(output.token_ids) == counted(7, 5), "the next request starts on clean rows"
+
+
+def test_a_gpu_without_memory_is_an_error_that_says_what_is_needed(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    """torch's own error for GPUs, raised where each happens: while the models open, and in a round."""
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    needs = (
+        r"no memory left \(CUDA out .* weights take \d+ MiB, caches \d+ MiB for 4 rows of \d+ tokens.* lower max_batch"
+    )
+    with Decoder.open(llama.bundle, max_batch=4) as decoder:
+        request = decoder.submit([5, 6, 7], SamplingParams(max_new_tokens=50, ignore_eos=True))
+        decoder.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder.target.engine, "step", lambda *_: (_ for _ in ()).throw(full))
+            request.draft_length = 7
+            with pytest.raises(EngineError, match=needs):
+                decoder.step()
+        assert request.finish_reason == "cancelled"
+    monkeypatch.setattr(KVCache, "resize", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(EngineError, match=needs):
+        Decoder.open(llama.bundle, max_batch=4)
