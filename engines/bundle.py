@@ -12,6 +12,7 @@ from .errors import BundleError, ContractError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine, and no part of what its manifest vouches for
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # of each model, in a folder of its own
 
 
@@ -79,11 +80,11 @@ class Bundle:
         return -(-(self.max_length + SLACK) // GRANULE) * GRANULE
 
     def save(self) -> None:
-        """Hash every file below `path` and write the manifest."""
+        """Hash every file of the bundle below `path` and write the manifest."""
         names = sorted(
             file.relative_to(self.path).as_posix()
             for file in self.path.rglob("*")
-            if file.is_file() and file.name != MANIFEST
+            if file.is_file() and file.name != MANIFEST and file.relative_to(self.path).parts[0] not in (PLANS, COSTS)
         )
         fields = {
             "format": FORMAT,

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import GRAPH, MANIFEST, WEIGHTS
+from .bundle import GRAPH, MANIFEST, PLANS, WEIGHTS
 from .errors import EngineError
 
-PLANS = "plans"
 LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to import
 FORMAT = 2
 

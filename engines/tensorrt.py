@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .bundle import PLANS
 from .contract import ALIGNMENT, Contract
 from .engine import Step
 from .errors import EngineError, first_line
-from .plans import LIBRARIES, PLANS, Plan, graph_identity, read_plan, write_whole
+from .plans import LIBRARIES, Plan, graph_identity, read_plan, write_whole
 
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
 

@@ -13,11 +13,13 @@ from tokenizers import Tokenizer
 
 from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, open_engines
 from ..engines.errors import first_line
+from .controller import Controller
+from .costs import Costs, read_costs
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
 from .params import SamplingParams
-from .request import Output, Piece, Request
+from .request import AUTO, MIXED, Output, Piece, Request
 from .scheduler import Scheduler
 from .text import TextStream
 
@@ -32,7 +34,9 @@ class Decoder:
     `submit` and `cancel` may be called from any thread; one thread at a time is inside `step`.
     """
 
-    def __init__(self, bundle: Bundle, engine: str, device: str, max_batch: int, capture: bool) -> None:
+    def __init__(
+        self, bundle: Bundle, engine: str, device: str, max_batch: int, capture: bool, costs: Costs | None
+    ) -> None:
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         self.bundle = bundle
@@ -53,7 +57,8 @@ class Decoder:
                     raise _no_memory(bundle, max_batch, error) from error
                 raise
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
-            self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture)
+            self._controller = Controller(costs, self._longest_draft) if costs else None
+            self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture, self._controller)
         self._step_lock = threading.RLock()
         self._closed = False
 
@@ -72,7 +77,7 @@ class Decoder:
         With `capture` a round that comes back is one CUDA graph, where engine and device can; it changes no token.
         """
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        return cls(opened, engine, device, max_batch, capture)
+        return cls(opened, engine, device, max_batch, capture, read_costs(opened, engine, device))
 
     def close(self) -> None:
         with self._step_lock:
@@ -94,7 +99,7 @@ class Decoder:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        draft_length: int | None = None,
+        draft_length: int | str | None = None,
         drafter: str | None = None,
         trace: bool = False,
     ) -> list[Output]:
@@ -120,7 +125,7 @@ class Decoder:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        draft_length: int | None = None,
+        draft_length: int | str | None = None,
         drafter: str | None = None,
     ) -> Iterator[Piece]:
         """Complete one prompt piece by piece; leaving the loop cancels the request."""
@@ -140,7 +145,7 @@ class Decoder:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        draft_length: int | None = None,
+        draft_length: int | str | None = None,
         drafter: str | None = None,
         trace: bool = False,
     ) -> Request:
@@ -158,10 +163,9 @@ class Decoder:
         banned = sum(bias == -math.inf for bias in params.logit_bias.values())
         if banned == self.vocab_size:
             raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
-        longest_draft = self.target.engine.verify_width - 1
-        if draft_length is None:
-            draft_length = min(DEFAULT_DRAFT_LENGTH, longest_draft)
         drafter = drafter or ("lookup" if self.draft is None else "model")
+        if draft_length is None:
+            draft_length = self._default_draft_length(drafter)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(
             () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
         )
@@ -174,7 +178,8 @@ class Decoder:
             stop_ids,
             text,
             has_model=self.draft is not None,
-            longest_draft=longest_draft,
+            longest_draft=self._longest_draft,
+            controller=self._controller,
             trace=trace,
         )
         self._require_open()
@@ -209,6 +214,16 @@ class Decoder:
     def last_frame(self) -> Frame | None:
         """The tensors of the last round and the engines' runs over them, for measuring."""
         return self._scheduler.frame
+
+    @property
+    def _longest_draft(self) -> int:
+        return self.target.engine.verify_width - 1
+
+    def _default_draft_length(self, drafter: str) -> int | str:
+        """The controller's choice where it knows the costs."""
+        if drafter == MIXED or (self._controller is not None and drafter in self._controller.costs.acceptance):
+            return AUTO
+        return min(DEFAULT_DRAFT_LENGTH, self._longest_draft)
 
     def _require_open(self) -> None:
         if self._closed:

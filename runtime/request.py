@@ -8,10 +8,14 @@ from enum import Enum
 from time import perf_counter
 
 from ..engines import MAX_DRAFT_LENGTH, RequestError
+from .controller import Controller, Estimate
 from .drafters import DRAFTERS
 from .metrics import Speculation
 from .params import SamplingParams
 from .text import TextStream
+
+AUTO = "auto"  # the draft length that the controller chooses, for each round anew
+MIXED = "mixed"  # the drafter likewise
 
 
 @dataclass(frozen=True)
@@ -78,20 +82,24 @@ class Request:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        draft_length: int,
+        draft_length: int | str,
         drafter: str,
         stop_ids: frozenset[int],
         text: TextStream,
         *,
         has_model: bool,
         longest_draft: int,
+        controller: Controller | None,
         trace: bool,
     ) -> None:
         self.prompt = tuple(prompt)
         self.params = params
-        self._has_model, self._longest_draft = has_model, longest_draft
-        self.draft_length = draft_length
+        self._has_model, self._longest_draft, self._controller = has_model, longest_draft, controller
+        self.estimates: dict[str, Estimate] = {}  # by drafter, of those the controller may choose from
+        self.chosen = (0, "none")  # by it, where there are any
+        self._draft_length: int | str = 0
         self.drafter = drafter
+        self.draft_length = draft_length
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.state = State.WAITING
         self.token_ids: list[int] = []
@@ -110,16 +118,22 @@ class Request:
         self._ended: float | None = None
 
     @property
-    def draft_length(self) -> int:
+    def draft_length(self) -> int | str:
         return self._draft_length
 
     @draft_length.setter
-    def draft_length(self, value: int) -> None:
-        if type(value) is not int or not 0 <= value <= self._longest_draft:
+    def draft_length(self, value: int | str) -> None:
+        if value == AUTO:
+            self.estimates = self._expectations(self._drafter)
+        elif self._drafter == MIXED:
+            raise RequestError(f"drafter mixed goes with draft_length auto, not with {value!r}; name one drafter")
+        elif type(value) is not int or not 0 <= value <= self._longest_draft:
             limit = "" if self._longest_draft == MAX_DRAFT_LENGTH else ", the longest that a plan was compiled for"
             raise RequestError(
-                f"draft_length is {value!r}, expected a whole number from 0 to {self._longest_draft}{limit}"
+                f"draft_length is {value!r}, expected auto or a whole number from 0 to {self._longest_draft}{limit}"
             )
+        else:
+            self.estimates = {}
         self._draft_length = value
 
     @property
@@ -128,16 +142,40 @@ class Request:
 
     @drafter.setter
     def drafter(self, value: str) -> None:
-        if value not in DRAFTERS:
-            raise RequestError(f"drafter is {value!r}, expected one of {', '.join(DRAFTERS)}")
+        if value not in (*DRAFTERS, MIXED):
+            raise RequestError(f"drafter is {value!r}, expected one of {', '.join((*DRAFTERS, MIXED))}")
         if value == "model" and not self._has_model:
             raise RequestError("the bundle has no draft model; use drafter lookup or none")
+        if self._draft_length == AUTO:
+            self.estimates = self._expectations(value)
         self._drafter = value
+
+    def _expectations(self, drafter: str) -> dict[str, Estimate]:
+        if drafter == "none":
+            return {}
+        if self._controller is None:
+            raise RequestError(
+                "draft_length auto needs to know what rounds cost here; run trt-spec tune, or name a number"
+            )
+        measured = self._controller.costs.acceptance
+        if drafter not in (*measured, MIXED):
+            raise RequestError(
+                f"draft_length auto knows the costs of drafter {' and '.join(measured)} only, not of {drafter}; "
+                "run trt-spec tune again, or name a number"
+            )
+        return self._controller.begin(list(measured) if drafter == MIXED else [drafter])
 
     @property
     def wanted(self) -> tuple[int, str]:
         """How many proposals a round, and from where."""
-        return (0, "none") if self._drafter == "none" or not self._draft_length else (self._draft_length, self._drafter)
+        if self.estimates:
+            return self.chosen
+        length = self._draft_length
+        return (length, self._drafter) if type(length) is int and length and self._drafter != "none" else (0, "none")
+
+    @property
+    def may_draft_with_model(self) -> bool:
+        return self._drafter == "model" or "model" in self.estimates
 
     @property
     def length(self) -> int:

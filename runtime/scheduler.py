@@ -10,8 +10,9 @@ import torch
 
 from ..engines import PREFILL_WIDTH
 from .capture import Flight, Rounds
+from .controller import Controller
 from .frame import Frame
-from .metrics import Speculation
+from .metrics import Outcome, Speculation
 from .model import Model
 from .params import SamplingParams
 from .request import Request, State
@@ -25,8 +26,16 @@ class Scheduler:
     `submit` and `cancel` may be called from any thread; `step` from one at a time.
     """
 
-    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int, capture: bool) -> None:
-        self.target, self.draft = target, draft
+    def __init__(
+        self,
+        target: Model,
+        draft: Model | None,
+        max_batch: int,
+        capacity: int,
+        capture: bool,
+        controller: Controller | None = None,
+    ) -> None:
+        self.target, self.draft, self._controller = target, draft, controller
         self.max_batch = max_batch
         self.speculation = Speculation()
         self.live: list[Request] = []  # request i decodes in row i
@@ -57,9 +66,11 @@ class Scheduler:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
         try:
             began = perf_counter()
-            if self._ahead is not None and not self._steady():
-                self._end(self._ahead, began)
-                began, self._ahead = perf_counter(), None
+            if self._ahead is not None:
+                self._choose()
+                if not self._steady():
+                    self._end(self._ahead, began)
+                    began, self._ahead = perf_counter(), None
             if self._ahead is None:  # rows may move, join and leave
                 self._leave()
                 self._prefill(PREFILL_WIDTH)
@@ -129,7 +140,7 @@ class Scheduler:
             assert request is not None
             row = len(self.live)
             wanted_by_target = len(request.prompt) - 1
-            wanted_by_draft = len(request.prompt) - 2 if request.drafter == "model" else 0
+            wanted_by_draft = len(request.prompt) - 2 if request.may_draft_with_model else 0
             if request.target_entries < wanted_by_target:
                 chunk = min(budget, wanted_by_target - request.target_entries)
                 self._feed(self.target, row, request.target_entries, chunk)
@@ -196,6 +207,7 @@ class Scheduler:
 
     def _launch(self) -> Flight:
         """A round for the live rows as they are."""
+        self._choose()
         if self.draft is not None:
             self._catch_up(self.draft)
         plan = self._current_plan()
@@ -207,6 +219,10 @@ class Scheduler:
         self._refresh_uniforms(plan)
         self.frame = self._frame_for(plan)
         return self._rounds.launch(self._view, plan, self.frame, span)
+
+    def _choose(self) -> None:
+        if self._controller is not None:
+            self._controller.choose(self.live)
 
     def _end(self, flight: Flight, began: float) -> None:
         """Give what a round decided to its requests; one that had ended before it gets nothing."""
@@ -229,7 +245,7 @@ class Scheduler:
         """
         for row, request in enumerate(self.live):
             missing = request.length - 2 - request.draft_entries
-            if missing > 0 and request.drafter == "model" and request.draft_length:
+            if missing > 0 and request.wanted[1] == "model":
                 chunk = min(missing, PREFILL_WIDTH)
                 self._feed(draft, row, request.draft_entries, chunk)
                 request.draft_entries += chunk
@@ -251,8 +267,11 @@ class Scheduler:
         if plan.model and drafter == "model":
             request.draft_entries = before + min(result.accepted, plan.draft_length - 1)
         request.target_entries = before + result.accepted
+        outcome = Outcome(result.proposed, result.accepted, kept)
         for speculation in (self.speculation, request.speculation):
-            speculation.add_round(result.proposed, result.accepted, kept)
+            speculation.add_round(*outcome)
+        if drafter in request.estimates:
+            request.estimates[drafter].observe(outcome.proposed, outcome.examined, outcome.stood)
         if request.trace is not None and result.trace is not None:
             ended_early = kept <= result.accepted
             request.trace.append(replace(result.trace, accepted=kept, next_token=None) if ended_early else result.trace)

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", metavar="F", type=Path, help='a prompt a line; .jsonl: {"prompt": "text"} a line')
     parser.add_argument(
         "--draft-lengths",
-        type=_draft_lengths,
+        type=draft_lengths,
         default=DRAFT_LENGTHS,
         metavar="K,K,…",
         help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))})",
@@ -118,11 +118,11 @@ def _result(
             "bare_ms": plain.verify_ms,
             "bare_over_roof": plain.verify_ms / roof_ms,
         },
-        "settings": [_setting_json(one, plain) for one in measured],
+        "settings": [setting_json(one, plain) for one in measured],
     }
 
 
-def _setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
+def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
     """Times, and the speed-up theory predicts from the measured c, v and α alone."""
     k, t = measured.setting.draft_length, plain.verify_ms
     rate = median(measured.tokens_per_second)
@@ -170,7 +170,7 @@ def _report(result: dict[str, Any]) -> str:
     )
 
 
-def _draft_lengths(text: str) -> tuple[int, ...]:
+def draft_lengths(text: str) -> tuple[int, ...]:
     try:
         lengths = tuple(int(part) for part in text.split(","))
     except ValueError:

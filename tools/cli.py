@@ -14,6 +14,7 @@ COMMANDS = {  # each is a module here with add_arguments(parser) and run(argumen
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
     "bench": "measure draft lengths against each other and against what theory predicts",
+    "tune": "measure what rounds cost over K and batch, so that the draft length can choose itself",
     "inspect": "show what is in a bundle and the memory it needs",
     "build": "compile TensorRT plans for a bundle",
     "plan": "calculate what speculation yields from an acceptance and the costs of a round",

@@ -9,6 +9,7 @@ from ..engines import RequestError
 from ..runtime import Decoder, Output, Request
 from ..runtime.decoder import DEFAULT_DRAFT_LENGTH
 from ..runtime.drafters import DRAFTERS
+from ..runtime.request import AUTO, MIXED
 from .engine_flags import add_engine_flags, open_decoder
 from .prompts import add_prompt_flags, chosen_prompt
 from .report import output_json, summary
@@ -22,12 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     parser.add_argument(
         "--draft-length",
-        type=int,
-        metavar="K",
-        help=f"proposals a round, 0 decodes plainly (default {DEFAULT_DRAFT_LENGTH}, or what plans were compiled for)",
+        type=draft_length,
+        metavar="K|auto",
+        help="proposals a round, 0 decodes plainly, auto chooses for each round (default auto once trt-spec tune has "
+        f"measured what rounds cost here, else {DEFAULT_DRAFT_LENGTH} or what plans were compiled for)",
     )
     parser.add_argument(
-        "--drafter", metavar="|".join(DRAFTERS), help="where proposals come from (default: the draft model if any)"
+        "--drafter",
+        metavar="|".join((*DRAFTERS, MIXED)),
+        help="where proposals come from (default: the draft model if any); mixed chooses for each round",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")
@@ -52,6 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
                 print("".join(piece.text for piece in request.take()), end="", flush=True)
         _print_result(request.output(), arguments)
     return 0
+
+
+def draft_length(text: str) -> int | str:
+    if text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a whole number") from None
 
 
 def _print_rounds(decoder: Decoder, request: Request) -> None:

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry
 from trt_spec.runtime import Decoder
+from trt_spec.runtime.costs import Costs
 
 from ..models import bytes_to_symbols
 
@@ -75,6 +76,7 @@ def scripted_decoder(
     extra: Sequence[str] = (),
     tokenizer: Tokenizer | None = None,
     max_length: int = 2048,
+    costs: Costs | None = None,
     **fields: Any,
 ) -> Decoder:
     """The engines are at `decoder.target.engine` and `decoder.draft.engine`."""
@@ -91,7 +93,10 @@ def scripted_decoder(
     def open_engines(name: str, graphs: Sequence[tuple[Path, Contract]], device: str) -> list[ScriptedEngine]:
         return [ScriptedEngine(contract, scripts[graph.parent.name]) for graph, contract in graphs]
 
-    with patch("trt_spec.runtime.decoder.open_engines", open_engines):
+    with (
+        patch("trt_spec.runtime.decoder.open_engines", open_engines),
+        patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs),
+    ):
         return Decoder.open(bundle, max_batch=max_batch)
 
 

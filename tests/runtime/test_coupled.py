@@ -12,6 +12,7 @@ from trt_spec.runtime.noise import gumbels
 
 from ..arbiter import Arbiter, first_difference
 from ..bundles import Pair
+from .test_controller import known_costs
 from .test_greedy import random_prompts, stdlib_prompts
 
 COUPLED = SamplingParams(temperature=1.0, rule="coupled", max_new_tokens=32)
@@ -42,8 +43,8 @@ def test_one_seed_gives_one_text_for_every_draft_length_drafter_and_batch(pairs,
         expected = [output.token_ids for output in decoder.generate(prompts, params, draft_length=0)]
     assert len(set(expected)) == len(expected)
     for batch in (1, 4):
-        with Decoder.open(pair.bundle, max_batch=batch) as decoder:
-            for drafter, k in product(("model", "lookup"), (1, 3, 8)):
+        with known_costs(), Decoder.open(pair.bundle, max_batch=batch) as decoder:
+            for drafter, k in [*product(("model", "lookup"), (1, 3, 8)), ("model", "auto"), ("mixed", "auto")]:
                 if drafter == "lookup" and k == 3:
                     continue
                 outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)

@@ -25,6 +25,7 @@ from transformers import (
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import Pair
+from .test_controller import known_costs, table
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance")
 drafters = importlib.import_module("trt_spec.runtime.drafters")
@@ -87,10 +88,10 @@ def exact_distribution(model, params: SamplingParams, depth: int) -> dict[tuple[
 
 
 def draw(
-    pair: Pair, params: SamplingParams, samples: int, k: int, drafter: str, depth: int
+    pair: Pair, params: SamplingParams, samples: int, k: int | str, drafter: str, depth: int
 ) -> Counter[tuple[int, ...]]:
     """Continuations by `depth` tokens out of the real Decoder, each with a seed of its own."""
-    with Decoder.open(pair.bundle, max_batch=256) as decoder:
+    with known_costs(table(batches=(1,))), Decoder.open(pair.bundle, max_batch=256) as decoder:
         requests = [
             decoder.submit(
                 PROMPT,
@@ -124,9 +125,9 @@ def p_value(observed: Counter[tuple[int, ...]], joint: dict[tuple[int, ...], flo
 
 
 def p_value_of(
-    pair: Pair, params: SamplingParams, samples: int, k: int, drafter: str = "model", depth: int | None = None
+    pair: Pair, params: SamplingParams, samples: int, k: int | str, drafter: str = "model", depth: int | None = None
 ) -> float:
-    depth = depth or k + 2
+    depth = depth or (4 if k == "auto" else k + 2)
     return p_value(draw(pair, params, samples, k, drafter, depth), exact_distribution(pair.exact, params, depth))
 
 
@@ -149,10 +150,11 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, r
         ("penalised", "rejection", "model", 1),
         ("everything", "coupled", "model", 2),
         ("everything", "rejection", "lookup", 2),
+        ("plain", "rejection", "mixed", "auto"),
     ],
 )
 def test_output_is_distributed_as_the_target_alone_under_all_settings(
-    eight: Pair, settings: str, rule: str, drafter: str, k: int
+    eight: Pair, settings: str, rule: str, drafter: str, k: int | str
 ):
     assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 20_000, k, drafter) > FALSE_ALARM
 

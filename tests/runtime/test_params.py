@@ -121,10 +121,10 @@ def decoder(tmp_path: Path):
         ([1, 257], {}, "prompt token id 257 is outside the vocabulary of 257 tokens"),
         ([-1], {}, "prompt token id -1 is outside the vocabulary of 257 tokens"),
         ([1] * 95, {}, "prompt of 95 tokens and max_new_tokens 8 exceed the bundle's 100 by 3; shorten either"),
-        ([1], {"draft_length": 17}, "draft_length is 17, expected a whole number from 0 to 16"),
-        ([1], {"draft_length": -1}, "draft_length is -1, expected a whole number from 0 to 16"),
-        ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected a whole number from 0 to 16"),
-        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, none"),
+        ([1], {"draft_length": 17}, "draft_length is 17, expected auto or a whole number from 0 to 16"),
+        ([1], {"draft_length": -1}, "draft_length is -1, expected auto or a whole number from 0 to 16"),
+        ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected auto or a whole number from 0 to 16"),
+        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, none, mixed"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_before_it_starts(decoder: Decoder, prompt, options: dict, message: str):

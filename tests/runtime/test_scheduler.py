@@ -145,7 +145,7 @@ def test_draft_length_and_drafter_change_between_rounds(decoder: Decoder):
 @pytest.mark.parametrize("value", [-1, 17, 2.0, True, None])
 def test_a_draft_length_out_of_range_is_refused_between_rounds_too(decoder: Decoder, value):
     request = decoder.submit([1, 2], LONG)
-    with pytest.raises(RequestError, match=r"draft_length is .*, expected a whole number from 0 to 16"):
+    with pytest.raises(RequestError, match=r"draft_length is .*, expected auto or a whole number from 0 to 16"):
         request.draft_length = value
     assert request.draft_length == 4
 
