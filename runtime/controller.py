@@ -137,4 +137,4 @@ def _source(estimates: dict[str, Estimate], choice: Choice) -> tuple[int, str]:
             if estimate.pause.over(used=name == best):
                 estimate.doubt()
                 chosen = name
-    return k, chosen
+    return k if chosen in choice.drafters else min(k, TRIAL), chosen
