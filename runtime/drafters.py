@@ -6,7 +6,7 @@ from torch import Tensor
 from .acceptance import Noise, Proposal, inverse_cdf
 from .frame import Frame
 from .rows import Plan, Rows
-from .transform import transform
+from .transform import draft_transform
 
 DRAFTERS = ("model", "lookup", "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
@@ -36,14 +36,14 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
 
 
 def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
-    """Sample K tokens from the draft, each by the request's own transform and rule; their q [A, K, V] if needed."""
+    """Sample K tokens from the draft, each by the request's transform and rule; their q [A, K, V] if needed."""
     probabilities: list[Tensor] = []
     counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
     draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
     for i, (step, winners) in enumerate(zip(frame.drafts, frame.drafted, strict=True)):
         step.run()
         token = winners.tokens  # [A, 1]
-        scores = transform(frame.draft_logits, rows, plan, counts)  # [A, 1, V]
+        scores = draft_transform(frame.draft_logits, rows, plan, counts)  # [A, 1, V]
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
         if plan.coupled:

@@ -21,6 +21,7 @@ class SamplingParams:
 
     max_new_tokens: int = 128
     temperature: float = 0.0
+    draft_temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -40,13 +41,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         _require("max_new_tokens", self.max_new_tokens, _whole(self.max_new_tokens, 1), "a whole number >= 1")
         cold, hot = TEMPERATURES
-        temperature = self.temperature
-        _require(
-            "temperature",
-            temperature,
-            _real(temperature, 0, hot) and (temperature == 0 or temperature >= cold),
-            f"0 or a number from {cold:g} to {hot:g}",
-        )
+        for name, value in (("temperature", self.temperature), ("draft_temperature", self.own_draft_temperature)):
+            sensible = _real(value, 0, hot) and (value == 0 or value >= cold)
+            _require(name, value, sensible, f"0 or a number from {cold:g} to {hot:g}")
         _require("top_k", self.top_k, _whole(self.top_k, 0), "a whole number >= 0 (0 = off)")
         _require("top_p", self.top_p, _real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _require("min_p", self.min_p, _real(self.min_p, 0, 1), "a number in [0, 1]")
@@ -96,6 +93,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def own_draft_temperature(self) -> float:
+        """Of the draft, the request's own unless another was asked for."""
+        return self.temperature if self.draft_temperature is None else self.draft_temperature
+
+    @property
     def penalised(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
@@ -103,6 +105,7 @@ class SamplingParams:
 HELP = {
     "max_new_tokens": "stop after this many tokens",
     "temperature": "0 is greedy",
+    "draft_temperature": "what the draft samples at, 0 proposes its best token (default: the request's temperature)",
     "top_k": "keep the k likeliest tokens (0 = off)",
     "top_p": "keep the smallest set of likeliest tokens that holds this much probability",
     "min_p": "keep tokens at least this likely relative to the likeliest",

@@ -35,6 +35,7 @@ class Plan:
     lookup: bool = False  # some row drafts by copying from its context
     ragged: bool = False  # some row proposes less than K tokens
     tempered: bool = False  # some row divides its scores by a temperature
+    own_draft: bool = False  # the draft of some row samples at a temperature of its own
     rejection: bool = False  # some row samples by the rejection rule
     coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
@@ -63,6 +64,8 @@ class Rows:
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
+    draft_temperature: Tensor  # [M] float32, likewise
+    draft_depth: Tensor  # [M] float32, how far below its best score the draft samples: 0 if greedily, else inf
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     top_k: Tensor  # [M] int64, the vocabulary's size when off
     unlikely: Tensor  # [M, 17, 1] float32, 1 - top_p: the mass that may be left out at each position, -1 when off
@@ -93,6 +96,8 @@ class Rows:
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             temperature=real(),
+            draft_temperature=real(),
+            draft_depth=real(),
             noise_scale=real(),
             top_k=whole(),
             unlikely=real(MAX_DRAFT_LENGTH + 1, 1),
@@ -124,6 +129,8 @@ class Rows:
         self.coupled[row] = params.greedy or params.rule == "coupled"
         self.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])
         self.temperature[row] = params.temperature or 1.0
+        self.draft_temperature[row] = params.own_draft_temperature or 1.0
+        self.draft_depth[row] = 0.0 if params.own_draft_temperature == 0 else torch.inf
         self.noise_scale[row] = 0.0 if params.greedy else 1.0
         self.top_k[row] = min(params.top_k or vocab_size, vocab_size)
         self.unlikely[row] = 1 - params.top_p if params.top_p < 1 else -1.0

@@ -254,6 +254,7 @@ class Scheduler:
             lookup=any(name == "lookup" for _, name in key),
             ragged=any(name == "lookup" or length < max(lengths) for length, name in key),
             tempered=any_row(lambda p: p.temperature not in (0, 1)),
+            own_draft=any_row(lambda p: not p.greedy and p.own_draft_temperature != p.temperature),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
             coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
             gumbel=any_row(lambda p: not p.greedy and p.rule == "coupled"),

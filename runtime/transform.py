@@ -4,6 +4,7 @@ Applied to target and draft alike *before* any acceptance rule, so that p and q 
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,6 +28,15 @@ def transform(logits: Tensor, rows: Rows, plan: Plan, counts: Tensor | None) -> 
     if plan.top_k or plan.top_p or plan.min_p:
         scores = keep_likeliest(scores, rows, plan)
     return scores
+
+
+def draft_transform(logits: Tensor, rows: Rows, plan: Plan, counts: Tensor | None) -> Tensor:
+    """As `transform`, at the draft's own temperature: what it samples from is the softmax of exactly these scores."""
+    if not plan.own_draft:
+        return transform(logits, rows, plan, counts)
+    own = replace(rows, temperature=rows.draft_temperature)
+    scores = transform(logits, own, replace(plan, tempered=True), counts)
+    return cut_below(scores, scores.amax(-1, keepdim=True) - rows.draft_depth[:, None, None])
 
 
 def penalise(scores: Tensor, rows: Rows, counts: Tensor) -> Tensor:

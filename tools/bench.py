@@ -26,7 +26,7 @@ from .theory import tokens_per_round
 from .whole_file import whole_file
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
+SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule")
 HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
 
 

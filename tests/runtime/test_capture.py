@@ -26,6 +26,7 @@ KINDS = {
     "plain": Plan(2, 0, coupled=True),
     "greedy": Plan(2, 3, model=True, coupled=True),
     "rejection": Plan(2, 3, model=True, rejection=True, tempered=True),
+    "own draft temperature": Plan(2, 3, model=True, rejection=True, own_draft=True),
     "coupled": Plan(2, 3, model=True, coupled=True, gumbel=True),
     "both rules": Plan(3, 2, model=True, rejection=True, coupled=True, gumbel=True, ragged=True),
     "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),

@@ -51,6 +51,18 @@ def test_one_seed_gives_one_text_for_every_draft_length_drafter_and_batch(pairs,
             assert 0 < decoder.speculation.accepted < decoder.speculation.examined
 
 
+@pytest.mark.parametrize("draft_temperature", [0, 0.4])
+def test_a_temperature_of_the_draft_changes_no_text(llama: Pair, draft_temperature: float):
+    prompts = random_prompts(64, [5, 9], seed=8)
+    with Decoder.open(llama.bundle) as decoder:
+        plain, drafted = (
+            decoder.generate(prompts, replace(COUPLED, seed=3, draft_temperature=own), draft_length=k)
+            for own, k in ((None, 0), (draft_temperature, 4))
+        )
+        assert 0 < decoder.speculation.accepted < decoder.speculation.examined
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+
+
 def test_the_text_of_a_coupled_seed_is_that_of_the_noisy_argmax_of_transformers(llama: Pair):
     """The rule's definition, spelled out with the checkpoint and nothing of ours but the noise."""
     [prompt] = random_prompts(64, [6], seed=9)

@@ -190,7 +190,7 @@ def test_chi_squared_catches_a_q_declared_filtered_of_a_draft_that_sampled_unfil
         weights["true"] = round_.transform(logits, rows, without_filters(plan), counts).softmax(-1)[:, 0]
         return round_.transform(logits, rows, plan, counts)
 
-    monkeypatch.setattr(drafters, "transform", transform)
+    monkeypatch.setattr(drafters, "draft_transform", transform)
     monkeypatch.setattr(drafters, "inverse_cdf", lambda _, u: sample(weights["true"], u))
     assert p_value_with_the_fault(eight, COOL_TOP_3) < FALSE_ALARM
 
@@ -220,7 +220,7 @@ def test_chi_squared_catches_a_filter_after_the_subtraction(eight: Pair, monkeyp
         kept = acceptance.pick(seen["kept"], accepted)
         return residual(proposal, target, accepted) * kept + 1e-30 * kept
 
-    monkeypatch.setattr(drafters, "transform", unfiltered)
+    monkeypatch.setattr(drafters, "draft_transform", unfiltered)
     monkeypatch.setattr(round_, "transform", unfiltered)
     monkeypatch.setattr(acceptance, "residual", filtered_late)
     assert p_value_with_the_fault(eight, FILTERED) < FALSE_ALARM
@@ -256,14 +256,13 @@ def test_chi_squared_catches_penalties_over_the_context_before_the_round(eight: 
     assert p_value_with_the_fault(eight, replace(PENALISED, frequency_penalty=1.5)) < FALSE_ALARM
 
 
+def test_a_draft_that_proposes_its_best_token_to_a_request_that_samples_is_lossless(eight: Pair):
+    """It samples from another distribution than the target, and says so."""
+    assert p_value_with_the_fault(eight, replace(FILTERED, draft_temperature=0)) > FALSE_ALARM
+
+
 @pytest.mark.exhaustive
-def test_a_draft_with_another_transform_is_lossless_when_q_is_what_it_sampled_from(
-    eight: Pair, monkeypatch: pytest.MonkeyPatch
-):
-    """A cooler, unfiltered draft only costs acceptance."""
-
-    def cooler(logits, rows, plan, counts):
-        return round_.transform(logits / 0.6, rows, without_filters(plan), counts)
-
-    monkeypatch.setattr(drafters, "transform", cooler)
-    assert p_value_with_the_fault(eight, FILTERED) > FALSE_ALARM
+@pytest.mark.parametrize(("rule", "draft_temperature"), [("rejection", 0.6), ("rejection", 2.0), ("coupled", 0)])
+def test_a_draft_with_a_temperature_of_its_own_is_lossless(eight: Pair, rule: str, draft_temperature: float):
+    params = replace(EVERYTHING, rule=rule, draft_temperature=draft_temperature)
+    assert p_value_of(eight, params, 6_000, k=2, depth=3) > FALSE_ALARM

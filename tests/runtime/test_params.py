@@ -19,6 +19,7 @@ NAN, INF = math.nan, math.inf
     [
         ("max_new_tokens", [0, -1, 1.5, True, "9", None], "a whole number >= 1"),
         ("temperature", [-0.1, NAN, INF, "hot", None, True, 10**400, 1e-6], "0 or a number from 1e-05 to 100000"),
+        ("draft_temperature", [-0.1, NAN, INF, "hot", True, 1e-6], "0 or a number from 1e-05 to 100000"),
         ("top_k", [-1, 1.5, NAN, None], "a whole number >= 0 (0 = off)"),
         ("top_p", [0, 0.0, -1, 1.01, NAN, None], "a number in (0, 1]"),
         ("min_p", [-0.1, 1.1, NAN, None], "a number in [0, 1]"),
