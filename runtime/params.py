@@ -35,6 +35,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     rule: str = "rejection"
+    lenience: float = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -87,10 +88,26 @@ class SamplingParams:
             f"a whole number from 0 to {MAX_LOGPROBS}",
         )
         _require("rule", self.rule, self.rule in RULES, f"one of {', '.join(RULES)}")
+        _require("lenience", self.lenience, _real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
+        if self.lenient and self.rule == "coupled":
+            raise RequestError(
+                f"lenience {self.lenience} accepts what the draft says and rule coupled keeps one text whatever it "
+                "says; choose rule rejection, or lenience 1"
+            )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def lenient(self) -> bool:
+        """Lossy: the output is not distributed as the target's."""
+        return self.lenience < 1
+
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k, top-p and min-p matter: a greedy pick passes them all."""
+        return not self.greedy or self.lenient
 
     @property
     def own_draft_temperature(self) -> float:
@@ -119,6 +136,8 @@ HELP = {
     "seed": "with it, the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen and this many likeliest tokens",
     "rule": "rejection accepts more; coupled gives one text per seed whatever the draft, K, batch or engine",
+    "lenience": "lossy below 1: a token may become up to 1 / lenience times as likely as the target says, and a greedy "
+    "one stand that is lenience times as likely as the best",
 }
 
 

@@ -49,6 +49,7 @@ class Output:
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None
     speculation: Speculation
+    lossless: bool  # distributed as the target's own; not with lenience
     seed: int
     seconds: float  # from submission to the last token
     seconds_to_first_token: float | None
@@ -191,6 +192,7 @@ class Request:
             usage=Usage(len(self.prompt), len(self.token_ids)),
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
             speculation=self.speculation,
+            lossless=not self.params.lenient,
             seed=self.seed,
             seconds=(self._ended or perf_counter()) - self._submitted,
             seconds_to_first_token=None if self._first_token is None else self._first_token - self._submitted,

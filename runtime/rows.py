@@ -13,6 +13,8 @@ from .params import SamplingParams
 
 BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
 
+LEAST_LENIENCE = 1e-30  # its logarithm is finite, so that what a request excludes stays excluded
+
 
 @cache
 def counting(n: int, device: torch.device) -> Tensor:
@@ -39,6 +41,7 @@ class Plan:
     rejection: bool = False  # some row samples by the rejection rule
     coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
+    lenient: bool = False  # some row accepts more than is lossless
     top_k: bool = False
     top_p: bool = False
     min_p: bool = False
@@ -67,6 +70,7 @@ class Rows:
     draft_temperature: Tensor  # [M] float32, likewise
     draft_depth: Tensor  # [M] float32, how far below its best score the draft samples: 0 if greedily, else inf
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
+    lenience: Tensor  # [M] float32, 1 is lossless
     top_k: Tensor  # [M] int64, the vocabulary's size when off
     unlikely: Tensor  # [M, 17, 1] float32, 1 - top_p: the mass that may be left out at each position, -1 when off
     log_min_p: Tensor  # [M] float32, -inf when off
@@ -99,6 +103,7 @@ class Rows:
             draft_temperature=real(),
             draft_depth=real(),
             noise_scale=real(),
+            lenience=real(),
             top_k=whole(),
             unlikely=real(MAX_DRAFT_LENGTH + 1, 1),
             log_min_p=real(),
@@ -132,6 +137,7 @@ class Rows:
         self.draft_temperature[row] = params.own_draft_temperature or 1.0
         self.draft_depth[row] = 0.0 if params.own_draft_temperature == 0 else torch.inf
         self.noise_scale[row] = 0.0 if params.greedy else 1.0
+        self.lenience[row] = max(params.lenience, LEAST_LENIENCE)
         self.top_k[row] = min(params.top_k or vocab_size, vocab_size)
         self.unlikely[row] = 1 - params.top_p if params.top_p < 1 else -1.0
         self.log_min_p[row] = torch.tensor(params.min_p).log()

@@ -20,13 +20,13 @@ from .engine_flags import add_engine_flags, open_decoder
 from .layout import in_bytes, table
 from .measure import Measured, Setting, measure
 from .prompts import PYTHON_PROMPTS, read_prompts
-from .report import total
+from .report import lossy, total
 from .sampling_flags import add_sampling_flags, positive, sampling_params
 from .theory import tokens_per_round
 from .whole_file import whole_file
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
-SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule")
+SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
 HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
 
 
@@ -110,6 +110,7 @@ def _result(
         "batch": arguments.batch,
         "prompts": len(prompts),
         "repeats": arguments.repeats,
+        "lossless": not params.lenient,
         "sampling": {name: getattr(params, name) for name in SAMPLING},
         "roof": {
             "weight_bytes": weight_bytes,
@@ -163,8 +164,9 @@ def _report(result: dict[str, Any]) -> str:
         for one in result["settings"]
     ]
     roof = result["roof"]
+    note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
     return (
-        f"{table([HEADER, *rows], left=0)}\n"
+        f"{table([HEADER, *rows], left=0)}\n{note}"
         f"bare target, one token: {roof['bare_ms']:.2f} ms, {roof['bare_over_roof']:.2f} × the roof of "
         f"{in_bytes(roof['weight_bytes'])} of weights at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )

@@ -28,6 +28,7 @@ def make_plan(params: Sequence[SamplingParams], draft_length: int = 0, **fields:
             "rejection": any(setting.rule == "rejection" for setting in sampled),
             "coupled": any(setting.greedy or setting.rule == "coupled" for setting in params),
             "gumbel": any(setting.rule == "coupled" for setting in sampled),
+            "lenient": any(setting.lenient for setting in params),
             "top_k": any(setting.top_k for setting in sampled),
             "top_p": any(setting.top_p < 1 for setting in sampled),
             "min_p": any(setting.min_p for setting in sampled),

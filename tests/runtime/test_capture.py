@@ -29,6 +29,7 @@ KINDS = {
     "own draft temperature": Plan(2, 3, model=True, rejection=True, own_draft=True),
     "coupled": Plan(2, 3, model=True, coupled=True, gumbel=True),
     "both rules": Plan(3, 2, model=True, rejection=True, coupled=True, gumbel=True, ragged=True),
+    "lenient": Plan(2, 3, model=True, rejection=True, coupled=True, lenient=True),
     "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),
     "two drafters": Plan(2, 3, model=True, lookup=True, rejection=True, ragged=True),
     "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),

@@ -216,7 +216,7 @@ def test_chi_squared_catches_a_filter_after_the_subtraction(eight: Pair, monkeyp
         seen["kept"] = transform(logits, rows, plan, counts).isfinite()
         return transform(logits, rows, without_filters(plan), counts)
 
-    def filtered_late(proposal, target, accepted):
+    def filtered_late(proposal, target, accepted, lenience):
         kept = acceptance.pick(seen["kept"], accepted)
         return residual(proposal, target, accepted) * kept + 1e-30 * kept
 
@@ -227,7 +227,7 @@ def test_chi_squared_catches_a_filter_after_the_subtraction(eight: Pair, monkeyp
 
 
 def test_chi_squared_catches_a_skipped_residual(eight: Pair, monkeypatch: pytest.MonkeyPatch):
-    def p_itself(proposal, target, accepted):
+    def p_itself(proposal, target, accepted, lenience):
         return target.gather(1, accepted[:, None, None].expand(-1, 1, target.shape[2]))[:, 0]
 
     monkeypatch.setattr(acceptance, "residual", p_itself)
@@ -266,3 +266,17 @@ def test_a_draft_that_proposes_its_best_token_to_a_request_that_samples_is_lossl
 def test_a_draft_with_a_temperature_of_its_own_is_lossless(eight: Pair, rule: str, draft_temperature: float):
     params = replace(EVERYTHING, rule=rule, draft_temperature=draft_temperature)
     assert p_value_of(eight, params, 6_000, k=2, depth=3) > FALSE_ALARM
+
+
+def test_under_lenience_no_token_is_likelier_than_its_bound_and_the_loss_is_seen(eight: Pair):
+    """At most p / l in 4,000 samples of the first token, 4.9 standard deviations allowed: one false alarm in a million.
+
+    The statistic that passes whatever is lossless must not pass this.
+    """
+    lenience, samples = 0.4, 4_000
+    params = replace(PLAIN, lenience=lenience)
+    observed, exact = draw(eight, params, samples, 1, "model", 1), exact_distribution(eight.exact, params, 1)
+    for token, p in exact.items():
+        bound = min(p / lenience, 1)
+        assert observed[token] / samples <= bound + 4.9 * (bound * (1 - bound) / samples) ** 0.5
+    assert p_value(observed, exact) < FALSE_ALARM

@@ -125,3 +125,15 @@ def test_greedy_output_of_the_demo_pair_equals_transformers_for_50_prompts(
     record_property("excused", [str(tie) for tie in arbiter.excused])
     print(f"excused near ties, drafter {drafter}, batch {batch}: {arbiter.excused}")
     assert len(different) <= 1
+
+
+def test_a_lenient_greedy_text_differs_and_says_so_but_not_where_a_filter_leaves_one_token(llama: Pair):
+    [prompt] = random_prompts(64, [12], seed=3)
+    settings = [
+        SamplingParams(max_new_tokens=40, **fields) for fields in ({}, {"lenience": 0.1}, {"lenience": 0.1, "top_k": 1})
+    ]
+    with Decoder.open(llama.bundle) as decoder:
+        plain, lenient, filtered = (decoder.generate(prompt, params)[0] for params in settings)
+    assert (plain.lossless, lenient.lossless) == (True, False)
+    assert plain.token_ids == filtered.token_ids != lenient.token_ids
+    assert lenient.speculation.acceptance > plain.speculation.acceptance

@@ -37,6 +37,7 @@ NAN, INF = math.nan, math.inf
         ("seed", [-1, 2**64, 1.0, True], "a whole number below 2^64"),
         ("logprobs", [-1, 21, 1.0, True], "a whole number from 0 to 20"),
         ("rule", ["greedy", None, 1], "one of rejection, coupled"),
+        ("lenience", [0, -0.5, 1.01, NAN, None, "1"], "a number in (0, 1]"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name_with_what_was_expected(field: str, values: list, expected: str):
@@ -82,6 +83,13 @@ def test_an_extreme_value_is_refused_or_works_and_never_harms_a_neighbour(
             if request is not None:
                 assert request.finish_reason == "length"
                 assert all(0 <= token < 8 for token in request.token_ids)
+
+
+def test_lenience_is_refused_under_the_rule_that_keeps_one_text():
+    message = "lenience 0.5 accepts what the draft says and rule coupled keeps one text whatever it says; choose rule "
+    for temperature in (0, 1.0):
+        with pytest.raises(RequestError, match=f"^{re.escape(message)}rejection, or lenience 1$"):
+            SamplingParams(temperature=temperature, rule="coupled", lenience=0.5)
 
 
 def test_an_unknown_field_is_refused():

@@ -58,6 +58,13 @@ def test_a_batch_is_filled_with_prompts_again(bench):
     assert found["sampling"]["rule"] == "coupled"
 
 
+def test_a_lossy_setting_says_so_in_record_and_table(bench):
+    lines = bench("--lenience", 0.5).out.splitlines()
+    assert json.loads(lines[-1])["lossless"] is False
+    assert lines[4] == "lossy: with lenience 0.5 the output is not distributed as the target's own"
+    assert json.loads(bench().out.splitlines()[-1])["lossless"] is True
+
+
 def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
     found = json.loads(bench("--drafter", "lookup").out.splitlines()[-1])
     for one in found["settings"]:

@@ -26,6 +26,7 @@ GIVEN = {
     "seed": (["11"], 11),
     "logprobs": (["2"], 2),
     "rule": (["coupled"], "coupled"),
+    "lenience": (["0.5"], 0.5),
 }
 
 
