@@ -16,6 +16,7 @@ from ..engines.errors import first_line
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
+from .ngram import read_ngrams
 from .params import SamplingParams
 from .request import Output, Piece, Request
 from .scheduler import Scheduler
@@ -45,12 +46,20 @@ class Decoder:
             engines = open_engines(engine, graphs, device)
             try:
                 models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
+                ngrams = read_ngrams(bundle, device)
             except BaseException:
                 for opened in engines:
                     opened.close()
                 raise
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
-            self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture)
+            self._scheduler = Scheduler(self.target, self.draft, ngrams, max_batch, bundle.capacity, capture)
+        self._unavailable = {}  # drafters, and why
+        if self.draft is None:
+            self._unavailable["model"] = "the bundle has no draft model; use drafter lookup or none"
+        if ngrams is None:
+            self._unavailable["ngram"] = (
+                f"the bundle has no table of n-grams; count one with trt-spec ngram --bundle {bundle.path} --text FILE"
+            )
         self._step_lock = threading.RLock()
         self._closed = False
 
@@ -170,7 +179,7 @@ class Decoder:
             drafter,
             stop_ids,
             text,
-            has_model=self.draft is not None,
+            unavailable=self._unavailable,
             longest_draft=longest_draft,
             trace=trace,
         )

@@ -1,4 +1,11 @@
-"""Where proposals come from: the draft model, or a copy of what followed the same words earlier in the context."""
+"""Where proposals come from.
+
+model   the draft model
+lookup  a copy of what followed the same words earlier in the context
+ngram   the n-grams counted from a text, in the place of a model
+random  all tokens alike, in the place of a model: the floor that theory gives
+none    nowhere
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +15,8 @@ from .frame import Frame
 from .rows import Plan, Rows
 from .transform import draft_transform
 
-DRAFTERS = ("model", "lookup", "none")
+SOURCES = ("model", "lookup", "ngram", "random")
+DRAFTERS = (*SOURCES, "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
 
 
@@ -18,14 +26,18 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
     `span` bounds the committed lengths.
     """
     count, probabilities = rows.from_model, None
-    if plan.model:
+    if plan.sampled:
         probabilities = draft(rows, plan, frame, noise)
+    if plan.ngram:
+        count = count + rows.from_ngram
+    if plan.random:
+        count = count + rows.from_random
     if plan.draft_length:
         frame.line_up()
     if plan.lookup:
         copied, found = look_up(rows, plan, span)
         count = count + rows.from_lookup * found
-        if plan.model:
+        if plan.sampled:
             copies = rows.from_lookup[:, None] > 0
             copied = torch.where(copies, copied, frame.proposed)
             if probabilities is not None:
@@ -36,14 +48,14 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
 
 
 def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
-    """Sample K tokens from the draft, each by the request's transform and rule; their q [A, K, V] if needed."""
+    """Sample K tokens one after another, each by the request's transform and rule; their q [A, K, V] if needed."""
     probabilities: list[Tensor] = []
     counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
     draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
-    for i, (step, winners) in enumerate(zip(frame.drafts, frame.drafted, strict=True)):
-        step.run()
+    history = read_history(rows, frame) if plan.ngram else None
+    for i, winners in enumerate(frame.drafted):
         token = winners.tokens  # [A, 1]
-        scores = draft_transform(frame.draft_logits, rows, plan, counts)  # [A, 1, V]
+        scores = draft_transform(draft_logits(i, rows, plan, frame, history), rows, plan, counts)  # [A, 1, V]
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
         if plan.coupled:
@@ -55,6 +67,28 @@ def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
         if counts is not None:
             counts.scatter_add_(2, token[:, None], torch.ones_like(counts[..., :1]))
     return torch.cat(probabilities, 1) if probabilities else None
+
+
+def draft_logits(i: int, rows: Rows, plan: Plan, frame: Frame, history: Tensor | None) -> Tensor:
+    """What proposal i is drawn by [A, 1, V], each row's from its own source."""
+    logits = frame.draft_logits
+    if plan.model:
+        frame.drafts[i].run()
+        if plan.random:
+            logits = torch.where(rows.from_random[:, None, None] > 0, 0.0, logits)
+    if history is not None:
+        assert frame.ngrams is not None
+        proposed = (winners.tokens for winners in frame.drafted[:i])
+        counted = frame.ngrams.after(torch.cat([history, *proposed], 1)[:, i:]).log()[:, None]
+        logits = torch.where(rows.from_ngram[:, None, None] > 0, counted, logits)
+    return logits
+
+
+def read_history(rows: Rows, frame: Frame) -> Tensor:
+    """The last committed tokens, as many as the longest n-gram looks back on; -1 before the first."""
+    assert frame.ngrams is not None
+    index = rows.length[:, None] + torch.arange(-frame.ngrams.longest, 0, device=rows.length.device)
+    return rows.tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, -1)
 
 
 def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:

@@ -11,15 +11,17 @@ from ..engines import ALIGNMENT, Step
 from .acceptance import Verdict, Winners
 from .clock import Clock
 from .model import Model
+from .ngram import NGrams
 from .rows import Plan, Rows
 
 
 class Frame:
     """One for each shape of a round. Its tensors are valid until its next round, the logits until the next step."""
 
-    def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
+    def __init__(self, plan: Plan, target: Model, draft: Model | None, ngrams: NGrams | None = None) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.clock = Clock(device)
+        self.ngrams = ngrams
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each begins where engines want an address to be.
         aligned = ALIGNMENT // torch.int64.itemsize
@@ -37,15 +39,18 @@ class Frame:
 
         self._recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
         self._recent_index = self._position[2 - self._recent.shape[1] : 2].t()
-        self.drafts: list[Step] = []  # K steps
-        self.drafted: list[Winners] = []  # what each of them proposes
-        if plan.model:
-            assert draft is not None
-            logits = draft.logits(batch, 1)
-            self.draft_logits = logits[..., : draft.vocab_size]  # [A, 1, V]
+        self.drafts: list[Step] = []  # K steps of the draft model
+        self.drafted: list[Winners] = []  # the K proposals that are sampled
+        if plan.sampled:
+            logits = torch.zeros(batch, 1, target.vocab_size, device=device)  # without a model all tokens are alike
+            if plan.model:
+                assert draft is not None
+                logits = draft.logits(batch, 1)
+            self.draft_logits = logits[..., : target.vocab_size]  # [A, 1, V]
             input_ids = self._recent
             for start in (self._position[0], *self._position[2 : k + 1]):
-                self.drafts.append(draft.engine.step(0, input_ids, start, logits))
+                if draft is not None and plan.model:
+                    self.drafts.append(draft.engine.step(0, input_ids, start, logits))
                 input_ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
                 self.drafted.append(Winners(self.draft_logits, input_ids))
         self._columns = [self._recent[:, -1:], *(winners.tokens for winners in self.drafted)]

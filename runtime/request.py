@@ -2,7 +2,7 @@
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import perf_counter
@@ -84,13 +84,13 @@ class Request:
         stop_ids: frozenset[int],
         text: TextStream,
         *,
-        has_model: bool,
+        unavailable: Mapping[str, str],  # drafters the bundle cannot serve, and why
         longest_draft: int,
         trace: bool,
     ) -> None:
         self.prompt = tuple(prompt)
         self.params = params
-        self._has_model, self._longest_draft = has_model, longest_draft
+        self._unavailable, self._longest_draft = unavailable, longest_draft
         self.draft_length = draft_length
         self.drafter = drafter
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -131,8 +131,8 @@ class Request:
     def drafter(self, value: str) -> None:
         if value not in DRAFTERS:
             raise RequestError(f"drafter is {value!r}, expected one of {', '.join(DRAFTERS)}")
-        if value == "model" and not self._has_model:
-            raise RequestError("the bundle has no draft model; use drafter lookup or none")
+        if value in self._unavailable:
+            raise RequestError(self._unavailable[value])
         self._drafter = value
 
     @property

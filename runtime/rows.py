@@ -35,6 +35,8 @@ class Plan:
     draft_length: int  # K: the widest of the live rows
     model: bool = False  # some row drafts with the draft model
     lookup: bool = False  # some row drafts by copying from its context
+    ngram: bool = False  # some row drafts from counted n-grams
+    random: bool = False  # some row drafts from all tokens alike
     ragged: bool = False  # some row proposes less than K tokens
     tempered: bool = False  # some row divides its scores by a temperature
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
@@ -51,6 +53,11 @@ class Plan:
     traced: bool = False
 
     @property
+    def sampled(self) -> bool:
+        """Whether some row's proposals are sampled one after another."""
+        return self.model or self.ngram or self.random
+
+    @property
     def probabilities(self) -> bool:
         """Whether p and q themselves are needed, not only who wins."""
         return self.rejection or self.traced
@@ -64,6 +71,8 @@ class Rows:
     length: Tensor  # [M] int64
     from_model: Tensor  # [M] int64, how many proposals of the draft model the row takes
     from_lookup: Tensor  # [M] int64, likewise
+    from_ngram: Tensor  # [M] int64, likewise
+    from_random: Tensor  # [M] int64, likewise
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
@@ -97,6 +106,8 @@ class Rows:
             length=whole(),
             from_model=whole(),
             from_lookup=whole(),
+            from_ngram=whole(),
+            from_random=whole(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             temperature=real(),

@@ -10,9 +10,11 @@ import torch
 
 from ..engines import PREFILL_WIDTH
 from .capture import Rounds
+from .drafters import SOURCES
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
+from .ngram import NGrams
 from .params import SamplingParams
 from .request import Request, State
 from .result import RowResult
@@ -25,8 +27,10 @@ class Scheduler:
     `submit` and `cancel` may be called from any thread; `step` from one at a time.
     """
 
-    def __init__(self, target: Model, draft: Model | None, max_batch: int, capacity: int, capture: bool) -> None:
-        self.target, self.draft = target, draft
+    def __init__(
+        self, target: Model, draft: Model | None, ngrams: NGrams | None, max_batch: int, capacity: int, capture: bool
+    ) -> None:
+        self.target, self.draft, self.ngrams = target, draft, ngrams
         self.max_batch = max_batch
         self.speculation = Speculation()
         self.live: list[Request] = []  # request i decodes in row i
@@ -35,7 +39,7 @@ class Scheduler:
         self.rows = Rows.allocate(max_batch, capacity, target.vocab_size, target.engine.device)
         self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
-        self._frames: dict[tuple[int, int, bool], Frame] = {}
+        self._frames: dict[tuple[int, int, bool, bool], Frame] = {}
         self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
         self._view = self.rows.view(0)  # the live rows of the plan
         self._plan_key: tuple[tuple[int, str], ...] = ()
@@ -232,16 +236,17 @@ class Scheduler:
         return request.draft_length, drafter
 
     def _frame_for(self, plan: Plan) -> Frame:
-        key = (plan.batch, plan.draft_length, plan.model)
+        key = (plan.batch, plan.draft_length, plan.model, plan.sampled)
         if key not in self._frames:
-            self._frames[key] = Frame(plan, self.target, self.draft)
+            self._frames[key] = Frame(plan, self.target, self.draft, self.ngrams)
         return self._frames[key]
 
     def _make_plan(self, key: tuple[tuple[int, str], ...]) -> Plan:
         batch = len(self.live)
         lengths = [length for length, _ in key]
-        for name, count in (("model", self.rows.from_model), ("lookup", self.rows.from_lookup)):
-            count[:batch] = torch.tensor([length if drafter == name else 0 for length, drafter in key])
+        for name in SOURCES:
+            asked = torch.tensor([length if drafter == name else 0 for length, drafter in key])
+            getattr(self.rows, f"from_{name}")[:batch] = asked
 
         def any_row(holds: Callable[[SamplingParams], bool]) -> bool:
             return any(holds(request.params) for request in self.live)
@@ -250,8 +255,7 @@ class Scheduler:
         return Plan(
             batch=batch,
             draft_length=max(lengths),
-            model=any(name == "model" for _, name in key),
-            lookup=any(name == "lookup" for _, name in key),
+            **{source: any(name == source for _, name in key) for source in SOURCES},
             ragged=any(name == "lookup" or length < max(lengths) for length, name in key),
             tempered=any_row(lambda p: p.temperature not in (0, 1)),
             own_draft=any_row(lambda p: not p.greedy and p.own_draft_temperature != p.temperature),

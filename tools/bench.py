@@ -15,6 +15,7 @@ from typing import Any
 
 from ..engines import MAX_DRAFT_LENGTH
 from ..runtime import Decoder, SamplingParams
+from ..runtime.drafters import SOURCES
 from .bandwidth import read_bandwidth
 from .engine_flags import add_engine_flags, open_decoder
 from .layout import in_bytes, table
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K,K,…",
         help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))})",
     )
-    parser.add_argument("--drafter", choices=("model", "lookup"), help="default: the draft model if there is one")
+    parser.add_argument("--drafter", choices=SOURCES, help="default: the draft model if there is one")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")

@@ -1,6 +1,7 @@
 """A round can be one CUDA graph: nothing in it is read by the host, and replaying it is running it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +13,10 @@ from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, SamplingParams, capture
 from trt_spec.runtime import clock as clock_module
 from trt_spec.runtime.clock import PARTS, Clock
+from trt_spec.runtime.drafters import SOURCES
 from trt_spec.runtime.frame import Frame
 from trt_spec.runtime.model import Model
+from trt_spec.runtime.ngram import read_ngrams
 from trt_spec.runtime.noise import _constants
 from trt_spec.runtime.result import tabulate
 from trt_spec.runtime.round import run_round
@@ -32,6 +35,11 @@ KINDS = {
     "lenient": Plan(2, 3, model=True, rejection=True, coupled=True, lenient=True),
     "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),
     "two drafters": Plan(2, 3, model=True, lookup=True, rejection=True, ragged=True),
+    "ngram": Plan(2, 3, ngram=True, rejection=True, ragged=True),
+    "random": Plan(2, 3, random=True, coupled=True, gumbel=True),
+    "all drafters": Plan(
+        2, 3, model=True, lookup=True, ngram=True, random=True, rejection=True, coupled=True, ragged=True
+    ),
     "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),
     "log-probs and trace": Plan(2, 3, model=True, rejection=True, logprobs=2, traced=True),
 }
@@ -68,7 +76,8 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
     target, draft = (Model(engine, vocab, 4, bundle.capacity) for engine in engines)
     rows = Rows.allocate(4, bundle.capacity, vocab, "meta").view(plan.batch)
     before = dict(vars(rows))
-    frame = Frame(plan, target, draft)
+    ngrams = replace(read_ngrams(bundle, "meta"), longest=2, widest=64)
+    frame = Frame(plan, target, draft, ngrams)
     _constants(rows.length.device)  # made in the two rounds before a capture
     brought = AssertionError("a number of the host is brought to the device, for which the GPU waits")
     with (
@@ -116,7 +125,7 @@ def recorder() -> Iterator[Recorder]:
         SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
     ],
 )
-@pytest.mark.parametrize("drafter", ["model", "lookup"])
+@pytest.mark.parametrize("drafter", SOURCES)
 def test_replayed_rounds_write_the_same_text(
     llama: Pair, recorder: Recorder, params: SamplingParams, drafter: str
 ) -> None:

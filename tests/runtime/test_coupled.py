@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.drafters import SOURCES
 from trt_spec.runtime.noise import gumbels
 
 from ..arbiter import Arbiter, first_difference
@@ -43,9 +44,7 @@ def test_one_seed_gives_one_text_for_every_draft_length_drafter_and_batch(pairs,
     assert len(set(expected)) == len(expected)
     for batch in (1, 4):
         with Decoder.open(pair.bundle, max_batch=batch) as decoder:
-            for drafter, k in product(("model", "lookup"), (1, 3, 8)):
-                if drafter == "lookup" and k == 3:
-                    continue
+            for drafter, k in (("model", 1), ("model", 8), ("lookup", 1), *((drafter, 3) for drafter in SOURCES)):
                 outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
                 assert [output.token_ids for output in outputs] == expected, f"batch {batch}, {drafter}, K {k}"
             assert 0 < decoder.speculation.accepted < decoder.speculation.examined
@@ -115,7 +114,7 @@ def test_a_neighbour_with_a_larger_draft_length_changes_nothing(llama: Pair, kin
     with Decoder.open(llama.bundle) as decoder:
         [alone] = decoder.generate([prompt], params, draft_length=2)
         for name, neighbour in neighbours.items():
-            for drafter in ("model", "lookup"):
+            for drafter in SOURCES if name == "coupled" else ("model", "lookup"):
                 other = decoder.submit([9, 8, 7, 9, 8, 7], neighbour, draft_length=7, drafter=drafter)
                 request = decoder.submit(prompt, params, draft_length=2)
                 while not request.finished:

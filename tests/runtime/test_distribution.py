@@ -148,6 +148,9 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, r
         ("min-p", "rejection", "lookup", 1),
         ("penalised", "rejection", "model", 1),
         ("everything", "coupled", "model", 2),
+        ("filtered", "rejection", "ngram", 2),
+        ("penalised", "coupled", "ngram", 1),
+        ("everything", "rejection", "random", 1),
         ("everything", "rejection", "lookup", 2),
     ],
 )
@@ -161,8 +164,8 @@ def test_output_is_distributed_as_the_target_alone_under_all_settings(
 # tokens of 2,000 samples are enough to see them.
 
 
-def p_value_with_the_fault(pair: Pair, params: SamplingParams) -> float:
-    return p_value_of(pair, params, 2_000, k=1, depth=2)
+def p_value_with_the_fault(pair: Pair, params: SamplingParams, drafter: str = "model") -> float:
+    return p_value_of(pair, params, 2_000, k=1, drafter=drafter, depth=2)
 
 
 def without_filters(plan):
@@ -254,6 +257,10 @@ def test_chi_squared_catches_penalties_over_the_context_before_the_round(eight: 
         lambda rows, plan, proposal: rows.output_counts[:, None].expand(-1, plan.draft_length + 1, -1),
     )
     assert p_value_with_the_fault(eight, replace(PENALISED, frequency_penalty=1.5)) < FALSE_ALARM
+
+
+def test_a_draft_counted_from_a_text_is_lossless(eight: Pair):
+    assert p_value_with_the_fault(eight, EVERYTHING, "ngram") > FALSE_ALARM
 
 
 def test_a_draft_that_proposes_its_best_token_to_a_request_that_samples_is_lossless(eight: Pair):

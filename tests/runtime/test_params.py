@@ -114,6 +114,8 @@ def test_defaults_are_greedy_without_any_transform():
 
 # Submitting.
 
+NO_NGRAMS = "the bundle has no table of n-grams; count one with trt-spec ngram --bundle BUNDLE --text FILE"
+
 
 @pytest.fixture
 def decoder(tmp_path: Path):
@@ -133,10 +135,12 @@ def decoder(tmp_path: Path):
         ([1], {"draft_length": 17}, "draft_length is 17, expected a whole number from 0 to 16"),
         ([1], {"draft_length": -1}, "draft_length is -1, expected a whole number from 0 to 16"),
         ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected a whole number from 0 to 16"),
-        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, none"),
+        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, ngram, random, none"),
+        ([1], {"drafter": "ngram"}, NO_NGRAMS),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_before_it_starts(decoder: Decoder, prompt, options: dict, message: str):
+    message = message.replace("BUNDLE", str(decoder.bundle.path))
     with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
         decoder.submit(prompt, SamplingParams(max_new_tokens=8), **options)
     assert not decoder.step(), "nothing was queued"
