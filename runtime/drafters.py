@@ -2,6 +2,7 @@
 
 model   the draft model
 lookup  a copy of what followed the same words earlier in the context
+suffix  the same from longer matches and from earlier outputs, found on the host; see suffix.py
 ngram   the n-grams counted from a text, in the place of a model
 random  all tokens alike, in the place of a model: the floor that theory gives
 none    nowhere
@@ -15,7 +16,7 @@ from .frame import Frame
 from .rows import Plan, Rows
 from .transform import draft_transform
 
-SOURCES = ("model", "lookup", "ngram", "random")
+SOURCES = ("model", "lookup", "suffix", "ngram", "random")
 DRAFTERS = (*SOURCES, "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
 
@@ -37,14 +38,27 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
     if plan.lookup:
         copied, found = look_up(rows, plan, span)
         count = count + rows.from_lookup * found
-        if plan.sampled:
-            copies = rows.from_lookup[:, None] > 0
-            copied = torch.where(copies, copied, frame.proposed)
-            if probabilities is not None:
-                certain = torch.zeros_like(probabilities).scatter_(2, copied[:, :, None], 1.0)
-                probabilities = torch.where(copies[:, :, None], certain, probabilities)
-        frame.proposed.copy_(copied)
+        probabilities = put_certain(copied, rows.from_lookup, frame, probabilities, alone=not plan.sampled)
+    if plan.suffix:
+        count = count + rows.from_suffix
+        suggested = rows.suggested[:, : plan.draft_length]
+        alone = not (plan.sampled or plan.lookup)
+        probabilities = put_certain(suggested, rows.from_suffix, frame, probabilities, alone=alone)
     return Proposal(frame.proposed, count, probabilities)
+
+
+def put_certain(
+    tokens: Tensor, asked: Tensor, frame: Frame, probabilities: Tensor | None, *, alone: bool
+) -> Tensor | None:
+    """Let rows that asked for these tokens [A, K] propose them, all rows if alone; returns q, one on each of them."""
+    if not alone:
+        certain = asked[:, None] > 0
+        tokens = torch.where(certain, tokens, frame.proposed)
+        if probabilities is not None:
+            one = torch.zeros_like(probabilities).scatter_(2, tokens[:, :, None], 1.0)
+            probabilities = torch.where(certain[:, :, None], one, probabilities)
+    frame.proposed.copy_(tokens)
+    return probabilities
 
 
 def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:

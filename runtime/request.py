@@ -11,6 +11,7 @@ from ..engines import MAX_DRAFT_LENGTH, RequestError
 from .drafters import DRAFTERS
 from .metrics import Speculation
 from .params import SamplingParams
+from .suffix import SuffixAutomaton
 from .text import TextStream
 
 
@@ -100,6 +101,8 @@ class Request:
         self.speculation = Speculation()
         self.trace: list[TracedRound] | None = [] if trace else None
         self.target_entries = self.draft_entries = 0  # valid cache entries of its row
+        self.context: SuffixAutomaton | None = None  # made when it first drafts with suffix
+        self.suggested: list[int] = []  # by it, for the next round
         self.uniform_block: int | None = None  # which lengths its row has uniforms for
         self.cancelled = False
         self._stop_ids = stop_ids

@@ -35,6 +35,7 @@ class Plan:
     draft_length: int  # K: the widest of the live rows
     model: bool = False  # some row drafts with the draft model
     lookup: bool = False  # some row drafts by copying from its context
+    suffix: bool = False  # some row takes what the host suggests
     ngram: bool = False  # some row drafts from counted n-grams
     random: bool = False  # some row drafts from all tokens alike
     ragged: bool = False  # some row proposes less than K tokens
@@ -71,8 +72,10 @@ class Rows:
     length: Tensor  # [M] int64
     from_model: Tensor  # [M] int64, how many proposals of the draft model the row takes
     from_lookup: Tensor  # [M] int64, likewise
+    from_suffix: Tensor  # [M] int64, likewise
     from_ngram: Tensor  # [M] int64, likewise
     from_random: Tensor  # [M] int64, likewise
+    suggested: Tensor  # [M, 16] int64, proposals of the host
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
@@ -106,8 +109,10 @@ class Rows:
             length=whole(),
             from_model=whole(),
             from_lookup=whole(),
+            from_suffix=whole(),
             from_ngram=whole(),
             from_random=whole(),
+            suggested=whole(MAX_DRAFT_LENGTH),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             temperature=real(),

@@ -19,6 +19,7 @@ from .params import SamplingParams
 from .request import Request, State
 from .result import RowResult
 from .rows import BLOCK, Plan, Rows
+from .suffix import Suffixes
 
 
 class Scheduler:
@@ -37,6 +38,7 @@ class Scheduler:
         self.prefilling: Request | None = None
         self.waiting: deque[Request] = deque()
         self.rows = Rows.allocate(max_batch, capacity, target.vocab_size, target.engine.device)
+        self._suffixes = Suffixes()
         self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
         self._frames: dict[tuple[int, int, bool, bool], Frame] = {}
@@ -103,6 +105,8 @@ class Scheduler:
             if request.cancelled and not request.finished:
                 request.finish("cancelled")
             if request.finished:
+                if request.context is not None:
+                    self._suffixes.remember(request)
                 self._plan = None
                 last = self.live.pop()
                 if row < len(self.live):
@@ -180,6 +184,9 @@ class Scheduler:
             self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
         if plan.rejection:
             self._refresh_uniforms()
+        if plan.suffix:
+            padded = [(request.suggested + [0] * plan.draft_length)[: plan.draft_length] for request in self.live]
+            self._view.suggested[:, : plan.draft_length] = torch.tensor(padded)
         self.frame = self._frame_for(plan)
         results = self._rounds.run(self._view, plan, self.frame, span)
         for request, (_, drafter), result in zip(self.live, self._plan_key, results, strict=True):
@@ -233,6 +240,9 @@ class Scheduler:
         drafter, behind = request.drafter, not 2 <= request.length <= request.draft_entries + 2
         if drafter == "none" or request.draft_length == 0 or (drafter == "model" and behind):
             return 0, "none"
+        if drafter == "suffix":
+            request.suggested = self._suffixes.suggest(request, request.draft_length)
+            return len(request.suggested), "suffix" if request.suggested else "none"
         return request.draft_length, drafter
 
     def _frame_for(self, plan: Plan) -> Frame:

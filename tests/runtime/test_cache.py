@@ -80,7 +80,7 @@ def test_caches_equal_a_fresh_prefill_after_random_rounds(llama: Pair, fresh, ba
                 if choose.random() < 0.4:
                     request.draft_length = choose.choice([0, 1, 2, 5, 9])
                     # lookup compares up to four tokens
-                    others = ["none", "ngram", "random"] + ["lookup"] * (request.length > 4)
+                    others = ["none", "suffix", "ngram", "random"] + ["lookup"] * (request.length > 4)
                     request.drafter = choose.choice(["model"] * 3 + others)
                 if choose.random() < 0.01:
                     decoder.cancel(request)

@@ -35,10 +35,11 @@ KINDS = {
     "lenient": Plan(2, 3, model=True, rejection=True, coupled=True, lenient=True),
     "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),
     "two drafters": Plan(2, 3, model=True, lookup=True, rejection=True, ragged=True),
+    "suffix": Plan(2, 3, suffix=True, rejection=True),
     "ngram": Plan(2, 3, ngram=True, rejection=True, ragged=True),
     "random": Plan(2, 3, random=True, coupled=True, gumbel=True),
     "all drafters": Plan(
-        2, 3, model=True, lookup=True, ngram=True, random=True, rejection=True, coupled=True, ragged=True
+        2, 3, model=True, lookup=True, suffix=True, ngram=True, random=True, rejection=True, coupled=True, ragged=True
     ),
     "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),
     "log-probs and trace": Plan(2, 3, model=True, rejection=True, logprobs=2, traced=True),

@@ -135,7 +135,7 @@ def decoder(tmp_path: Path):
         ([1], {"draft_length": 17}, "draft_length is 17, expected a whole number from 0 to 16"),
         ([1], {"draft_length": -1}, "draft_length is -1, expected a whole number from 0 to 16"),
         ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected a whole number from 0 to 16"),
-        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, ngram, random, none"),
+        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, suffix, ngram, random, none"),
         ([1], {"drafter": "ngram"}, NO_NGRAMS),
     ],
 )
