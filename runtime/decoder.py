@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from ..engines import Bundle, BundleError, EngineError, RequestError, open_engines
 from ..engines.errors import first_line
+from .drafters import WITH_MODEL
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -53,9 +54,14 @@ class Decoder:
                 raise
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
             self._scheduler = Scheduler(self.target, self.draft, ngrams, max_batch, bundle.capacity, capture)
-        self._unavailable = {}  # drafters, and why
+        self._unavailable: dict[str, str] = {}  # drafters, and why
         if self.draft is None:
-            self._unavailable["model"] = "the bundle has no draft model; use drafter lookup or none"
+            self._unavailable |= dict.fromkeys(WITH_MODEL, "the bundle has no draft model; use drafter lookup or none")
+        elif self.draft.engine.verify_width < self.target.engine.verify_width:
+            self._unavailable["cascade"] = (
+                f"the draft model gives logits of {self.draft.engine.verify_width} tokens a step here, drafter cascade "
+                "needs as many as the target; use drafter model"
+            )
         if ngrams is None:
             self._unavailable["ngram"] = (
                 f"the bundle has no table of n-grams; count one with trt-spec ngram --bundle {bundle.path} --text FILE"

@@ -5,6 +5,7 @@ lookup  a copy of what followed the same words earlier in the context
 suffix  the same from longer matches and from earlier outputs, found on the host; see suffix.py
 ngram   the n-grams counted from a text, in the place of a model
 random  all tokens alike, in the place of a model: the floor that theory gives
+cascade the draft model in one pass over what lookup finds; see cascade.py
 none    nowhere
 """
 
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 
 from .acceptance import Noise, Proposal, inverse_cdf
+from .cascade import cascade
 from .frame import Frame
 from .rows import Plan, Rows
 from .transform import draft_transform
 
-SOURCES = ("model", "lookup", "suffix", "ngram", "random")
+SOURCES = ("model", "lookup", "suffix", "ngram", "random", "cascade")
+WITH_MODEL = ("model", "cascade")
 DRAFTERS = (*SOURCES, "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
 
@@ -35,30 +38,42 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
         count = count + rows.from_random
     if plan.draft_length:
         frame.line_up()
-    if plan.lookup:
+    if plan.lookup or plan.cascade:
         copied, found = look_up(rows, plan, span)
+    alone = not plan.sampled
+    if plan.cascade:
+        tokens, cascaded, q = cascade(rows, plan, frame, noise, copied, found)
+        count = count + cascaded
+        probabilities = put(tokens, rows.from_cascade, frame, probabilities, q, alone=alone)
+        alone = False
+    if plan.lookup:
         count = count + rows.from_lookup * found
-        probabilities = put_certain(copied, rows.from_lookup, frame, probabilities, alone=not plan.sampled)
+        probabilities = put(copied, rows.from_lookup, frame, probabilities, alone=alone)
+        alone = False
     if plan.suffix:
         count = count + rows.from_suffix
         suggested = rows.suggested[:, : plan.draft_length]
-        alone = not (plan.sampled or plan.lookup)
-        probabilities = put_certain(suggested, rows.from_suffix, frame, probabilities, alone=alone)
+        probabilities = put(suggested, rows.from_suffix, frame, probabilities, alone=alone)
     return Proposal(frame.proposed, count, probabilities)
 
 
-def put_certain(
-    tokens: Tensor, asked: Tensor, frame: Frame, probabilities: Tensor | None, *, alone: bool
+def put(
+    tokens: Tensor, asked: Tensor, frame: Frame, others: Tensor | None, q: Tensor | None = None, *, alone: bool
 ) -> Tensor | None:
-    """Let rows that asked for these tokens [A, K] propose them, all rows if alone; returns q, one on each of them."""
-    if not alone:
-        certain = asked[:, None] > 0
-        tokens = torch.where(certain, tokens, frame.proposed)
-        if probabilities is not None:
-            one = torch.zeros_like(probabilities).scatter_(2, tokens[:, :, None], 1.0)
-            probabilities = torch.where(certain[:, :, None], one, probabilities)
-    frame.proposed.copy_(tokens)
-    return probabilities
+    """Let rows that asked for these tokens [A, K] propose them, all rows if alone; returns the q of all rows.
+
+    `others` is what it is without them; where they have no `q` of their own they are certain.
+    """
+    if alone:
+        frame.proposed.copy_(tokens)
+        return q
+    mine = asked[:, None] > 0
+    frame.proposed.copy_(torch.where(mine, tokens, frame.proposed))
+    if others is None:
+        return None
+    if q is None:
+        q = torch.zeros_like(others).scatter_(2, frame.proposed[:, :, None], 1.0)
+    return torch.where(mine[:, :, None], q, others)
 
 
 def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 draft step 0      reads the last two committed tokens, so that no cache entry is ever missing
 draft step i      reads proposal i - 1
+cascade           reads the last two committed tokens and what was copied, in one step
 verify            reads the last committed token and all proposals
 """
 
@@ -37,8 +38,8 @@ class Frame:
 
         self.verdict = Verdict(self.target_logits)
 
-        self._recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
-        self._recent_index = self._position[2 - self._recent.shape[1] : 2].t()
+        self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
+        self._recent_index = self._position[2 - self.recent.shape[1] : 2].t()
         self.drafts: list[Step] = []  # K steps of the draft model
         self.drafted: list[Winners] = []  # the K proposals that are sampled
         if plan.sampled:
@@ -47,19 +48,27 @@ class Frame:
                 assert draft is not None
                 logits = draft.logits(batch, 1)
             self.draft_logits = logits[..., : target.vocab_size]  # [A, 1, V]
-            input_ids = self._recent
+            input_ids = self.recent
             for start in (self._position[0], *self._position[2 : k + 1]):
                 if draft is not None and plan.model:
                     self.drafts.append(draft.engine.step(0, input_ids, start, logits))
                 input_ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
                 self.drafted.append(Winners(self.draft_logits, input_ids))
-        self._columns = [self._recent[:, -1:], *(winners.tokens for winners in self.drafted)]
+        self.draft_runs = list(self.drafts)  # all of the draft model
+        if plan.cascade:
+            assert draft is not None
+            logits, input_ids = draft.logits(batch, k), torch.zeros(batch, k + 1, dtype=torch.int64, device=device)
+            self.cascade = draft.engine.step(0, input_ids, self._position[0], logits)
+            self.draft_runs.append(self.cascade)
+            self.cascade_logits = logits[..., : draft.vocab_size]  # [A, K, V]
+            self.cascaded = Verdict(self.cascade_logits)
+        self._columns = [self.recent[:, -1:], *(winners.tokens for winners in self.drafted)]
         self._lined_up = self.verify.input_ids[:, : len(self._columns)]
 
     def begin(self, rows: Rows) -> None:
         """Take the lengths and last tokens of the rows."""
         torch.add(rows.length, self._offset, out=self._position).clamp_(min=0)
-        torch.gather(rows.tokens, 1, self._recent_index, out=self._recent)
+        torch.gather(rows.tokens, 1, self._recent_index, out=self.recent)
 
     def line_up(self) -> None:
         """Put what the draft proposed behind the last committed token."""

@@ -38,6 +38,7 @@ class Plan:
     suffix: bool = False  # some row takes what the host suggests
     ngram: bool = False  # some row drafts from counted n-grams
     random: bool = False  # some row drafts from all tokens alike
+    cascade: bool = False  # some row drafts with the draft model in one pass over a copy from its context
     ragged: bool = False  # some row proposes less than K tokens
     tempered: bool = False  # some row divides its scores by a temperature
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
@@ -59,6 +60,10 @@ class Plan:
         return self.model or self.ngram or self.random
 
     @property
+    def runs_draft(self) -> bool:
+        return self.model or self.cascade
+
+    @property
     def probabilities(self) -> bool:
         """Whether p and q themselves are needed, not only who wins."""
         return self.rejection or self.traced
@@ -75,6 +80,7 @@ class Rows:
     from_suffix: Tensor  # [M] int64, likewise
     from_ngram: Tensor  # [M] int64, likewise
     from_random: Tensor  # [M] int64, likewise
+    from_cascade: Tensor  # [M] int64, how many a row takes at most
     suggested: Tensor  # [M, 16] int64, proposals of the host
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
@@ -112,6 +118,7 @@ class Rows:
             from_suffix=whole(),
             from_ngram=whole(),
             from_random=whole(),
+            from_cascade=whole(),
             suggested=whole(MAX_DRAFT_LENGTH),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),

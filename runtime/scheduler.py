@@ -10,7 +10,7 @@ import torch
 
 from ..engines import PREFILL_WIDTH
 from .capture import Rounds
-from .drafters import SOURCES
+from .drafters import SOURCES, WITH_MODEL
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -41,7 +41,7 @@ class Scheduler:
         self._suffixes = Suffixes()
         self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
-        self._frames: dict[tuple[int, int, bool, bool], Frame] = {}
+        self._frames: dict[tuple[int, int, bool, bool, bool], Frame] = {}
         self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
         self._view = self.rows.view(0)  # the live rows of the plan
         self._plan_key: tuple[tuple[int, str], ...] = ()
@@ -130,7 +130,7 @@ class Scheduler:
             assert request is not None
             row = len(self.live)
             wanted_by_target = len(request.prompt) - 1
-            wanted_by_draft = len(request.prompt) - 2 if request.drafter == "model" else 0
+            wanted_by_draft = len(request.prompt) - 2 if request.drafter in WITH_MODEL else 0
             if request.target_entries < wanted_by_target:
                 chunk = min(budget, wanted_by_target - request.target_entries)
                 self._feed(self.target, row, request.target_entries, chunk)
@@ -179,7 +179,7 @@ class Scheduler:
         plan = self._current_plan()
         span = max(request.length for request in self.live)
         self._make_room(self.target, plan.batch, span + plan.draft_length + 1)
-        if plan.model:
+        if plan.runs_draft:
             assert self.draft is not None
             self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
         if plan.rejection:
@@ -204,7 +204,7 @@ class Scheduler:
         """
         for row, request in enumerate(self.live):
             missing = request.length - 2 - request.draft_entries
-            if missing > 0 and request.drafter == "model" and request.draft_length:
+            if missing > 0 and request.drafter in WITH_MODEL and request.draft_length:
                 chunk = min(missing, PREFILL_WIDTH)
                 self._feed(draft, row, request.draft_entries, chunk)
                 request.draft_entries += chunk
@@ -219,8 +219,8 @@ class Scheduler:
     def _commit(self, request: Request, result: RowResult, plan: Plan, drafter: str) -> None:
         before = request.length
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
-        if plan.model and drafter == "model":
-            request.draft_entries = before + min(result.accepted, plan.draft_length - 1)
+        if drafter in WITH_MODEL:  # which never saw its own last proposal
+            request.draft_entries = before + min(result.accepted, result.proposed - 1)
         request.target_entries = before + result.accepted
         for speculation in (self.speculation, request.speculation):
             speculation.add_round(result.proposed, result.accepted, kept)
@@ -238,7 +238,7 @@ class Scheduler:
     def _source(self, request: Request) -> tuple[int, str]:
         """How many proposals a row takes this round, and from where; none from a draft that is behind."""
         drafter, behind = request.drafter, not 2 <= request.length <= request.draft_entries + 2
-        if drafter == "none" or request.draft_length == 0 or (drafter == "model" and behind):
+        if drafter == "none" or request.draft_length == 0 or (drafter in WITH_MODEL and behind):
             return 0, "none"
         if drafter == "suffix":
             request.suggested = self._suffixes.suggest(request, request.draft_length)
@@ -246,7 +246,7 @@ class Scheduler:
         return request.draft_length, drafter
 
     def _frame_for(self, plan: Plan) -> Frame:
-        key = (plan.batch, plan.draft_length, plan.model, plan.sampled)
+        key = (plan.batch, plan.draft_length, plan.model, plan.sampled, plan.cascade)
         if key not in self._frames:
             self._frames[key] = Frame(plan, self.target, self.draft, self.ngrams)
         return self._frames[key]
@@ -266,7 +266,7 @@ class Scheduler:
             batch=batch,
             draft_length=max(lengths),
             **{source: any(name == source for _, name in key) for source in SOURCES},
-            ragged=any(name == "lookup" or length < max(lengths) for length, name in key),
+            ragged=any(name in ("lookup", "cascade") or length < max(lengths) for length, name in key),
             tempered=any_row(lambda p: p.temperature not in (0, 1)),
             own_draft=any_row(lambda p: not p.greedy and p.own_draft_temperature != p.temperature),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .acceptance import Proposal
 from .rows import Plan, Rows
 
 
@@ -75,3 +76,12 @@ def ascending(scores: Tensor) -> Tensor:
     if scores.device.type == "cpu":  # numpy's vectorised sort takes a tenth of torch's time
         return torch.from_numpy(np.sort(scores.numpy(), axis=-1))
     return scores.sort(dim=-1).values
+
+
+def counts_at_each_position(rows: Rows, plan: Plan, proposal: Proposal) -> Tensor | None:
+    """Output counts [A, K+1, V] as plain decoding would have them at each verify row: proposals before it included."""
+    if not plan.penalised:
+        return None
+    ahead = torch.zeros(plan.batch, plan.draft_length + 1, rows.output_counts.shape[1], device=rows.length.device)
+    ahead[:, 1:].scatter_(2, proposal.tokens[:, :, None], 1.0)
+    return rows.output_counts[:, None] + ahead.cumsum(1)

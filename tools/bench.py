@@ -131,8 +131,9 @@ def _setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
     counts = total(measured.speculation)
     alpha = counts.acceptance
     c, v = measured.draft_ms / k / t if k else 0.0, measured.verify_ms / t
-    proposing = sum(counts.histogram) / counts.rounds  # lookup proposes only where it finds a match
-    expected = 1 + proposing * (tokens_per_round(alpha or 0.0, k) - 1)
+    proposing = sum(counts.histogram) / counts.rounds  # some drafters propose only where they find a match
+    each = (tokens_per_round(alpha or 0.0, one.proposed) * rounds for one, rounds in counts.outcomes.items())
+    expected = sum(each) / counts.rounds
     return {
         "draft_length": k,
         "tokens_per_second": rate,

@@ -25,7 +25,9 @@ from transformers import (
 )
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ..arbiter import feed
 from ..bundles import Pair
+from .states import make_plan, make_rows
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance")
 drafters = importlib.import_module("trt_spec.runtime.drafters")
@@ -166,9 +168,11 @@ def test_output_is_distributed_as_the_target_alone_under_all_settings(
         ("everything", "coupled", "ngram"),
         ("everything", "rejection", "random"),
         ("penalised", "rejection", "suffix"),
+        ("everything", "rejection", "cascade"),
+        ("filtered", "coupled", "cascade"),
     ],
 )
-def test_drafts_that_cost_nothing_are_lossless(eight: Pair, settings: str, rule: str, drafter: str):
+def test_other_drafts_are_lossless(eight: Pair, settings: str, rule: str, drafter: str):
     assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 6_000, 2, drafter, depth=3) > FALSE_ALARM
 
 
@@ -285,8 +289,33 @@ def test_chi_squared_catches_penalties_over_the_context_before_the_round(eight: 
     assert p_value_with_the_fault(eight, replace(PENALISED, frequency_penalty=1.5)) < FALSE_ALARM
 
 
-def test_a_draft_counted_from_a_text_is_lossless(eight: Pair):
-    assert p_value_with_the_fault(eight, EVERYTHING, "ngram") > FALSE_ALARM
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "cascade"])
+def test_drafts_that_cost_less_than_a_model_are_lossless(eight: Pair, drafter: str):
+    assert p_value_of(eight, replace(EVERYTHING, draft_temperature=0.5), 2_000, 2, drafter, depth=2) > FALSE_ALARM
+
+
+def test_what_a_cascade_proposes_first_is_distributed_as_the_drafts_output(eight: Pair):
+    """By the draft's own scores in float32, which 2,000 samples cannot tell from exact ones."""
+    params = replace(FILTERED, max_new_tokens=1, ignore_eos=True)
+    with Decoder.open(eight.bundle, max_batch=256) as decoder:
+        requests = [
+            decoder.submit(PROMPT, replace(params, seed=seed), draft_length=2, drafter="cascade", trace=True)
+            for seed in range(2_000)
+        ]
+        while decoder.step():
+            pass
+        scores = feed(decoder.draft.engine, 0, PROMPT, 0)[None, None]
+    rows = make_rows([params], 8)
+    q = round_.transform(scores, rows, make_plan([params]), None).softmax(-1)[0, 0]
+    observed = Counter(request.trace[0].proposal[0] for request in requests)
+    assert {len(request.trace[0].proposal) for request in requests} == {1, 2}, "the copy stands or falls"
+    assert (
+        p_value(
+            Counter({(token,): count for token, count in observed.items()}),
+            {(token,): probability for token, probability in enumerate(q.tolist())},
+        )
+        > FALSE_ALARM
+    )
 
 
 def test_a_draft_that_proposes_its_best_token_to_a_request_that_samples_is_lossless(eight: Pair):

@@ -2,14 +2,16 @@
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.params import HELP
 
 from ..bundles import Pair
-from .scripted import scripted_decoder
+from .scripted import ScriptedEngine, scripted_decoder
 
 NAN, INF = math.nan, math.inf
 
@@ -135,7 +137,11 @@ def decoder(tmp_path: Path):
         ([1], {"draft_length": 17}, "draft_length is 17, expected a whole number from 0 to 16"),
         ([1], {"draft_length": -1}, "draft_length is -1, expected a whole number from 0 to 16"),
         ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected a whole number from 0 to 16"),
-        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, suffix, ngram, random, none"),
+        (
+            [1],
+            {"drafter": "medusa"},
+            "drafter is 'medusa', expected one of model, lookup, suffix, ngram, random, cascade, none",
+        ),
         ([1], {"drafter": "ngram"}, NO_NGRAMS),
     ],
 )
@@ -172,13 +178,29 @@ def test_a_prompt_of_another_type_is_refused(decoder: Decoder, prompt):
 
 def test_drafting_with_a_model_needs_one_in_the_bundle(tmp_path: Path):
     with scripted_decoder(tmp_path, lambda context: 5) as decoder:
-        with pytest.raises(RequestError, match=r"has no draft model; use drafter lookup or none$"):
-            decoder.submit([1, 2, 3, 4], drafter="model")
+        for drafter in ("model", "cascade"):
+            with pytest.raises(RequestError, match=r"has no draft model; use drafter lookup or none$"):
+                decoder.submit([1, 2, 3, 4], drafter=drafter)
         request = decoder.submit([1, 2, 3, 4], SamplingParams(max_new_tokens=2))
         assert request.drafter == "lookup", "what a bundle without a draft can do"
         while decoder.step():
             pass
         assert request.finished
+
+
+def test_a_cascade_needs_a_draft_whose_steps_give_as_many_logits_as_the_targets(tmp_path: Path):
+    with patch.object(ScriptedEngine, "verify_width", property(lambda engine: 1 if engine.next_token is one else 17)):
+        decoder = scripted_decoder(tmp_path, lambda context: 5, one)
+    message = (
+        "the draft model gives logits of 1 tokens a step here, drafter cascade needs as many as the target; "
+        "use drafter model"
+    )
+    with decoder, pytest.raises(RequestError, match=f"^{message}$"):
+        decoder.submit([1, 2], drafter="cascade")
+
+
+def one(context: Sequence[int]) -> int:
+    return 1
 
 
 def test_generate_wants_one_params_for_all_or_one_each(decoder: Decoder):

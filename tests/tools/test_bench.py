@@ -73,6 +73,15 @@ def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
         assert one["proposing"] == sum(counts["histogram"]) / counts["rounds"]
 
 
+def test_the_one_pass_of_a_cascade_is_its_bare_draft_and_its_prediction_counts_what_it_proposes(bench):
+    found = json.loads(bench("--drafter", "cascade").out.splitlines()[-1])
+    for one in found["settings"][1:]:
+        k, counts = one["draft_length"], one["speculation"]
+        assert one["draft_ms"] > 0
+        assert counts["proposed"] < k * counts["rounds"]
+        assert one["predicted"] < tokens_per_round(one["acceptance"], k) / (one["c"] * k + one["v"])
+
+
 def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):
     params = [SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=1.0, seed=seed) for seed in range(4)]
     prompts = ["ab", "def main", "import os", "class"]

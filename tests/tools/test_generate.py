@@ -123,7 +123,7 @@ def test_a_draft_length_out_of_range_is_refused(generate, k):
 
 
 def test_an_unknown_drafter_is_refused(generate):
-    message = "drafter is 'magic', expected one of model, lookup, suffix, ngram, random, none"
+    message = "drafter is 'magic', expected one of model, lookup, suffix, ngram, random, cascade, none"
     assert_refused(generate("--prompt", "a", "--drafter", "magic"), message)
 
 
