@@ -3,7 +3,7 @@
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -86,16 +86,21 @@ class Bundle:
             for file in self.path.rglob("*")
             if file.is_file() and file.name != MANIFEST and file.relative_to(self.path).parts[0] not in (PLANS, COSTS)
         )
+        measured = replace(self, files={name: _measure(self.path / name) for name in names})
+        (self.path / MANIFEST).write_text(measured.manifest(), encoding="utf-8")
+
+    def manifest(self) -> str:
+        """Of this bundle and its `files`."""
         fields = {
             "format": FORMAT,
             "made_by": self.made_by,
             "target": asdict(self.target),
             "draft": None if self.draft is None else asdict(self.draft),
             "tokenizer": asdict(self.tokenizer),
-            "files": {name: _measure(self.path / name) for name in names},
+            "files": self.files,
         }
         sealed = fields | {"sha256": content_hash(fields)}
-        (self.path / MANIFEST).write_text(json.dumps(sealed, indent=1) + "\n", encoding="utf-8")
+        return json.dumps(sealed, indent=1) + "\n"
 
     @classmethod
     def open(cls, path: Path | str) -> "Bundle":

@@ -2,6 +2,10 @@
 
 rejection: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
 coupled:   target and draft pick argmax(score + the same noise); accept while they agree. Greedy has zero noise.
+
+Lenience l < 1 puts l·q in the place of q, so that more is accepted, and lets greedy rows keep what is l times as
+likely as the best token. It is lossy within a bound: an accepted token has min(q, p/l), the residual adds
+R·max(0, p − l·q) / (1 − l + l·R) where R = 1 − Σ min(q, p/l), and since l·R ≤ 1 − l + l·R their sum is at most p/l.
 """
 
 from typing import NamedTuple
@@ -82,12 +86,16 @@ def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: No
     if plan.coupled:
         verdict.winners.pick(scores, noise.gumbel)
     if plan.draft_length:
-        examine(proposal, p, rows, plan, noise, verdict)
+        examine(proposal, scores, p, rows, plan, noise, verdict)
         torch.argmin(verdict.standing, 1, out=verdict.accepted)  # the first that does not stand
+        if plan.lenient and plan.coupled:  # what stands need not be what the target would have picked
+            stands = counting(plan.draft_length, scores.device) < verdict.accepted[:, None]
+            verdict.leading.copy_(torch.where(stands, proposal.tokens, verdict.leading))
     if plan.rejection:
         assert p is not None
         assert noise.draw is not None
-        drawn = inverse_cdf(residual(proposal, p, verdict.accepted), noise.draw[:, -1:])
+        lenience = rows.lenience if plan.lenient else None
+        drawn = inverse_cdf(residual(proposal, p, verdict.accepted, lenience), noise.draw[:, -1:])
         tokens = torch.cat([proposal.tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
         verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens) if plan.coupled else tokens)
 
@@ -104,13 +112,20 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
     verdict.tokens.clamp_(max=last)
 
 
-def examine(proposal: Proposal, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
+def examine(
+    proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
+) -> None:
     """Which proposals [A, K] pass the test of their row's rule."""
     agree = torch.eq(verdict.leading, proposal.tokens, out=None if plan.rejection else verdict.passed)
+    if plan.lenient and plan.coupled:
+        likely = chosen(scores[:, :-1], proposal.tokens) - scores[:, :-1].amax(-1) >= rows.lenience.log()[:, None]
+        agree.logical_or_(likely & (rows.lenience < 1)[:, None])
     if plan.rejection:
         assert p is not None
         assert noise.test is not None
         passed = noise.test[:, : plan.draft_length] * chosen(proposal.probabilities, proposal.tokens)
+        if plan.lenient:
+            passed = passed * rows.lenience[:, None]
         passed = passed < chosen(p[:, :-1], proposal.tokens)
         verdict.passed.copy_(torch.where(rows.coupled[:, None], agree, passed) if plan.coupled else passed)
     if plan.ragged:
@@ -124,7 +139,7 @@ def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
     return probabilities.gather(2, tokens[:, :, None])[:, :, 0]
 
 
-def residual(proposal: Proposal, target: Tensor, accepted: Tensor) -> Tensor:
+def residual(proposal: Proposal, target: Tensor, accepted: Tensor, lenience: Tensor | None = None) -> Tensor:
     """What the next token is drawn from [A, V]: p where all proposals stand, else max(0, p − q) at the rejected one."""
     tokens = proposal.tokens
     p = pick(target, accepted)
@@ -135,6 +150,8 @@ def residual(proposal: Proposal, target: Tensor, accepted: Tensor) -> Tensor:
         q = torch.zeros_like(p).scatter_(1, tokens.gather(1, position[:, None]), 1.0)
     else:
         q = pick(proposal.probabilities, position)
+    if lenience is not None:
+        q = q * lenience[:, None]
     difference = (p - q * (accepted < proposal.proposed)[:, None]).clamp_(min=0)
     # p equal to q up to rounding leaves nothing, and then p is the answer; beside anything else it is never drawn.
     return difference.add_(p, alpha=NEGLIGIBLE)

@@ -15,9 +15,11 @@ from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, op
 from ..engines.errors import first_line
 from .controller import Controller
 from .costs import Costs, read_costs
+from .drafters import WITH_MODEL
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
+from .ngram import read_ngrams
 from .params import SamplingParams
 from .request import AUTO, MIXED, Output, Piece, Request
 from .scheduler import Scheduler
@@ -50,6 +52,7 @@ class Decoder:
             try:
                 engines += open_engines(engine, graphs, device)
                 models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
+                ngrams = read_ngrams(bundle, device)
             except BaseException as error:
                 for opened in engines:
                     opened.close()
@@ -58,7 +61,21 @@ class Decoder:
                 raise
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
             self._controller = Controller(costs, self._longest_draft) if costs else None
-            self._scheduler = Scheduler(self.target, self.draft, max_batch, bundle.capacity, capture, self._controller)
+            self._scheduler = Scheduler(
+                self.target, self.draft, ngrams, max_batch, bundle.capacity, capture, self._controller
+            )
+        self._unavailable: dict[str, str] = {}  # drafters, and why
+        if self.draft is None:
+            self._unavailable |= dict.fromkeys(WITH_MODEL, "the bundle has no draft model; use drafter lookup or none")
+        elif self.draft.engine.verify_width < self.target.engine.verify_width:
+            self._unavailable["cascade"] = (
+                f"the draft model gives logits of {self.draft.engine.verify_width} tokens a step here, drafter cascade "
+                "needs as many as the target; use drafter model"
+            )
+        if ngrams is None:
+            self._unavailable["ngram"] = (
+                f"the bundle has no table of n-grams; count one with trt-spec ngram --bundle {bundle.path} --text FILE"
+            )
         self._step_lock = threading.RLock()
         self._closed = False
 
@@ -177,7 +194,7 @@ class Decoder:
             drafter,
             stop_ids,
             text,
-            has_model=self.draft is not None,
+            unavailable=self._unavailable,
             longest_draft=self._longest_draft,
             controller=self._controller,
             trace=trace,

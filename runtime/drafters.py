@@ -1,14 +1,26 @@
-"""Where proposals come from: the draft model, or a copy of what followed the same words earlier in the context."""
+"""Where proposals come from.
+
+model   the draft model
+lookup  a copy of what followed the same words earlier in the context
+suffix  the same from longer matches and from earlier outputs, found on the host; see suffix.py
+ngram   the n-grams counted from a text, in the place of a model
+random  all tokens alike, in the place of a model: the floor that theory gives
+cascade the draft model in one pass over what lookup finds; see cascade.py
+none    nowhere
+"""
 
 import torch
 from torch import Tensor
 
 from .acceptance import Noise, Proposal, inverse_cdf
+from .cascade import cascade
 from .frame import Frame
 from .rows import Plan, Rows
-from .transform import transform
+from .transform import draft_transform
 
-DRAFTERS = ("model", "lookup", "none")
+SOURCES = ("model", "lookup", "suffix", "ngram", "random", "cascade")
+WITH_MODEL = ("model", "cascade")
+DRAFTERS = (*SOURCES, "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
 
 
@@ -18,32 +30,61 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
     `span` bounds the committed lengths.
     """
     count, probabilities = rows.from_model, None
-    if plan.model:
+    if plan.sampled:
         probabilities = draft(rows, plan, frame, noise)
+    if plan.ngram:
+        count = count + rows.from_ngram
+    if plan.random:
+        count = count + rows.from_random
     if plan.draft_length:
         frame.line_up()
-    if plan.lookup:
+    if plan.lookup or plan.cascade:
         copied, found = look_up(rows, plan, span)
+    alone = not plan.sampled
+    if plan.cascade:
+        tokens, cascaded, q = cascade(rows, plan, frame, noise, copied, found)
+        count = count + cascaded
+        probabilities = put(tokens, rows.from_cascade, frame, probabilities, q, alone=alone)
+        alone = False
+    if plan.lookup:
         count = count + rows.from_lookup * found
-        if plan.model:
-            copies = rows.from_lookup[:, None] > 0
-            copied = torch.where(copies, copied, frame.proposed)
-            if probabilities is not None:
-                certain = torch.zeros_like(probabilities).scatter_(2, copied[:, :, None], 1.0)
-                probabilities = torch.where(copies[:, :, None], certain, probabilities)
-        frame.proposed.copy_(copied)
+        probabilities = put(copied, rows.from_lookup, frame, probabilities, alone=alone)
+        alone = False
+    if plan.suffix:
+        count = count + rows.from_suffix
+        suggested = rows.suggested[:, : plan.draft_length]
+        probabilities = put(suggested, rows.from_suffix, frame, probabilities, alone=alone)
     return Proposal(frame.proposed, count, probabilities)
 
 
+def put(
+    tokens: Tensor, asked: Tensor, frame: Frame, others: Tensor | None, q: Tensor | None = None, *, alone: bool
+) -> Tensor | None:
+    """Let rows that asked for these tokens [A, K] propose them, all rows if alone; returns the q of all rows.
+
+    `others` is what it is without them; where they have no `q` of their own they are certain.
+    """
+    if alone:
+        frame.proposed.copy_(tokens)
+        return q
+    mine = asked[:, None] > 0
+    frame.proposed.copy_(torch.where(mine, tokens, frame.proposed))
+    if others is None:
+        return None
+    if q is None:
+        q = torch.zeros_like(others).scatter_(2, frame.proposed[:, :, None], 1.0)
+    return torch.where(mine[:, :, None], q, others)
+
+
 def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
-    """Sample K tokens from the draft, each by the request's own transform and rule; their q [A, K, V] if needed."""
+    """Sample K tokens one after another, each by the request's transform and rule; their q [A, K, V] if needed."""
     probabilities: list[Tensor] = []
     counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
     draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
-    for i, (step, winners) in enumerate(zip(frame.drafts, frame.drafted, strict=True)):
-        step.run()
+    history = read_history(rows, frame) if plan.ngram else None
+    for i, winners in enumerate(frame.drafted):
         token = winners.tokens  # [A, 1]
-        scores = transform(frame.draft_logits, rows, plan, counts)  # [A, 1, V]
+        scores = draft_transform(draft_logits(i, rows, plan, frame, history), rows, plan, counts)  # [A, 1, V]
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
         if plan.coupled:
@@ -56,6 +97,28 @@ def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
         if counts is not None:
             counts.scatter_add_(2, token[:, None], torch.ones_like(counts[..., :1]))
     return torch.cat(probabilities, 1) if probabilities else None
+
+
+def draft_logits(i: int, rows: Rows, plan: Plan, frame: Frame, history: Tensor | None) -> Tensor:
+    """What proposal i is drawn by [A, 1, V], each row's from its own source."""
+    logits = frame.draft_logits
+    if plan.model:
+        frame.drafts[i].run()
+        if plan.random:
+            logits = torch.where(rows.from_random[:, None, None] > 0, 0.0, logits)
+    if history is not None:
+        assert frame.ngrams is not None
+        proposed = (winners.tokens for winners in frame.drafted[:i])
+        counted = frame.ngrams.after(torch.cat([history, *proposed], 1)[:, i:]).log()[:, None]
+        logits = torch.where(rows.from_ngram[:, None, None] > 0, counted, logits)
+    return logits
+
+
+def read_history(rows: Rows, frame: Frame) -> Tensor:
+    """The last committed tokens, as many as the longest n-gram looks back on; -1 before the first."""
+    assert frame.ngrams is not None
+    index = rows.length[:, None] + torch.arange(-frame.ngrams.longest, 0, device=rows.length.device)
+    return rows.tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, -1)
 
 
 def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:

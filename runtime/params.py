@@ -21,6 +21,7 @@ class SamplingParams:
 
     max_new_tokens: int = 128
     temperature: float = 0.0
+    draft_temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -34,19 +35,16 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     rule: str = "rejection"
+    lenience: float = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         _require("max_new_tokens", self.max_new_tokens, _whole(self.max_new_tokens, 1), "a whole number >= 1")
         cold, hot = TEMPERATURES
-        temperature = self.temperature
-        _require(
-            "temperature",
-            temperature,
-            _real(temperature, 0, hot) and (temperature == 0 or temperature >= cold),
-            f"0 or a number from {cold:g} to {hot:g}",
-        )
+        for name, value in (("temperature", self.temperature), ("draft_temperature", self.own_draft_temperature)):
+            sensible = _real(value, 0, hot) and (value == 0 or value >= cold)
+            _require(name, value, sensible, f"0 or a number from {cold:g} to {hot:g}")
         _require("top_k", self.top_k, _whole(self.top_k, 0), "a whole number >= 0 (0 = off)")
         _require("top_p", self.top_p, _real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _require("min_p", self.min_p, _real(self.min_p, 0, 1), "a number in [0, 1]")
@@ -90,10 +88,31 @@ class SamplingParams:
             f"a whole number from 0 to {MAX_LOGPROBS}",
         )
         _require("rule", self.rule, self.rule in RULES, f"one of {', '.join(RULES)}")
+        _require("lenience", self.lenience, _real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
+        if self.lenient and self.rule == "coupled":
+            raise RequestError(
+                f"lenience {self.lenience} accepts what the draft says and rule coupled keeps one text whatever it "
+                "says; choose rule rejection, or lenience 1"
+            )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def lenient(self) -> bool:
+        """Lossy: the output is not distributed as the target's."""
+        return self.lenience < 1
+
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k, top-p and min-p matter: a greedy pick passes them all."""
+        return not self.greedy or self.lenient
+
+    @property
+    def own_draft_temperature(self) -> float:
+        """Of the draft, the request's own unless another was asked for."""
+        return self.temperature if self.draft_temperature is None else self.draft_temperature
 
     @property
     def penalised(self) -> bool:
@@ -103,6 +122,7 @@ class SamplingParams:
 HELP = {
     "max_new_tokens": "stop after this many tokens",
     "temperature": "0 is greedy",
+    "draft_temperature": "what the draft samples at, 0 proposes its best token (default: the request's temperature)",
     "top_k": "keep the k likeliest tokens (0 = off)",
     "top_p": "keep the smallest set of likeliest tokens that holds this much probability",
     "min_p": "keep tokens at least this likely relative to the likeliest",
@@ -116,6 +136,8 @@ HELP = {
     "seed": "with it, the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen and this many likeliest tokens",
     "rule": "rejection accepts more; coupled gives one text per seed whatever the draft, K, batch or engine",
+    "lenience": "lossy below 1: a token may become up to 1 / lenience times as likely as the target says, and a greedy "
+    "one stand that is lenience times as likely as the best",
 }
 
 

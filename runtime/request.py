@@ -2,16 +2,17 @@
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import perf_counter
 
 from ..engines import MAX_DRAFT_LENGTH, RequestError
 from .controller import Controller, Estimate
-from .drafters import DRAFTERS
+from .drafters import DRAFTERS, WITH_MODEL
 from .metrics import Speculation
 from .params import SamplingParams
+from .suffix import SuffixAutomaton
 from .text import TextStream
 
 AUTO = "auto"  # the draft length that the controller chooses, for each round anew
@@ -53,6 +54,7 @@ class Output:
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None
     speculation: Speculation
+    lossless: bool  # distributed as the target's own; not with lenience
     seed: int
     seconds: float  # from submission to the last token
     seconds_to_first_token: float | None
@@ -87,14 +89,14 @@ class Request:
         stop_ids: frozenset[int],
         text: TextStream,
         *,
-        has_model: bool,
+        unavailable: Mapping[str, str],  # drafters the bundle cannot serve, and why
         longest_draft: int,
         controller: Controller | None,
         trace: bool,
     ) -> None:
         self.prompt = tuple(prompt)
         self.params = params
-        self._has_model, self._longest_draft, self._controller = has_model, longest_draft, controller
+        self._unavailable, self._longest_draft, self._controller = unavailable, longest_draft, controller
         self.estimates: dict[str, Estimate] = {}  # by drafter, of those the controller may choose from
         self.chosen = (0, "none")  # by it, where there are any
         self._draft_length: int | str = 0
@@ -107,6 +109,8 @@ class Request:
         self.speculation = Speculation()
         self.trace: list[TracedRound] | None = [] if trace else None
         self.target_entries = self.draft_entries = 0  # valid cache entries of its row
+        self.context: SuffixAutomaton | None = None  # made when it first drafts with suffix
+        self.suggested: list[int] = []  # by it, for the next round
         self.uniform_blocks: list[int | None] = [None, None]  # which lengths its row has uniforms for
         self.cancelled = False
         self._stop_ids = stop_ids
@@ -144,8 +148,8 @@ class Request:
     def drafter(self, value: str) -> None:
         if value not in (*DRAFTERS, MIXED):
             raise RequestError(f"drafter is {value!r}, expected one of {', '.join((*DRAFTERS, MIXED))}")
-        if value == "model" and not self._has_model:
-            raise RequestError("the bundle has no draft model; use drafter lookup or none")
+        if value in self._unavailable:
+            raise RequestError(self._unavailable[value])
         if self._draft_length == AUTO:
             self.estimates = self._expectations(value)
         self._drafter = value
@@ -175,7 +179,7 @@ class Request:
 
     @property
     def may_draft_with_model(self) -> bool:
-        return self._drafter == "model" or "model" in self.estimates
+        return self._drafter in WITH_MODEL or any(drafter in WITH_MODEL for drafter in self.estimates)
 
     @property
     def length(self) -> int:
@@ -239,6 +243,7 @@ class Request:
             usage=Usage(len(self.prompt), len(self.token_ids)),
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
             speculation=self.speculation,
+            lossless=not self.params.lenient,
             seed=self.seed,
             seconds=(self._ended or perf_counter()) - self._submitted,
             seconds_to_first_token=None if self._first_token is None else self._first_token - self._submitted,

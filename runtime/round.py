@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from .acceptance import Noise, Proposal, Verdict, accept, flag_no_numbers
@@ -11,7 +10,7 @@ from .drafters import propose
 from .frame import Frame
 from .noise import gumbels
 from .rows import Plan, Rows, counting
-from .transform import transform
+from .transform import counts_at_each_position, transform
 
 
 class Round(NamedTuple):
@@ -49,15 +48,6 @@ def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
     if plan.rejection:
         draw, test = rows.round_uniforms()
     return Noise(gumbel, draw, test)
-
-
-def counts_at_each_position(rows: Rows, plan: Plan, proposal: Proposal) -> Tensor | None:
-    """Output counts [A, K+1, V] as plain decoding would have them at each verify row: proposals before it included."""
-    if not plan.penalised:
-        return None
-    ahead = torch.zeros(plan.batch, plan.draft_length + 1, rows.output_counts.shape[1], device=rows.length.device)
-    ahead[:, 1:].scatter_(2, proposal.tokens[:, :, None], 1.0)
-    return rows.output_counts[:, None] + ahead.cumsum(1)
 
 
 def commit(rows: Rows, plan: Plan, frame: Frame) -> None:

@@ -13,6 +13,8 @@ from .params import SamplingParams
 
 BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
 
+LEAST_LENIENCE = 1e-30  # its logarithm is finite, so that what a request excludes stays excluded
+
 
 @cache
 def counting(n: int, device: torch.device) -> Tensor:
@@ -33,11 +35,17 @@ class Plan:
     draft_length: int  # K: the widest of the live rows
     model: bool = False  # some row drafts with the draft model
     lookup: bool = False  # some row drafts by copying from its context
+    suffix: bool = False  # some row takes what the host suggests
+    ngram: bool = False  # some row drafts from counted n-grams
+    random: bool = False  # some row drafts from all tokens alike
+    cascade: bool = False  # some row drafts with the draft model in one pass over a copy from its context
     ragged: bool = False  # some row proposes less than K tokens
     tempered: bool = False  # some row divides its scores by a temperature
+    own_draft: bool = False  # the draft of some row samples at a temperature of its own
     rejection: bool = False  # some row samples by the rejection rule
     coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
+    lenient: bool = False  # some row accepts more than is lossless
     top_k: bool = False
     top_p: bool = False
     min_p: bool = False
@@ -45,6 +53,15 @@ class Plan:
     biased: bool = False
     logprobs: int | None = None
     traced: bool = False
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some row's proposals are sampled one after another."""
+        return self.model or self.ngram or self.random
+
+    @property
+    def runs_draft(self) -> bool:
+        return self.model or self.cascade
 
     @property
     def probabilities(self) -> bool:
@@ -60,10 +77,18 @@ class Rows:
     length: Tensor  # [M] int64
     from_model: Tensor  # [M] int64, how many proposals of the draft model the row takes
     from_lookup: Tensor  # [M] int64, likewise
+    from_suffix: Tensor  # [M] int64, likewise
+    from_ngram: Tensor  # [M] int64, likewise
+    from_random: Tensor  # [M] int64, likewise
+    from_cascade: Tensor  # [M] int64, how many a row takes at most
+    suggested: Tensor  # [M, 16] int64, proposals of the host
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
+    draft_temperature: Tensor  # [M] float32, likewise
+    draft_depth: Tensor  # [M] float32, how far below its best score the draft samples: 0 if greedily, else inf
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
+    lenience: Tensor  # [M] float32, 1 is lossless
     top_k: Tensor  # [M] int64, the vocabulary's size when off
     unlikely: Tensor  # [M, 17, 1] float32, 1 - top_p: the mass that may be left out at each position, -1 when off
     log_min_p: Tensor  # [M] float32, -inf when off
@@ -90,10 +115,18 @@ class Rows:
             length=whole(),
             from_model=whole(),
             from_lookup=whole(),
+            from_suffix=whole(),
+            from_ngram=whole(),
+            from_random=whole(),
+            from_cascade=whole(),
+            suggested=whole(MAX_DRAFT_LENGTH),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             temperature=real(),
+            draft_temperature=real(),
+            draft_depth=real(),
             noise_scale=real(),
+            lenience=real(),
             top_k=whole(),
             unlikely=real(MAX_DRAFT_LENGTH + 1, 1),
             log_min_p=real(),
@@ -124,7 +157,10 @@ class Rows:
         self.coupled[row] = params.greedy or params.rule == "coupled"
         self.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])
         self.temperature[row] = params.temperature or 1.0
+        self.draft_temperature[row] = params.own_draft_temperature or 1.0
+        self.draft_depth[row] = 0.0 if params.own_draft_temperature == 0 else torch.inf
         self.noise_scale[row] = 0.0 if params.greedy else 1.0
+        self.lenience[row] = max(params.lenience, LEAST_LENIENCE)
         self.top_k[row] = min(params.top_k or vocab_size, vocab_size)
         self.unlikely[row] = 1 - params.top_p if params.top_p < 1 else -1.0
         self.log_min_p[row] = torch.tensor(params.min_p).log()

@@ -11,13 +11,16 @@ import torch
 from ..engines import PREFILL_WIDTH
 from .capture import Flight, Rounds
 from .controller import Controller
+from .drafters import SOURCES, WITH_MODEL
 from .frame import Frame
 from .metrics import Outcome, Speculation
 from .model import Model
+from .ngram import NGrams
 from .params import SamplingParams
 from .request import Request, State
 from .result import RowResult
 from .rows import BLOCK, Plan, Rows
+from .suffix import Suffixes
 
 
 class Scheduler:
@@ -30,21 +33,23 @@ class Scheduler:
         self,
         target: Model,
         draft: Model | None,
+        ngrams: NGrams | None,
         max_batch: int,
         capacity: int,
         capture: bool,
         controller: Controller | None = None,
     ) -> None:
-        self.target, self.draft, self._controller = target, draft, controller
+        self.target, self.draft, self.ngrams, self._controller = target, draft, ngrams, controller
         self.max_batch = max_batch
         self.speculation = Speculation()
         self.live: list[Request] = []  # request i decodes in row i
         self.prefilling: Request | None = None
         self.waiting: deque[Request] = deque()
         self.rows = Rows.allocate(max_batch, capacity, target.vocab_size, target.engine.device)
+        self._suffixes = Suffixes()
         self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
-        self._frames: dict[tuple[int, int, bool], Frame] = {}
+        self._frames: dict[tuple[int, int, bool, bool, bool], Frame] = {}
         self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
         self._ahead: Flight | None = None  # launched before the round it follows was read
         self._view = self.rows.view(0)  # the live rows of the plan
@@ -117,6 +122,8 @@ class Scheduler:
             if request.cancelled and not request.finished:
                 request.finish("cancelled")
             if request.finished:
+                if request.context is not None:
+                    self._suffixes.remember(request)
                 self._plan = None
                 last = self.live.pop()
                 if row < len(self.live):
@@ -202,6 +209,7 @@ class Scheduler:
             and self.prefilling is None
             and not any(request.finished or request.cancelled for request in self.live)
             and self._plan_key == tuple(request.wanted for request in self.live)
+            and not any(drafter == "suffix" for _, drafter in self._plan_key)  # the host has to read first
             and any(request.remaining > 1 for request in self.live)
         )
 
@@ -213,10 +221,13 @@ class Scheduler:
         plan = self._current_plan()
         span = max(request.length for request in self.live)
         self._make_room(self.target, plan.batch, span + plan.draft_length + 1)
-        if plan.model:
+        if plan.runs_draft:
             assert self.draft is not None
             self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
         self._refresh_uniforms(plan)
+        if plan.suffix:
+            padded = [(request.suggested + [0] * plan.draft_length)[: plan.draft_length] for request in self.live]
+            self._view.suggested[:, : plan.draft_length] = torch.tensor(padded)
         self.frame = self._frame_for(plan)
         return self._rounds.launch(self._view, plan, self.frame, span)
 
@@ -245,7 +256,7 @@ class Scheduler:
         """
         for row, request in enumerate(self.live):
             missing = request.length - 2 - request.draft_entries
-            if missing > 0 and request.wanted[1] == "model":
+            if missing > 0 and request.wanted[1] in WITH_MODEL:
                 chunk = min(missing, PREFILL_WIDTH)
                 self._feed(draft, row, request.draft_entries, chunk)
                 request.draft_entries += chunk
@@ -264,8 +275,8 @@ class Scheduler:
     def _commit(self, request: Request, result: RowResult, plan: Plan, drafter: str) -> None:
         before = request.length
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
-        if plan.model and drafter == "model":
-            request.draft_entries = before + min(result.accepted, plan.draft_length - 1)
+        if drafter in WITH_MODEL:  # which never saw its own last proposal
+            request.draft_entries = before + min(result.accepted, result.proposed - 1)
         request.target_entries = before + result.accepted
         outcome = Outcome(result.proposed, result.accepted, kept)
         for speculation in (self.speculation, request.speculation):
@@ -285,20 +296,26 @@ class Scheduler:
 
     def _source(self, request: Request) -> tuple[int, str]:
         """How many proposals a row takes this round, and from where; none from a draft that is behind."""
-        behind = not 2 <= request.length <= request.draft_entries + 2
-        return (0, "none") if request.wanted[1] == "model" and behind else request.wanted
+        length, drafter = request.wanted
+        if drafter in WITH_MODEL and not 2 <= request.length <= request.draft_entries + 2:
+            return 0, "none"
+        if drafter == "suffix":
+            request.suggested = self._suffixes.suggest(request, length)
+            return len(request.suggested), "suffix" if request.suggested else "none"
+        return length, drafter
 
     def _frame_for(self, plan: Plan) -> Frame:
-        key = (plan.batch, plan.draft_length, plan.model)
+        key = (plan.batch, plan.draft_length, plan.model, plan.sampled, plan.cascade)
         if key not in self._frames:
-            self._frames[key] = Frame(plan, self.target, self.draft)
+            self._frames[key] = Frame(plan, self.target, self.draft, self.ngrams)
         return self._frames[key]
 
     def _make_plan(self, key: tuple[tuple[int, str], ...]) -> Plan:
         batch = len(self.live)
         lengths = [length for length, _ in key]
-        for name, count in (("model", self.rows.from_model), ("lookup", self.rows.from_lookup)):
-            count[:batch] = torch.tensor([length if drafter == name else 0 for length, drafter in key])
+        for name in SOURCES:
+            asked = torch.tensor([length if drafter == name else 0 for length, drafter in key])
+            getattr(self.rows, f"from_{name}")[:batch] = asked
 
         def any_row(holds: Callable[[SamplingParams], bool]) -> bool:
             return any(holds(request.params) for request in self.live)
@@ -307,16 +324,17 @@ class Scheduler:
         return Plan(
             batch=batch,
             draft_length=max(lengths),
-            model=any(name == "model" for _, name in key),
-            lookup=any(name == "lookup" for _, name in key),
-            ragged=any(name == "lookup" or length < max(lengths) for length, name in key),
+            **{source: any(name == source for _, name in key) for source in SOURCES},
+            ragged=any(name in ("lookup", "cascade") or length < max(lengths) for length, name in key),
             tempered=any_row(lambda p: p.temperature not in (0, 1)),
+            own_draft=any_row(lambda p: not p.greedy and p.own_draft_temperature != p.temperature),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
             coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
             gumbel=any_row(lambda p: not p.greedy and p.rule == "coupled"),
-            top_k=any_row(lambda p: not p.greedy and p.top_k > 0),
-            top_p=any_row(lambda p: not p.greedy and p.top_p < 1),
-            min_p=any_row(lambda p: not p.greedy and p.min_p > 0),
+            lenient=any_row(lambda p: p.lenient),
+            top_k=any_row(lambda p: p.filtered and p.top_k > 0),
+            top_p=any_row(lambda p: p.filtered and p.top_p < 1),
+            min_p=any_row(lambda p: p.filtered and p.min_p > 0),
             penalised=any_row(lambda p: p.penalised),
             biased=any_row(lambda p: bool(p.logit_bias)),
             logprobs=min(max(logprobs), self.target.vocab_size) if logprobs else None,

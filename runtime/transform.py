@@ -4,11 +4,13 @@ Applied to target and draft alike *before* any acceptance rule, so that p and q 
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .acceptance import Proposal
 from .rows import Plan, Rows
 
 
@@ -27,6 +29,15 @@ def transform(logits: Tensor, rows: Rows, plan: Plan, counts: Tensor | None) -> 
     if plan.top_k or plan.top_p or plan.min_p:
         scores = keep_likeliest(scores, rows, plan)
     return scores
+
+
+def draft_transform(logits: Tensor, rows: Rows, plan: Plan, counts: Tensor | None) -> Tensor:
+    """As `transform`, at the draft's own temperature: what it samples from is the softmax of exactly these scores."""
+    if not plan.own_draft:
+        return transform(logits, rows, plan, counts)
+    own = replace(rows, temperature=rows.draft_temperature)
+    scores = transform(logits, own, replace(plan, tempered=True), counts)
+    return cut_below(scores, scores.amax(-1, keepdim=True) - rows.draft_depth[:, None, None])
 
 
 def penalise(scores: Tensor, rows: Rows, counts: Tensor) -> Tensor:
@@ -65,3 +76,12 @@ def ascending(scores: Tensor) -> Tensor:
     if scores.device.type == "cpu":  # numpy's vectorised sort takes a tenth of torch's time
         return torch.from_numpy(np.sort(scores.numpy(), axis=-1))
     return scores.sort(dim=-1).values
+
+
+def counts_at_each_position(rows: Rows, plan: Plan, proposal: Proposal) -> Tensor | None:
+    """Output counts [A, K+1, V] as plain decoding would have them at each verify row: proposals before it included."""
+    if not plan.penalised:
+        return None
+    ahead = torch.zeros(plan.batch, plan.draft_length + 1, rows.output_counts.shape[1], device=rows.length.device)
+    ahead[:, 1:].scatter_(2, proposal.tokens[:, :, None], 1.0)
+    return rows.output_counts[:, None] + ahead.cumsum(1)

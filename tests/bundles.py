@@ -14,7 +14,11 @@ import torch
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle
+from trt_spec.engines.additions import put_file
 from trt_spec.export.pipeline import export_bundle
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.ngram import FOLDER, SUFFIX, to_bytes
+from trt_spec.tools.counting import count_ngrams
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,19 @@ def export_pair(target: Path, out: Path, draft: Path | None = None, **options: A
 
 def tiny_pair(make: Callable[..., Path], folder: Path, noise: float, **config: Any) -> Pair:
     pair = export_pair(make(folder / "checkpoint", **config), folder / "target-alone")
-    return pair_of(pair, noisy_draft(pair.bundle, folder / "bundle", noise))
+    return with_ngrams(pair_of(pair, noisy_draft(pair.bundle, folder / "bundle", noise)))
+
+
+def with_ngrams(pair: Pair, order: int = 3, tokens: int = 2000) -> Pair:
+    """The bundle with n-grams counted from what its own target says."""
+    params = [
+        SamplingParams(temperature=1.0, max_new_tokens=100, ignore_eos=True, seed=i) for i in range(tokens // 100)
+    ]
+    with Decoder.open(pair.bundle) as decoder:
+        outputs = decoder.generate([[2 + i % 6] for i in range(len(params))], params, draft_length=0)
+        said = np.array([token for output in outputs for token in output.token_ids])
+        put_file(decoder.bundle, FOLDER, SUFFIX, to_bytes(*count_ngrams(said, decoder.vocab_size, order, most=10**6)))
+    return pair
 
 
 def pair_of(pair: Pair, bundle: Path) -> Pair:

@@ -15,18 +15,19 @@ from typing import Any
 
 from ..engines import MAX_DRAFT_LENGTH
 from ..runtime import Decoder, SamplingParams
+from ..runtime.drafters import SOURCES
 from .bandwidth import read_bandwidth
 from .engine_flags import add_engine_flags, open_decoder
 from .layout import in_bytes, table
 from .measure import Measured, Setting, measure
 from .prompts import PYTHON_PROMPTS, read_prompts
-from .report import total
+from .report import lossy, total
 from .sampling_flags import add_sampling_flags, positive, sampling_params
 from .theory import tokens_per_round
 from .whole_file import whole_file
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
+SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
 HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
 
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K,K,…",
         help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))})",
     )
-    parser.add_argument("--drafter", choices=("model", "lookup"), help="default: the draft model if there is one")
+    parser.add_argument("--drafter", choices=SOURCES, help="default: the draft model if there is one")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
@@ -110,6 +111,7 @@ def _result(
         "batch": arguments.batch,
         "prompts": len(prompts),
         "repeats": arguments.repeats,
+        "lossless": not params.lenient,
         "sampling": {name: getattr(params, name) for name in SAMPLING},
         "roof": {
             "weight_bytes": weight_bytes,
@@ -129,8 +131,9 @@ def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
     counts = total(measured.speculation)
     alpha = counts.acceptance
     c, v = measured.draft_ms / k / t if k else 0.0, measured.verify_ms / t
-    proposing = sum(counts.histogram) / counts.rounds  # lookup proposes only where it finds a match
-    expected = 1 + proposing * (tokens_per_round(alpha or 0.0, k) - 1)
+    proposing = sum(counts.histogram) / counts.rounds  # some drafters propose only where they find a match
+    each = (tokens_per_round(alpha or 0.0, one.proposed) * rounds for one, rounds in counts.outcomes.items())
+    expected = sum(each) / counts.rounds
     return {
         "draft_length": k,
         "tokens_per_second": rate,
@@ -163,8 +166,9 @@ def _report(result: dict[str, Any]) -> str:
         for one in result["settings"]
     ]
     roof = result["roof"]
+    note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
     return (
-        f"{table([HEADER, *rows], left=0)}\n"
+        f"{table([HEADER, *rows], left=0)}\n{note}"
         f"bare target, one token: {roof['bare_ms']:.2f} ms, {roof['bare_over_roof']:.2f} × the roof of "
         f"{in_bytes(roof['weight_bytes'])} of weights at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )

@@ -12,7 +12,7 @@ from ..runtime.drafters import DRAFTERS
 from ..runtime.request import AUTO, MIXED
 from .engine_flags import add_engine_flags, open_decoder
 from .prompts import add_prompt_flags, chosen_prompt
-from .report import output_json, summary
+from .report import lossy, output_json, summary
 from .sampling_flags import add_sampling_flags, sampling_params
 from .trace import Marks
 
@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.stream:
                 print("".join(piece.text for piece in request.take()), end="", flush=True)
         _print_result(request.output(), arguments)
+    if params.lenient:
+        print(lossy(params.lenience), file=sys.stderr)
     return 0
 
 

@@ -27,7 +27,7 @@ class Setting:
 class Bare:
     """Milliseconds of the engine's own runs."""
 
-    first_draft: list[float] = field(default_factory=list)  # two tokens wide
+    first_draft: list[float] = field(default_factory=list)  # two tokens wide, or all in one step
     draft: list[float] = field(default_factory=list)
     verify: list[float] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Measured:
         k = self.setting.draft_length
         if not self.bare.first_draft:
             return 0.0
-        return median(self.bare.first_draft) + (k - 1) * (median(self.bare.draft) if k > 1 else 0.0)
+        return median(self.bare.first_draft) + (k - 1) * (median(self.bare.draft) if self.bare.draft else 0.0)
 
     @property
     def verify_ms(self) -> float:
@@ -110,7 +110,7 @@ def _replay(decoder: Decoder, bare: Bare) -> None:
     frame, device = decoder.last_frame, decoder.target.engine.device
     assert frame is not None
     with decoder.between_rounds():
-        for first, step in enumerate(frame.drafts):
+        for first, step in enumerate(frame.draft_runs):
             (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
         bare.verify.append(_run_ms(frame.verify, device))
 

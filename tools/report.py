@@ -18,6 +18,7 @@ def output_json(output: Output) -> dict[str, Any]:
             "prompt_tokens": output.usage.prompt_tokens,
             "completion_tokens": output.usage.completion_tokens,
         },
+        "lossless": output.lossless,
         "speculation": speculation.to_json(),
         "timing": {
             "seconds": output.seconds,
@@ -49,6 +50,11 @@ def summary(speculation: Speculation) -> str:
     acceptance = speculation.acceptance
     proposals = "nothing proposed" if acceptance is None else f"{acceptance:.0%} of examined proposals accepted"
     return f"{proposals}, {speculation.tokens_per_round or 0:.2f} tokens a round"
+
+
+def lossy(lenience: float) -> str:
+    """What must be said of a result under lenience."""
+    return f"lossy: with lenience {lenience:g} the output is not distributed as the target's own"
 
 
 def _logprob_json(logprob: TokenLogprob) -> dict[str, Any]:

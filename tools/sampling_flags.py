@@ -54,6 +54,7 @@ FORMS: dict[Any, dict[str, Any]] = {
     int: {"type": int, "metavar": "N"},
     int | None: {"type": int, "metavar": "N"},
     float: {"type": float, "metavar": "X"},
+    float | None: {"type": float, "metavar": "X"},
     str: {"metavar": "NAME"},
     Sequence[str]: {"action": "append", "metavar": "TEXT"},
     Sequence[int]: {"action": "append", "type": int, "metavar": "ID"},

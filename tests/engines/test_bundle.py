@@ -42,7 +42,7 @@ def refused(bundle: Path, message: str) -> str:
 
 def test_a_whole_bundle_opens_and_says_what_is_in_it(bundle: Path):
     opened = Bundle.open(str(bundle))
-    assert set(opened.files) == set(FILES)
+    assert {name for name in opened.files if not name.startswith("ngram/")} == set(FILES)
     assert opened.target.contract.layers == 2
     assert opened.draft is not None
     assert opened.tokenizer.eos_token_ids == (1,)

@@ -24,9 +24,11 @@ def make_plan(params: Sequence[SamplingParams], draft_length: int = 0, **fields:
         draft_length=draft_length,
         **{
             "tempered": any(setting.temperature != 1 for setting in sampled),
+            "own_draft": any(setting.own_draft_temperature != setting.temperature for setting in sampled),
             "rejection": any(setting.rule == "rejection" for setting in sampled),
             "coupled": any(setting.greedy or setting.rule == "coupled" for setting in params),
             "gumbel": any(setting.rule == "coupled" for setting in sampled),
+            "lenient": any(setting.lenient for setting in params),
             "top_k": any(setting.top_k for setting in sampled),
             "top_p": any(setting.top_p < 1 for setting in sampled),
             "min_p": any(setting.min_p for setting in sampled),

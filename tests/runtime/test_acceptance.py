@@ -16,6 +16,7 @@ from trt_spec.runtime.acceptance import (
 )
 from trt_spec.runtime.noise import gumbels, uniforms
 from trt_spec.runtime.rows import Rows
+from trt_spec.tools.theory import lenient_acceptance
 
 from .states import log, make_plan, make_rows
 
@@ -235,3 +236,59 @@ def test_a_next_token_drawn_from_nan_is_flagged_and_kept_in_the_vocabulary(at: s
     flag_no_numbers(logits, verdict)
     assert verdict.proposed.tolist() == [1, -1, -1]
     assert verdict.tokens.max() < 5
+
+
+# Lenience.
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.9, 0.5, 0.1, 1e-3])
+def test_under_lenience_no_token_becomes_likelier_than_p_over_l(lenience: float):
+    """The whole distribution of the token that comes out, put together from the verdicts and the residual of the code
+    that runs; float32 rounding allows 1e-6, and each threshold of u is met within 1e-5 of itself."""
+    generator = torch.Generator().manual_seed(1)
+    params = SamplingParams(temperature=1.0, lenience=lenience)
+    for spread in (0.3, 1.0, 3.0) * 10:
+        p, q = (spread * torch.randn(2, 6, generator=generator)).softmax(-1)
+        accepted = (p / (lenience * q)).clamp(max=1)
+        tokens = torch.arange(6)[:, None].tolist()
+        scores = p.log().expand(6, 2, 6)
+        below, above = ((accepted * near)[:, None].double() for near in (1 - 1e-5, 1 + 1e-5))
+        assert judge([params] * 6, scores, tokens, q=q.tolist(), u=below).accepted.tolist() == [1] * 6
+        passed = judge([params] * 6, scores, tokens, q=q.tolist(), u=above).accepted
+        assert passed.tolist() == (accepted == 1).long().tolist()
+        remaining = residual(
+            Proposal(torch.tensor([[0]]), torch.tensor([1]), q.expand(1, 1, 6)),
+            p.expand(1, 2, 6),
+            torch.tensor([0]),
+            torch.tensor([lenience]),
+        )[0]
+        alpha = (q * accepted).sum()
+        assert alpha.item() == pytest.approx(lenient_acceptance(p.tolist(), q.tolist(), lenience), abs=1e-6)
+        output = q * accepted + (1 - alpha) * remaining / remaining.sum()
+        assert output.sum().item() == pytest.approx(1, abs=1e-6)
+        assert (output <= p / lenience + 1e-6).all()
+        if lenience == 1:
+            torch.testing.assert_close(output, p, atol=1e-6, rtol=0)
+
+
+def test_lenience_lets_a_greedy_row_keep_what_is_nearly_as_likely_as_the_best():
+    """The best has .4: with l = .7 a token of .3 stands, one of .2 does not; the next token is the best."""
+    lenient = SamplingParams(lenience=0.7)
+    for token, accepted in ((3, 1), (2, 1), (1, 0)):
+        verdict = judge([lenient, GREEDY], repeated(2, 2, *P), [[token]] * 2)
+        assert verdict.accepted.tolist() == [accepted, int(token == 3)]
+        assert verdict.next_token.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("lenience", [0.5, 1e-300])
+def test_lenience_accepts_nothing_that_the_request_excludes(lenience: float):
+    params = [SamplingParams(lenience=lenience), SamplingParams(temperature=1.0, lenience=lenience)]
+    verdict = judge(params, repeated(2, 2, 0.5, 0.5, 0.0, 0.0), [[3], [3]], u=LIKELY)
+    assert verdict.accepted.tolist() == [0, 0]
+
+
+def test_lenience_is_of_one_row():
+    q = [0.1, 0.1, 0.1, 0.7]
+    mild, strict = SamplingParams(temperature=1.0, lenience=0.5), SamplingParams(temperature=1.0)
+    verdict = judge([mild, strict, COUPLED], repeated(3, 2, *P), [[3]] * 3, q=q, u=0.9, gumbel=torch.zeros(3, 2, 4))
+    assert verdict.accepted.tolist() == [1, 0, 1], "p / q is .57, p / (l·q) more than one, and 3 the likeliest"

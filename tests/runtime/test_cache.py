@@ -5,6 +5,7 @@ Tolerance 1e-4 in float32: a step of width 1 and a prefill add the same products
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,7 +83,8 @@ def test_caches_equal_a_fresh_prefill_after_random_rounds(llama: Pair, fresh, ba
                 if choose.random() < 0.4:
                     request.draft_length = choose.choice([0, 1, 2, 5, 9])
                     # lookup compares up to four tokens
-                    request.drafter = choose.choice(["model", "model", "none"] + ["lookup"] * (request.length > 4))
+                    others = ["none", "suffix", "ngram", "random"] + ["lookup"] * (request.length > 4)
+                    request.drafter = choose.choice(["model", "cascade"] * 3 + others)
                 if choose.random() < 0.01:
                     decoder.cancel(request)
         assert 0 < decoder.speculation.accepted < decoder.speculation.examined
@@ -136,6 +138,25 @@ def test_a_draft_that_sat_out_rounds_beside_a_drafting_neighbour_has_no_hole(twi
             assert requests[0].speculation.acceptance == 1.0
             for request in requests:
                 decoder.cancel(request)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.3, seed=1)])
+def test_a_cascade_of_a_draft_that_is_the_target_is_always_right_and_has_no_hole(
+    twin: Pair, fresh, params: SamplingParams
+):
+    """Whatever the copy proposes to the draft; beside a row that drafts step by step."""
+    both = {"target": fresh["target"], "draft": fresh["target"]}
+    prompts = [prompt * 2 for prompt in random_prompts(64, [9, 11, 4], seed=6)]
+    params = replace(params, max_new_tokens=60, ignore_eos=True)
+    with Decoder.open(twin.bundle) as decoder:
+        requests = [
+            decoder.submit(prompt, params, draft_length=k, drafter=drafter)
+            for prompt, drafter, k in zip(prompts, ("cascade", "model", "cascade"), (5, 3, 1), strict=True)
+        ]
+        while decoder.step():
+            require_all_fresh(decoder, requests, both)
+    assert all(request.speculation.acceptance == 1.0 for request in requests)
+    assert requests[0].speculation.tokens_per_round > 2
 
 
 def test_rejected_rows_leave_no_trace(llama: Pair):

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +14,10 @@ from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams, capture
 from trt_spec.runtime import clock as clock_module
 from trt_spec.runtime.clock import PARTS, Clock
+from trt_spec.runtime.drafters import SOURCES
 from trt_spec.runtime.frame import Frame
 from trt_spec.runtime.model import Model
+from trt_spec.runtime.ngram import read_ngrams
 from trt_spec.runtime.noise import _constants
 from trt_spec.runtime.result import tabulate
 from trt_spec.runtime.round import run_round
@@ -29,10 +32,30 @@ KINDS = {
     "plain": Plan(2, 0, coupled=True),
     "greedy": Plan(2, 3, model=True, coupled=True),
     "rejection": Plan(2, 3, model=True, rejection=True, tempered=True),
+    "own draft temperature": Plan(2, 3, model=True, rejection=True, own_draft=True),
     "coupled": Plan(2, 3, model=True, coupled=True, gumbel=True),
     "both rules": Plan(3, 2, model=True, rejection=True, coupled=True, gumbel=True, ragged=True),
+    "lenient": Plan(2, 3, model=True, rejection=True, coupled=True, lenient=True),
     "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),
     "two drafters": Plan(2, 3, model=True, lookup=True, rejection=True, ragged=True),
+    "suffix": Plan(2, 3, suffix=True, rejection=True),
+    "ngram": Plan(2, 3, ngram=True, rejection=True, ragged=True),
+    "random": Plan(2, 3, random=True, coupled=True, gumbel=True),
+    "cascade": Plan(2, 3, cascade=True, rejection=True, coupled=True, gumbel=True, ragged=True, penalised=True),
+    "one guess": Plan(2, 1, cascade=True, coupled=True, ragged=True),
+    "all drafters": Plan(
+        2,
+        3,
+        cascade=True,
+        model=True,
+        lookup=True,
+        suffix=True,
+        ngram=True,
+        random=True,
+        rejection=True,
+        coupled=True,
+        ragged=True,
+    ),
     "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),
     "log-probs and trace": Plan(2, 3, model=True, rejection=True, logprobs=2, traced=True),
 }
@@ -69,7 +92,8 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
     target, draft = (Model(engine, vocab, 4, bundle.capacity) for engine in engines)
     rows = Rows.allocate(4, bundle.capacity, vocab, "meta").view(plan.batch)
     before = dict(vars(rows))
-    frame = Frame(plan, target, draft)
+    ngrams = replace(read_ngrams(bundle, "meta"), longest=2, widest=64)
+    frame = Frame(plan, target, draft, ngrams)
     _constants(rows.length.device)  # made in the two rounds before a capture
     brought = AssertionError("a number of the host is brought to the device, for which the GPU waits")
     with (
@@ -117,7 +141,7 @@ def recorder() -> Iterator[Recorder]:
         SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
     ],
 )
-@pytest.mark.parametrize("drafter", ["model", "lookup"])
+@pytest.mark.parametrize("drafter", SOURCES)
 def test_replayed_rounds_write_the_same_text(
     llama: Pair, recorder: Recorder, params: SamplingParams, drafter: str
 ) -> None:

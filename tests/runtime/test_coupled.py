@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.drafters import SOURCES
 from trt_spec.runtime.noise import gumbels
 
 from ..arbiter import Arbiter, first_difference
@@ -44,12 +45,23 @@ def test_one_seed_gives_one_text_for_every_draft_length_drafter_and_batch(pairs,
     assert len(set(expected)) == len(expected)
     for batch in (1, 4):
         with known_costs(), Decoder.open(pair.bundle, max_batch=batch) as decoder:
-            for drafter, k in [*product(("model", "lookup"), (1, 3, 8)), ("model", "auto"), ("mixed", "auto")]:
-                if drafter == "lookup" and k == 3:
-                    continue
+            settings = [("model", 1), ("model", 8), ("lookup", 1), *((drafter, 3) for drafter in SOURCES)]
+            for drafter, k in [*settings, ("model", "auto"), ("mixed", "auto")]:
                 outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
                 assert [output.token_ids for output in outputs] == expected, f"batch {batch}, {drafter}, K {k}"
             assert 0 < decoder.speculation.accepted < decoder.speculation.examined
+
+
+@pytest.mark.parametrize("draft_temperature", [0, 0.4])
+def test_a_temperature_of_the_draft_changes_no_text(llama: Pair, draft_temperature: float):
+    prompts = random_prompts(64, [5, 9], seed=8)
+    with Decoder.open(llama.bundle) as decoder:
+        plain, drafted = (
+            decoder.generate(prompts, replace(COUPLED, seed=3, draft_temperature=own), draft_length=k)
+            for own, k in ((None, 0), (draft_temperature, 4))
+        )
+        assert 0 < decoder.speculation.accepted < decoder.speculation.examined
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
 def test_the_text_of_a_coupled_seed_is_that_of_the_noisy_argmax_of_transformers(llama: Pair):
@@ -104,7 +116,7 @@ def test_a_neighbour_with_a_larger_draft_length_changes_nothing(llama: Pair, kin
     with Decoder.open(llama.bundle) as decoder:
         [alone] = decoder.generate([prompt], params, draft_length=2)
         for name, neighbour in neighbours.items():
-            for drafter in ("model", "lookup"):
+            for drafter in SOURCES if name == "coupled" else ("model", "lookup"):
                 other = decoder.submit([9, 8, 7, 9, 8, 7], neighbour, draft_length=7, drafter=drafter)
                 request = decoder.submit(prompt, params, draft_length=2)
                 while not request.finished:

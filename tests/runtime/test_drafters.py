@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from trt_spec.runtime import SamplingParams
+from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters import LONGEST_MATCH
 from trt_spec.runtime.drafters import look_up as copy_by_lookup
 
+from ..arbiter import feed
+from ..bundles import Pair
 from .states import make_plan, make_rows
+from .test_greedy import random_prompts
 
 
 def look_up(*contexts: list[int], k: int = 3) -> list[list[int]]:
@@ -65,3 +68,44 @@ def test_tokens_left_by_an_earlier_request_are_never_copied():
     rows.admit(0, [1, 2, 3], params[0], 0, 100)
     _, found = copy_by_lookup(rows, make_plan(params, 4, lookup=True), 8)
     assert found.tolist() == [False]
+
+
+# The draft's own temperature.
+
+
+@pytest.mark.parametrize("draft_temperature", [0, 0.5, 1.7, None])
+def test_q_is_the_softmax_of_the_drafts_scores_at_its_own_temperature(llama: Pair, draft_temperature: float | None):
+    """Beside a neighbour whose draft has none; float32 rounding of a softmax allows 1e-5."""
+    [prompt, other] = random_prompts(64, [12, 9], seed=3)
+    params = SamplingParams(
+        temperature=0.8, draft_temperature=draft_temperature, seed=2, max_new_tokens=40, ignore_eos=True
+    )
+    neighbour = SamplingParams(temperature=1.3, draft_temperature=0.3, seed=3, max_new_tokens=60, ignore_eos=True)
+    with Decoder.open(llama.bundle) as decoder:
+        outputs = decoder.generate([prompt, other], [params, neighbour], draft_length=1, trace=True)
+        context, expected = list(prompt), []
+        for traced, kept in zip(outputs[0].trace, kept_tokens(outputs[0]), strict=True):
+            scores = feed(decoder.draft.engine, 0, context, 0)
+            if draft_temperature == 0:
+                assert traced.proposal == (int(scores.argmax()),)
+                expected.append(1.0)
+            else:
+                expected.append(float((scores / (draft_temperature or 0.8)).softmax(-1)[traced.proposal[0]]))
+            context += kept
+    assert len(expected) > 15
+    assert [traced.q[0] for traced in outputs[0].trace] == pytest.approx(expected, abs=1e-5)
+
+
+def kept_tokens(output):
+    """Of each round."""
+    for traced in output.trace:
+        yield [*traced.proposal[: traced.accepted], *([] if traced.next_token is None else [traced.next_token])]
+
+
+def test_greedy_text_needs_no_temperature_of_the_draft(llama: Pair):
+    [prompt] = random_prompts(64, [12], seed=3)
+    with Decoder.open(llama.bundle) as decoder:
+        first, second = (
+            decoder.generate(prompt, SamplingParams(max_new_tokens=30, draft_temperature=own))[0] for own in (None, 2.0)
+        )
+    assert (first.token_ids, first.speculation.outcomes) == (second.token_ids, second.speculation.outcomes)

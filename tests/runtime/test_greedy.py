@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.drafters import SOURCES
 
 from ..arbiter import Arbiter, first_difference
 from ..bundles import Pair
@@ -38,15 +39,14 @@ def test_greedy_output_equals_transformers(pairs, family: str):
     params = SamplingParams(max_new_tokens=40)
     for batch in (1, 3):
         with Decoder.open(pair.bundle, max_batch=batch) as decoder:
-            for drafter in ("model", "lookup"):
-                for k in (0, 1, 4):
-                    outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
-                    found = [list(output.token_ids) for output in outputs]
-                    assert found == expected, f"batch {batch}, drafter {drafter}, K {k}"
+            for drafter, k in (("model", 0), ("model", 1), *((drafter, 4) for drafter in SOURCES)):
+                outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
+                found = [list(output.token_ids) for output in outputs]
+                assert found == expected, f"batch {batch}, drafter {drafter}, K {k}"
             assert 0 < decoder.speculation.accepted < decoder.speculation.examined
 
 
-@pytest.mark.parametrize("drafter", ["model", "lookup"])
+@pytest.mark.parametrize("drafter", SOURCES)
 def test_greedy_output_equals_transformers_from_the_shortest_prompts_on(llama: Pair, drafter: str):
     """A prompt of one token leaves nothing to prefill and no window; lookup has fewer tokens than it compares."""
     prompts = random_prompts(64, [1, 2, 3], seed=3)
@@ -125,3 +125,15 @@ def test_greedy_output_of_the_demo_pair_equals_transformers_for_50_prompts(
     record_property("excused", [str(tie) for tie in arbiter.excused])
     print(f"excused near ties, drafter {drafter}, batch {batch}: {arbiter.excused}")
     assert len(different) <= 1
+
+
+def test_a_lenient_greedy_text_differs_and_says_so_but_not_where_a_filter_leaves_one_token(llama: Pair):
+    [prompt] = random_prompts(64, [12], seed=3)
+    settings = [
+        SamplingParams(max_new_tokens=40, **fields) for fields in ({}, {"lenience": 0.1}, {"lenience": 0.1, "top_k": 1})
+    ]
+    with Decoder.open(llama.bundle) as decoder:
+        plain, lenient, filtered = (decoder.generate(prompt, params)[0] for params in settings)
+    assert (plain.lossless, lenient.lossless) == (True, False)
+    assert plain.token_ids == filtered.token_ids != lenient.token_ids
+    assert lenient.speculation.acceptance > plain.speculation.acceptance

@@ -2,14 +2,16 @@
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.params import HELP
 
 from ..bundles import Pair
-from .scripted import scripted_decoder
+from .scripted import ScriptedEngine, scripted_decoder
 
 NAN, INF = math.nan, math.inf
 
@@ -19,6 +21,7 @@ NAN, INF = math.nan, math.inf
     [
         ("max_new_tokens", [0, -1, 1.5, True, "9", None], "a whole number >= 1"),
         ("temperature", [-0.1, NAN, INF, "hot", None, True, 10**400, 1e-6], "0 or a number from 1e-05 to 100000"),
+        ("draft_temperature", [-0.1, NAN, INF, "hot", True, 1e-6], "0 or a number from 1e-05 to 100000"),
         ("top_k", [-1, 1.5, NAN, None], "a whole number >= 0 (0 = off)"),
         ("top_p", [0, 0.0, -1, 1.01, NAN, None], "a number in (0, 1]"),
         ("min_p", [-0.1, 1.1, NAN, None], "a number in [0, 1]"),
@@ -36,6 +39,7 @@ NAN, INF = math.nan, math.inf
         ("seed", [-1, 2**64, 1.0, True], "a whole number below 2^64"),
         ("logprobs", [-1, 21, 1.0, True], "a whole number from 0 to 20"),
         ("rule", ["greedy", None, 1], "one of rejection, coupled"),
+        ("lenience", [0, -0.5, 1.01, NAN, None, "1"], "a number in (0, 1]"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name_with_what_was_expected(field: str, values: list, expected: str):
@@ -83,6 +87,13 @@ def test_an_extreme_value_is_refused_or_works_and_never_harms_a_neighbour(
                 assert all(0 <= token < 8 for token in request.token_ids)
 
 
+def test_lenience_is_refused_under_the_rule_that_keeps_one_text():
+    message = "lenience 0.5 accepts what the draft says and rule coupled keeps one text whatever it says; choose rule "
+    for temperature in (0, 1.0):
+        with pytest.raises(RequestError, match=f"^{re.escape(message)}rejection, or lenience 1$"):
+            SamplingParams(temperature=temperature, rule="coupled", lenience=0.5)
+
+
 def test_an_unknown_field_is_refused():
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=1.0)
@@ -105,6 +116,8 @@ def test_defaults_are_greedy_without_any_transform():
 
 # Submitting.
 
+NO_NGRAMS = "the bundle has no table of n-grams; count one with trt-spec ngram --bundle BUNDLE --text FILE"
+
 
 @pytest.fixture
 def decoder(tmp_path: Path):
@@ -124,10 +137,16 @@ def decoder(tmp_path: Path):
         ([1], {"draft_length": 17}, "draft_length is 17, expected auto or a whole number from 0 to 16"),
         ([1], {"draft_length": -1}, "draft_length is -1, expected auto or a whole number from 0 to 16"),
         ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected auto or a whole number from 0 to 16"),
-        ([1], {"drafter": "medusa"}, "drafter is 'medusa', expected one of model, lookup, none, mixed"),
+        (
+            [1],
+            {"drafter": "medusa"},
+            "drafter is 'medusa', expected one of model, lookup, suffix, ngram, random, cascade, none, mixed",
+        ),
+        ([1], {"drafter": "ngram"}, NO_NGRAMS),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_before_it_starts(decoder: Decoder, prompt, options: dict, message: str):
+    message = message.replace("BUNDLE", str(decoder.bundle.path))
     with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
         decoder.submit(prompt, SamplingParams(max_new_tokens=8), **options)
     assert not decoder.step(), "nothing was queued"
@@ -159,13 +178,29 @@ def test_a_prompt_of_another_type_is_refused(decoder: Decoder, prompt):
 
 def test_drafting_with_a_model_needs_one_in_the_bundle(tmp_path: Path):
     with scripted_decoder(tmp_path, lambda context: 5) as decoder:
-        with pytest.raises(RequestError, match=r"has no draft model; use drafter lookup or none$"):
-            decoder.submit([1, 2, 3, 4], drafter="model")
+        for drafter in ("model", "cascade"):
+            with pytest.raises(RequestError, match=r"has no draft model; use drafter lookup or none$"):
+                decoder.submit([1, 2, 3, 4], drafter=drafter)
         request = decoder.submit([1, 2, 3, 4], SamplingParams(max_new_tokens=2))
         assert request.drafter == "lookup", "what a bundle without a draft can do"
         while decoder.step():
             pass
         assert request.finished
+
+
+def test_a_cascade_needs_a_draft_whose_steps_give_as_many_logits_as_the_targets(tmp_path: Path):
+    with patch.object(ScriptedEngine, "verify_width", property(lambda engine: 1 if engine.next_token is one else 17)):
+        decoder = scripted_decoder(tmp_path, lambda context: 5, one)
+    message = (
+        "the draft model gives logits of 1 tokens a step here, drafter cascade needs as many as the target; "
+        "use drafter model"
+    )
+    with decoder, pytest.raises(RequestError, match=f"^{message}$"):
+        decoder.submit([1, 2], drafter="cascade")
+
+
+def one(context: Sequence[int]) -> int:
+    return 1
 
 
 def test_generate_wants_one_params_for_all_or_one_each(decoder: Decoder):

@@ -58,12 +58,28 @@ def test_a_batch_is_filled_with_prompts_again(bench):
     assert found["sampling"]["rule"] == "coupled"
 
 
+def test_a_lossy_setting_says_so_in_record_and_table(bench):
+    lines = bench("--lenience", 0.5).out.splitlines()
+    assert json.loads(lines[-1])["lossless"] is False
+    assert lines[4] == "lossy: with lenience 0.5 the output is not distributed as the target's own"
+    assert json.loads(bench().out.splitlines()[-1])["lossless"] is True
+
+
 def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
     found = json.loads(bench("--drafter", "lookup").out.splitlines()[-1])
     for one in found["settings"]:
         counts = one["speculation"]
         assert (one["draft_ms"], one["c"]) == (0.0, 0.0)
         assert one["proposing"] == sum(counts["histogram"]) / counts["rounds"]
+
+
+def test_the_one_pass_of_a_cascade_is_its_bare_draft_and_its_prediction_counts_what_it_proposes(bench):
+    found = json.loads(bench("--drafter", "cascade").out.splitlines()[-1])
+    for one in found["settings"][1:]:
+        k, counts = one["draft_length"], one["speculation"]
+        assert one["draft_ms"] > 0
+        assert counts["proposed"] < k * counts["rounds"]
+        assert one["predicted"] < tokens_per_round(one["acceptance"], k) / (one["c"] * k + one["v"])
 
 
 def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):

@@ -8,7 +8,7 @@ from trt_spec.tools.cli import main
 
 from .conftest import assert_refused
 
-KEYS = {"text", "token_ids", "finish_reason", "seed", "usage", "speculation", "timing"}
+KEYS = {"text", "token_ids", "finish_reason", "seed", "usage", "lossless", "speculation", "timing"}
 SPECULATION = {"rounds", "proposed", "examined", "accepted", "acceptance", "yield", "tokens_per_round", "histogram"}
 TIMING = {"seconds", "seconds_to_first_token", "tokens_per_second", "draft_ms", "verify_ms", "accept_ms", "host_ms"}
 PROMPT = "def main"
@@ -123,7 +123,7 @@ def test_a_draft_length_out_of_range_is_refused(generate, k):
 
 
 def test_an_unknown_drafter_is_refused(generate):
-    message = "drafter is 'magic', expected one of model, lookup, none"
+    message = "drafter is 'magic', expected one of model, lookup, suffix, ngram, random, cascade, none"
     assert_refused(generate("--prompt", "a", "--drafter", "magic"), message)
 
 
@@ -167,3 +167,12 @@ def test_the_engine_is_chosen_by_its_name(generate):
     assert_refused(
         generate("--prompt", PROMPT, "--engine", "torch", "--device", "abacus"), "cannot use the device 'abacus'"
     )
+
+
+def test_a_lossy_result_says_so(generate):
+    lenient = ("--prompt", PROMPT, *FEW, "--temperature", 1, "--seed", 1, "--lenience", 0.5)
+    assert json.loads(generate("--prompt", PROMPT, *FEW, "--json").out)["lossless"] is True
+    assert json.loads(generate(*lenient, "--json").out)["lossless"] is False
+    result = generate(*lenient)
+    assert result.code == 0
+    assert result.err == "lossy: with lenience 0.5 the output is not distributed as the target's own\n"

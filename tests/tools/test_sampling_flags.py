@@ -12,6 +12,7 @@ from .conftest import assert_refused
 GIVEN = {
     "max_new_tokens": (["7"], 7),
     "temperature": (["0.5"], 0.5),
+    "draft_temperature": (["0"], 0.0),
     "top_k": (["9"], 9),
     "top_p": (["0.75"], 0.75),
     "min_p": (["0.1"], 0.1),
@@ -25,6 +26,7 @@ GIVEN = {
     "seed": (["11"], 11),
     "logprobs": (["2"], 2),
     "rule": (["coupled"], "coupled"),
+    "lenience": (["0.5"], 0.5),
 }
 
 

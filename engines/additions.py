@@ -1,0 +1,25 @@
+"""What is added to a bundle after its export, listed and hashed in its manifest like all else."""
+
+import hashlib
+from dataclasses import replace
+
+from .bundle import MANIFEST, Bundle
+from .plans import write_whole
+
+
+def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle:
+    """Make this the only file of a folder. The bundle is whole at every moment, with the older file or the new one:
+
+    a file is named after its content, lies there before the manifest lists it and until another manifest does not.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{folder}/{digest[:12]}{suffix}"
+    older = [file for file in bundle.files if file.startswith(f"{folder}/") and file != name]
+    kept = {file: entry for file, entry in bundle.files.items() if file not in older}
+    added = replace(bundle, files=kept | {name: {"bytes": len(content), "sha256": digest}})
+    (bundle.path / folder).mkdir(exist_ok=True)
+    write_whole(bundle.path / name, content)
+    write_whole(bundle.path / MANIFEST, added.manifest().encode())
+    for file in older:
+        (bundle.path / file).unlink(missing_ok=True)
+    return added
