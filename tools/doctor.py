@@ -69,8 +69,16 @@ def examine() -> dict[str, Any]:
     return {
         "trt-spec": installed(PACKAGE),
         "python": platform.python_version(),
-        "platform": platform.platform(),
         "packages": {name: installed(name) for name in packages[None]},
+        **machine(),
+        "engines": [_engine(*engine) for engine in ENGINES],
+        "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
+    }
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
         "cpu": {
             "model": _proc_field("cpuinfo", "model name") or platform.machine(),
             "cores": len(os.sched_getaffinity(0)),
@@ -78,8 +86,6 @@ def examine() -> dict[str, Any]:
         },
         "memory": {"total_bytes": _memory("MemTotal"), "available_bytes": _memory("MemAvailable")},
         "gpus": sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")),
-        "engines": [_engine(*engine) for engine in ENGINES],
-        "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
     }
 
 
