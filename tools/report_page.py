@@ -41,7 +41,7 @@ section { margin-top: 2.5rem; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .75rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { color: var(--muted); font-weight: 500; }
-tr > :first-child { padding-left: 0; text-align: left; }
+tr > :first-child { position: sticky; left: 0; padding-left: 0; background: var(--paper); text-align: left; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.25rem; margin: .5rem 0; font-size: .9rem; }
 dt { color: var(--muted); }
 dd { margin: 0; overflow-wrap: anywhere; }
@@ -197,8 +197,11 @@ def main(arguments: Sequence[str]) -> int:
         require_matplotlib()
         with whole_file(out) as stream:
             stream.write(report_page(json.loads(read_text(source, "result"))))
-    except (TrtSpecError, json.JSONDecodeError) as error:
+    except TrtSpecError as error:
         print(error, file=sys.stderr)
+        return 2
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"{source} is no result of this version's bench ({type(error).__name__}: {error})", file=sys.stderr)
         return 2
     return 0
 

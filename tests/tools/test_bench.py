@@ -10,6 +10,7 @@ from trt_spec.tools.measure import PARTS, Measured, Setting, Waits, measure
 from trt_spec.tools.prompts import PYTHON_PROMPTS, read_prompts
 from trt_spec.tools.theory import tokens_per_round
 
+from ..models import tiny_llama
 from .conftest import assert_refused
 
 
@@ -127,7 +128,7 @@ def test_transformers_writes_the_tokens_that_this_runtime_writes(unequal):
     assert (len(theirs.waits.first_token), len(theirs.waits.between_tokens)) == (2, 2 * 23)
 
 
-def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, unequal, llama, monkeypatch):
+def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, unequal, tmp_path, monkeypatch):
     assert_refused(compare(), "--compare hf runs the checkpoints of the bundle; name --target-checkpoint and --draft-")
     assert_refused(compare(*checkpoints, "--batch", 2), "--batch is 2, but transformers assists one prompt at a time")
     swapped = ("--target-checkpoint", checkpoints[3], "--draft-checkpoint", checkpoints[3])
@@ -136,6 +137,10 @@ def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, un
         f"--target-checkpoint {checkpoints[3]} is a llama of another shape, the bundle's target {name} is a llama of"
     )
     assert_refused(compare(*swapped), message)
+    wider = tiny_llama(tmp_path / "wider", intermediate_size=80)
+    result = compare("--target-checkpoint", wider, *checkpoints[2:])
+    assert result.code == 2
+    assert f"--target-checkpoint {wider} is a model of" in result.err.splitlines()[-1]
     monkeypatch.setattr(against_transformers, "installed", lambda package: None)
     message = "--compare hf runs transformers, which is not installed; pip install 'trt-spec[export]'"
     assert_refused(compare(*checkpoints), message)

@@ -56,10 +56,15 @@ def test_the_page_is_self_contained_and_holds_the_numbers(made, result):
 def test_a_saved_result_gives_the_same_page(made, capsys):
     assert render([str(made / "out.json"), str(made / "again.html")]) == 0
     assert (made / "again.html").read_bytes() == (made / "out.html").read_bytes()
-    assert render([str(made / "prompts.txt"), str(made / "no.html")]) == 2
-    assert render([str(made / "nothing.json"), str(made / "no.html")]) == 2
-    assert "nothing.json cannot be read" in capsys.readouterr().err
-    assert not (made / "no.html").exists()
+    (made / "other.json").write_text("{}")
+    for source, said in (
+        ("other.json", "is no result of this version's bench (KeyError: 'settings')"),
+        ("prompts.txt", "is no result of this version's bench (JSONDecodeError: "),
+        ("nothing.json", "cannot be read"),
+    ):
+        assert render([str(made / source), str(made / "no.html")]) == 2
+        assert f"{source} {said}" in capsys.readouterr().err
+        assert not (made / "no.html").exists()
 
 
 def test_names_that_look_like_html_are_shown_as_they_are(result):
