@@ -15,7 +15,7 @@ from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, op
 from ..engines.errors import first_line
 from .controller import Controller
 from .costs import Costs, read_costs
-from .drafters import WITH_MODEL
+from .drafters import SOURCES, WITH_MODEL
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -182,7 +182,7 @@ class Decoder:
             raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
         drafter = drafter or ("lookup" if self.draft is None else "model")
         if draft_length is None:
-            draft_length = self._default_draft_length(drafter)
+            draft_length = self.default_draft_length(drafter)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(
             () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
         )
@@ -236,7 +236,12 @@ class Decoder:
     def _longest_draft(self) -> int:
         return self.target.engine.verify_width - 1
 
-    def _default_draft_length(self, drafter: str) -> int | str:
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The sources of proposals that this bundle has."""
+        return tuple(source for source in SOURCES if source not in self._unavailable)
+
+    def default_draft_length(self, drafter: str) -> int | str:
         """The controller's choice where it knows the costs."""
         if drafter == MIXED or (self._controller is not None and drafter in self._controller.costs.acceptance):
             return AUTO

@@ -16,7 +16,8 @@ from .suffix import SuffixAutomaton
 from .text import TextStream
 
 AUTO = "auto"  # the draft length that the controller chooses, for each round anew
-MIXED = "mixed"  # the drafter likewise
+MIXED = "mixed"  # the drafter likewise, out of these
+MIXED_FROM = ("model", "suffix", "ngram")
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,9 @@ class Request:
                 f"draft_length auto knows the costs of drafter {' and '.join(measured)} only, not of {drafter}; "
                 "run trt-spec tune again, or name a number"
             )
-        return self._controller.begin(list(measured) if drafter == MIXED else [drafter])
+        return self._controller.begin(
+            [name for name in MIXED_FROM if name in measured] if drafter == MIXED else [drafter]
+        )
 
     @property
     def wanted(self) -> tuple[int, str]:

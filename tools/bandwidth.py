@@ -1,6 +1,8 @@
 """How fast this machine reads memory: the roof of every step that reads each weight once."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -11,12 +13,19 @@ TRIES = 7
 
 def read_bandwidth(device: str = "cpu") -> float:
     """Bytes per second that the whole device reads, at best."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
+    with all_cores():
         size = BLOCK_BYTES[torch.device(device).type]
         block = torch.ones(size // 4, device=device)
         return size / min(_seconds_of_a_read(block) for _ in range(TRIES))
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """torch's threads on every core that this process may use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
 

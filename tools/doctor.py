@@ -31,6 +31,7 @@ PURPOSES = {
     "export": "make bundles (export-models, demo)",
     "tensorrt": "compile TensorRT plans on the GPU that runs them (trt-spec build, then --engine tensorrt)",
     "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
+    "report": "draw charts and pages (bench --report, bench --plot, plan --plot)",
     "test": "run the project's tests",
 }
 
@@ -69,8 +70,16 @@ def examine() -> dict[str, Any]:
     return {
         "trt-spec": installed(PACKAGE),
         "python": platform.python_version(),
-        "platform": platform.platform(),
         "packages": {name: installed(name) for name in packages[None]},
+        **machine(),
+        "engines": [_engine(*engine) for engine in ENGINES],
+        "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
+    }
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
         "cpu": {
             "model": _proc_field("cpuinfo", "model name") or platform.machine(),
             "cores": len(os.sched_getaffinity(0)),
@@ -78,8 +87,6 @@ def examine() -> dict[str, Any]:
         },
         "memory": {"total_bytes": _memory("MemTotal"), "available_bytes": _memory("MemAvailable")},
         "gpus": sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")),
-        "engines": [_engine(*engine) for engine in ENGINES],
-        "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
     }
 
 

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,9 @@ import torch
 
 from ..export.pipeline import export_bundle
 from ..runtime import Decoder, SamplingParams
+from .against_transformers import PLAIN, Transformers
 from .grow_pair import Shape, grow
+from .measure import Setting
 
 PAIR = Path(__file__).parent / "demo_pair"
 GROWN = Shape(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)
@@ -62,55 +65,29 @@ def prepare(work: Path) -> dict[str, Path]:
 
 def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, float]:
     """Tokens per second of this runtime and of transformers' generate, assisted generation and prompt lookup."""
-    from transformers import AutoModelForCausalLM
-
-    threads = torch.get_num_threads()
-    target = AutoModelForCausalLM.from_pretrained(paths["grown"], dtype=torch.float32).eval()
-    draft = AutoModelForCausalLM.from_pretrained(paths["draft"], dtype=torch.float32).eval()
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
+    torch.set_num_threads(1)  # for ours; theirs take all cores
+    other = Transformers(paths["grown"], paths["draft"])
     settings: dict[str, Callable[[], Any]] = {}
     with Decoder.open(paths["8192"]) as decoder:
         prompts = [decoder.tokenizer.encode(prompt).ids for prompt in PROMPTS]
         params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
 
-        def ours(**options: Any) -> Callable[[], Any]:
-            def run() -> None:
-                torch.set_num_threads(1)
-                for prompt in prompts:
-                    decoder.generate(prompt, params, **options)
+        def ours(setting: Setting) -> None:
+            for prompt in prompts:
+                decoder.generate(prompt, params, draft_length=setting.draft_length, drafter=setting.drafter)
 
-            return run
+        def theirs(setting: Setting) -> None:
+            for prompt in prompts:
+                other.generate(prompt, params, setting)
 
-        def theirs(**options: Any) -> Callable[[], Any]:
-            def run() -> None:
-                torch.set_num_threads(threads)
-                if "assistant_model" in options:
-                    draft.generation_config.num_assistant_tokens = options["k"]
-                keywords = {name: value for name, value in options.items() if name != "k"}
-                for prompt in prompts:
-                    ids = torch.tensor([prompt])
-                    target.generate(
-                        ids,
-                        attention_mask=torch.ones_like(ids),
-                        do_sample=False,
-                        min_new_tokens=NEW_TOKENS,
-                        max_new_tokens=NEW_TOKENS,
-                        **keywords,
-                    )
-
-            return run
-
-        settings["plain"] = ours(draft_length=0)
-        settings["transformers generate"] = theirs()
-        for k in (1, 2, 3, 4, 6):
-            settings[f"model K={k}"] = ours(draft_length=k)
-            settings[f"transformers assisted K={k}"] = theirs(assistant_model=draft, k=k)
-        for k in (2, 4, 8, 10):
-            settings[f"lookup K={k}"] = ours(draft_length=k, drafter="lookup")
-            settings[f"transformers prompt lookup K={k}"] = theirs(prompt_lookup_num_tokens=k)
+        for name, their_name, setting in (
+            ("plain", "generate", PLAIN),
+            *((f"model K={k}", f"assisted K={k}", Setting(k, "model")) for k in (1, 2, 3, 4, 6)),
+            *((f"lookup K={k}", f"prompt lookup K={k}", Setting(k, "lookup")) for k in (2, 4, 8, 10)),
+        ):
+            settings[name] = partial(ours, setting)
+            settings[f"transformers {their_name}"] = partial(theirs, setting)
         seconds = median_seconds(settings, repeats)
-    torch.set_num_threads(threads)
     return {name: len(PROMPTS) * NEW_TOKENS / taken for name, taken in seconds.items()}
 
 

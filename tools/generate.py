@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..engines import RequestError
@@ -15,6 +16,8 @@ from .prompts import add_prompt_flags, chosen_prompt
 from .report import lossy, output_json, summary
 from .sampling_flags import add_sampling_flags, sampling_params
 from .trace import Marks
+from .trace_page import trace_page
+from .whole_file import whole_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument(
+        "--trace-html", type=Path, metavar="OUT", help="write a page that shows who wrote which token, and why"
+    )
     parser.add_argument("--trace", action="store_true", help="print each round on a line, then the text")
     add_sampling_flags(parser)
 
@@ -44,9 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
     params = sampling_params(arguments)
     prompt = chosen_prompt(arguments)
-    with open_decoder(arguments, max_batch=1) as decoder:
+    with ExitStack() as stack:
+        page = stack.enter_context(whole_file(arguments.trace_html)) if arguments.trace_html else None
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=1))
         request = decoder.submit(
-            prompt, params, draft_length=arguments.draft_length, drafter=arguments.drafter, trace=arguments.trace
+            prompt,
+            params,
+            draft_length=arguments.draft_length,
+            drafter=arguments.drafter,
+            trace=arguments.trace or page is not None,
         )
         if arguments.trace and not arguments.json:
             _print_rounds(decoder, request)
@@ -54,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             decoder.step()
             if arguments.stream:
                 print("".join(piece.text for piece in request.take()), end="", flush=True)
+        if page is not None:
+            page.write(trace_page(prompt, request, decoder))
         _print_result(request.output(), arguments)
     if params.lenient:
         print(lossy(params.lenience), file=sys.stderr)

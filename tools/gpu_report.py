@@ -30,6 +30,7 @@ from ..engines.errors import first_line
 from ..export.pipeline import export_bundle
 from ..export.quality import checkpoint_logits, engine_logits
 from ..runtime import Decoder, SamplingParams
+from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth, wait_for
 from .demo_bundle import DRAFT, TARGET
 from .grow_pair import Shape, grow
@@ -191,24 +192,18 @@ def speed_of(one: Measured, plain: Measured, of: tuple[str, str, int, float], ro
 
 def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_tokens: int) -> dict[str, float]:
     """Tokens per second of its generate, and of its assisted generation at a constant K of 4, greedy, batch 1."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    load = {"dtype": getattr(torch, dtype)}
-    models = [AutoModelForCausalLM.from_pretrained(path, **load).to(device).eval() for path in (target, draft)]
-    models[1].generation_config.num_assistant_tokens_schedule = "constant"
-    models[1].generation_config.assistant_confidence_threshold = 0.0
-    models[1].generation_config.num_assistant_tokens = 4
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    other = Transformers(target, draft, dtype, device)
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    prompts = [tokenizer.encode(prompt).ids for prompt in PYTHON_PROMPTS]
+    params = SamplingParams(max_new_tokens=new_tokens)
     rates = {}
-    for name, extra in (("generate", {}), ("assisted", {"assistant_model": models[1]})):
+    for name, setting in (("generate", PLAIN), ("assisted", Setting(4, "model"))):
         taken = []
         for _ in range(3):
             wait_for(device)
             began = perf_counter()
-            for prompt in PYTHON_PROMPTS:
-                inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(device)
-                length = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
-                models[0].generate(**inputs, do_sample=False, **length, **extra)
+            for prompt in prompts:
+                other.generate(prompt, params, setting)
             wait_for(device)
             taken.append(perf_counter() - began)
         rates[name] = len(PYTHON_PROMPTS) * new_tokens / min(taken)

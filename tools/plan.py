@@ -6,11 +6,14 @@ Costs are in target steps of width one. What a pair's acceptance and costs are, 
 import argparse
 import json
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from ..engines import MAX_DRAFT_LENGTH, RequestError
+from .charts import planned_speed_up, require_drawable, save
 from .layout import table
 from .theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
+from .whole_file import whole_file
 
 HEADER = ("K", "tokens/round", "speed-up", "operations")
 
@@ -30,11 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the last K of the table, to {MAX_DRAFT_LENGTH} (default 8)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw speed-up over K, as .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        require_drawable(arguments.plot)
     operations = arguments.cost if arguments.operations is None else arguments.operations
     found = plan(arguments.alpha, arguments.cost, arguments.verify_cost, operations, arguments.longest)
+    if arguments.plot:
+        with whole_file(arguments.plot) as out:
+            save(planned_speed_up(found), arguments.plot, out)
     print(json.dumps(found) if arguments.json else _report(found))
     return 0
 

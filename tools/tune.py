@@ -17,11 +17,13 @@ from ..engines import RequestError
 from ..runtime import Decoder, SamplingParams
 from ..runtime.controller import Estimate
 from ..runtime.costs import Costs, machine_name, model_identities
-from .bench import draft_lengths, setting_json
+from ..runtime.decoder import Prompt
+from .bench import fixed_draft_lengths
+from .bench_pack import add_prompts_flag, bench_prompts
+from .bench_result import setting_json
 from .engine_flags import add_engine_flags, open_decoder
 from .layout import table
 from .measure import Measured, Setting, measure
-from .prompts import PYTHON_PROMPTS, read_prompts
 from .report import total
 from .sampling_flags import add_sampling_flags, positive, sampling_params
 from .whole_file import whole_file
@@ -30,15 +32,16 @@ DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
+COSTS_AS = {"suffix": "lookup"}  # it knows before a round how much it will propose, and costs nothing without
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="made by export-models")
-    parser.add_argument("--prompts", metavar="F", type=Path, help='a prompt a line; .jsonl: {"prompt": "text"} a line')
+    add_prompts_flag(parser)
     parser.add_argument(
         "--draft-lengths",
-        type=draft_lengths,
+        type=fixed_draft_lengths,
         metavar="K,K,…",
         help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, or what plans were compiled for)",
     )
@@ -59,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     params = sampling_params(arguments, ignore_eos=True)
     given = "max_new_tokens" in vars(arguments)
     params = replace(params, seed=params.seed or 0, max_new_tokens=params.max_new_tokens if given else NEW_TOKENS)
-    prompts = list(PYTHON_PROMPTS) if arguments.prompts is None else read_prompts(arguments.prompts)
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
@@ -67,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         lengths = arguments.draft_lengths or tuple(k for k in DRAFT_LENGTHS if k <= longest)
         if max(lengths) > longest:
             raise RequestError(f"--draft-lengths goes to {max(lengths)}, the engine's plans only to {longest}")
+        prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
         measured = _measure_all(decoder, sorted({0, *lengths}), arguments, prompts, params)
         costs = _costs(decoder, measured, arguments)
         result = _result(costs, measured)
@@ -82,10 +85,10 @@ Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft lengt
 
 
 def _measure_all(
-    decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[str], params: SamplingParams
+    decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
 ) -> Grid:
     assert params.seed is not None
-    drafters = ["model", "lookup"] if decoder.draft is not None else ["lookup"]
+    drafters = [name for name in decoder.drafters if name != "random"]
     settings = [Setting(0, "none"), *(Setting(k, drafter) for drafter in drafters for k in lengths if k)]
     grid: Grid = {
         (setting.drafter, batch, setting.draft_length): Measured(setting)
@@ -118,13 +121,16 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
         draft_lengths=lengths,
         round_ms={
             drafter: tuple(
-                tuple(median(grid[drafter if k else "none", batch, k].round_ms) for k in lengths)
+                tuple(median(grid[COSTS_AS.get(drafter, drafter) if k else "none", batch, k].round_ms) for k in lengths)
                 for batch in arguments.batches
             )
             for drafter in drafters
         },
         acceptance={name: counted.acceptance or 0.0 for name, counted in counts.items()},
-        proposing={name: sum(counted.histogram) / counted.rounds for name, counted in counts.items()},
+        proposing={
+            name: 1.0 if name in COSTS_AS else sum(counted.histogram) / counted.rounds
+            for name, counted in counts.items()
+        },
     )
 
 

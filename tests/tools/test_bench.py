@@ -2,11 +2,15 @@ import json
 from statistics import median
 
 import pytest
+from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.measure import Measured, Setting, measure
+from trt_spec.tools import against_transformers
+from trt_spec.tools.against_transformers import PLAIN, Arrivals, Theirs, Transformers
+from trt_spec.tools.measure import PARTS, Measured, Setting, Waits, measure
 from trt_spec.tools.prompts import PYTHON_PROMPTS, read_prompts
 from trt_spec.tools.theory import tokens_per_round
 
+from ..models import tiny_llama
 from .conftest import assert_refused
 
 
@@ -43,6 +47,103 @@ def test_the_last_line_is_one_consistent_json_object(bench, tmp_path):
     roof = found["roof"]
     assert roof["roof_ms"] == pytest.approx(1e3 * roof["weight_bytes"] / roof["bandwidth_bytes_per_second"])
     assert roof["bare_over_roof"] == pytest.approx(plain["verify_ms"] / roof["roof_ms"])
+
+
+def test_the_parts_of_a_round_and_the_waits_are_those_of_whole_rounds(bench):
+    found = json.loads(bench().out.splitlines()[-1])
+    for one in found["settings"]:
+        parts = one["parts_ms"]
+        assert list(parts) == list(PARTS)
+        assert (parts["draft"] > 0.01) == (one["draft_length"] > 0), "without a draft, between two looks at the clock"
+        assert 0.5 < sum(parts.values()) / one["round_ms"] < 1.5, "medians need not add up"
+        for waits in (one["first_token_ms"], one["between_tokens_ms"]):
+            assert 0 <= waits["p50"] <= waits["p99"]
+        assert min(one["tokens_per_second_each"]) <= one["tokens_per_second"] <= max(one["tokens_per_second_each"])
+    assert found["memory"]["peak_resident_bytes"] > 50e6
+    assert found["memory"]["gpu_bytes"] is None
+    assert {"python", "torch", "trt-spec", "onnxruntime"} == set(found["conditions"]["versions"])
+
+
+def test_the_first_token_of_a_round_waits_and_the_others_come_with_it():
+    waits = Waits()
+    waits.add(3, 20.0, first=True)
+    waits.add(2, 5.0, first=False)
+    assert (waits.first_token, waits.between_tokens) == ([20.0], [0.0, 0.0, 5.0, 0.0])
+    assert waits.to_json()["first_token_ms"] == {"p50": 20.0, "p99": 20.0}
+    assert waits.to_json()["between_tokens_ms"]["p50"] == 0.0
+
+
+def test_every_token_has_a_wait(llama):
+    params = [SamplingParams(max_new_tokens=20, ignore_eos=True)] * 4
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        measured = Measured(Setting(3, "model"))
+        measure(decoder, ["ab", "def main", "import os", "class"], params, measured)
+    assert len(measured.waits.first_token) == 4
+    assert len(measured.waits.between_tokens) == 4 * 19
+    assert len(measured.parts_ms) == len(measured.round_ms)
+
+
+@pytest.fixture
+def checkpoints(unequal):
+    return "--target-checkpoint", unequal.checkpoint, "--draft-checkpoint", unequal.bundle.parent / "draft"
+
+
+@pytest.fixture
+def compare(run, unequal, prompts, capfd):
+    few = ("--prompts", prompts, "--max-new-tokens", 12, "--repeats", 1, "--draft-lengths", "2", "--compare", "hf")
+    capfd.readouterr()  # what transformers wrote while the checkpoints were made
+    return lambda *arguments: run("bench", "--bundle", unequal.bundle, *few, *arguments)
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_transformers_is_measured_at_the_same_draft_lengths(compare, checkpoints, drafter):
+    result = compare(*checkpoints, "--drafter", drafter)
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert [one["draft_length"] for one in found["transformers"]] == [0, 2]
+    for one in found["transformers"]:
+        assert one["tokens_per_second"] > 0
+        assert one["first_token_ms"]["p50"] > one["between_tokens_ms"]["p50"] >= 0
+    assert "transformers" in found["conditions"]["versions"]
+    assert sum(line.startswith("transformers, K = ") for line in result.out.splitlines()) == 2
+    order = [line.removeprefix("repeat 1 of 1, ") for line in result.err.splitlines() if line.startswith("repeat")]
+    assert order == ["K = 0", "K = 0 in transformers", "K = 2", "K = 2 in transformers"]
+
+
+def test_transformers_writes_the_tokens_that_this_runtime_writes(unequal):
+    """Greedy, and sampled from one token: whatever proposes."""
+    other = Transformers(unequal.checkpoint, unequal.bundle.parent / "draft")
+    with Decoder.open(unequal.bundle) as decoder:
+        prompt = decoder.tokenizer.encode("def main").ids
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+        [ours] = decoder.generate(prompt, params, draft_length=0)
+    narrow = SamplingParams(max_new_tokens=24, temperature=1.0, top_k=1, seed=1)
+    for setting in (PLAIN, Setting(3, "model"), Setting(3, "lookup")):
+        for asked in (params, narrow):
+            arrivals = Arrivals()
+            assert tuple(other.generate(prompt, asked, setting, arrivals)) == ours.token_ids
+            assert sum(count for _, count in arrivals.tokens) == 24
+    theirs = Theirs(Setting(3, "model"))
+    other.measure([prompt, prompt], [params, params], theirs)
+    assert (len(theirs.waits.first_token), len(theirs.waits.between_tokens)) == (2, 2 * 23)
+
+
+def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, unequal, tmp_path, monkeypatch):
+    assert_refused(compare(), "--compare hf runs the checkpoints of the bundle; name --target-checkpoint and --draft-")
+    assert_refused(compare(*checkpoints, "--batch", 2), "--batch is 2, but transformers assists one prompt at a time")
+    swapped = ("--target-checkpoint", checkpoints[3], "--draft-checkpoint", checkpoints[3])
+    name = Bundle.open(unequal.bundle).target.name
+    message = (
+        f"--target-checkpoint {checkpoints[3]} is a llama of another shape, the bundle's target {name} is a llama of"
+    )
+    assert_refused(compare(*swapped), message)
+    wider = tiny_llama(tmp_path / "wider", intermediate_size=80)
+    result = compare("--target-checkpoint", wider, *checkpoints[2:])
+    assert result.code == 2
+    assert f"--target-checkpoint {wider} is a model of" in result.err.splitlines()[-1]
+    monkeypatch.setattr(against_transformers, "installed", lambda package: None)
+    message = "--compare hf runs transformers, which is not installed; pip install 'trt-spec[export]'"
+    assert_refused(compare(*checkpoints), message)
 
 
 def test_the_table_has_a_line_for_each_draft_length(bench):
