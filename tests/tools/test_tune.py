@@ -48,7 +48,7 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     for advice in found["drafters"]:
         assert advice["acceptance"] == costs.acceptance[advice["drafter"]]
         for row in advice["batches"]:
-            assert row["oracle_speed_up"] >= 1
+            assert row["oracle_speed_up"] >= 1 - 1e-9
             assert (row["best_draft_length"] == 0) == (row["speed_up"] == 1)
     lines = result.out.splitlines()
     assert lines[0].split()[:3] == ["drafter", "batch", "K"]
