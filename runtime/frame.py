@@ -49,7 +49,7 @@ class Frame:
             self.draft_logits = logits[..., : target.vocab_size]  # [A, 1, V]
             input_ids = self.recent
             for start in (self._position[0], *self._position[2 : k + 1]):
-                if draft is not None and plan.model:
+                if plan.model and draft is not None:
                     self.drafts.append(draft.engine.step(0, input_ids, start, logits))
                 input_ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
                 self.drafted.append(Winners(self.draft_logits, input_ids))

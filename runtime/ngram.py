@@ -8,7 +8,7 @@ the longest that was seen.
 
 import io
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -63,13 +63,19 @@ class NGrams:
         return probabilities
 
 
-ARRAYS = {field.name: field for field in fields(NGrams) if field.name not in ("longest", "widest")}
-DTYPES = dict(zip(ARRAYS, ("float32", "int64", "float32", "int64", "int32", "float32"), strict=True))
+DTYPES = {
+    "single": "float32",
+    "keys": "int64",
+    "left": "float32",
+    "offsets": "int64",
+    "tokens": "int32",
+    "shares": "float32",
+}
 
 
 def to_bytes(arrays: dict[str, np.ndarray], longest: int) -> bytes:
     content = io.BytesIO()
-    typed = {name: arrays[name].astype(DTYPES[name]) for name in ARRAYS} | {"longest": np.array(longest)}
+    typed = {name: arrays[name].astype(dtype) for name, dtype in DTYPES.items()} | {"longest": np.array(longest)}
     np.savez(content, **typed)  # type: ignore[arg-type]  # numpy's names may be anything
     return content.getvalue()
 
@@ -81,10 +87,10 @@ def read_ngrams(bundle: Bundle, device: str) -> NGrams | None:
 
 
 def read(file: Path, vocab_size: int, device: str = "cpu") -> NGrams:
-    """No index of a table that is read can point outside of it."""
+    """No index of a table that is read can point outside of it, and every token has some probability."""
     try:
         with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in ARRAYS}
+            arrays = {name: stored[name] for name in DTYPES}
             longest = int(stored["longest"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise BundleError(f"{file} is no table of n-grams ({error}); {REMEDY}") from error
@@ -103,6 +109,7 @@ def read(file: Path, vocab_size: int, device: str = "cpu") -> NGrams:
         and offsets[-1] == entries
         and bool((np.diff(offsets) >= 0).all())
         and bool(((tokens >= 0) & (tokens < vocab_size)).all())
+        and all(bool((arrays[name] > 0).all()) for name in ("single", "left", "shares"))
     )
     if not sound:
         raise BundleError(f"{file} is no table of n-grams (its arrays do not fit one another); {REMEDY}")

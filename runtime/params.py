@@ -42,9 +42,11 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         _require("max_new_tokens", self.max_new_tokens, _whole(self.max_new_tokens, 1), "a whole number >= 1")
         cold, hot = TEMPERATURES
-        for name, value in (("temperature", self.temperature), ("draft_temperature", self.own_draft_temperature)):
+        for name in ("temperature", "draft_temperature"):
+            value = getattr(self, name)
             sensible = _real(value, 0, hot) and (value == 0 or value >= cold)
-            _require(name, value, sensible, f"0 or a number from {cold:g} to {hot:g}")
+            absent = name == "draft_temperature" and value is None
+            _require(name, value, sensible or absent, f"0 or a number from {cold:g} to {hot:g}")
         _require("top_k", self.top_k, _whole(self.top_k, 0), "a whole number >= 0 (0 = off)")
         _require("top_p", self.top_p, _real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _require("min_p", self.min_p, _real(self.min_p, 0, 1), "a number in [0, 1]")
@@ -111,8 +113,8 @@ class SamplingParams:
 
     @property
     def own_draft_temperature(self) -> float:
-        """Of the draft, the request's own unless another was asked for."""
-        return self.temperature if self.draft_temperature is None else self.draft_temperature
+        """Of the draft, the request's own unless another was asked for; a greedy pick is the same at all."""
+        return self.temperature if self.greedy or self.draft_temperature is None else self.draft_temperature
 
     @property
     def penalised(self) -> bool:

@@ -86,7 +86,9 @@ class Rows:
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
     draft_temperature: Tensor  # [M] float32, likewise
-    draft_depth: Tensor  # [M] float32, how far below its best score the draft samples: 0 if greedily, else inf
+    draft_depth: (
+        Tensor  # [M] float32, how far below its best score the draft samples: 0 if it alone is greedy, else inf
+    )
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
     top_k: Tensor  # [M] int64, the vocabulary's size when off
@@ -158,7 +160,7 @@ class Rows:
         self.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])
         self.temperature[row] = params.temperature or 1.0
         self.draft_temperature[row] = params.own_draft_temperature or 1.0
-        self.draft_depth[row] = 0.0 if params.own_draft_temperature == 0 else torch.inf
+        self.draft_depth[row] = 0.0 if params.own_draft_temperature == 0 and not params.greedy else torch.inf
         self.noise_scale[row] = 0.0 if params.greedy else 1.0
         self.lenience[row] = max(params.lenience, LEAST_LENIENCE)
         self.top_k[row] = min(params.top_k or vocab_size, vocab_size)

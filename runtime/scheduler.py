@@ -327,7 +327,7 @@ class Scheduler:
             **{source: any(name == source for _, name in key) for source in SOURCES},
             ragged=any(name in ("lookup", "cascade") or length < max(lengths) for length, name in key),
             tempered=any_row(lambda p: p.temperature not in (0, 1)),
-            own_draft=any_row(lambda p: not p.greedy and p.own_draft_temperature != p.temperature),
+            own_draft=any_row(lambda p: p.own_draft_temperature != p.temperature),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
             coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
             gumbel=any_row(lambda p: not p.greedy and p.rule == "coupled"),

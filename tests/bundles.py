@@ -49,7 +49,7 @@ def tiny_pair(make: Callable[..., Path], folder: Path, noise: float, **config: A
     return with_ngrams(pair_of(pair, noisy_draft(pair.bundle, folder / "bundle", noise)))
 
 
-def with_ngrams(pair: Pair, order: int = 3, tokens: int = 2000) -> Pair:
+def with_ngrams(pair: Pair, order: int = 3, tokens: int = 1000) -> Pair:
     """The bundle with n-grams counted from what its own target says."""
     params = [
         SamplingParams(temperature=1.0, max_new_tokens=100, ignore_eos=True, seed=i) for i in range(tokens // 100)

@@ -15,7 +15,7 @@ NONE: Arrays = dict.fromkeys(("keys", "seen", "size", "left", "tokens", "shares"
 def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int, most: int) -> tuple[Arrays, int]:
     """The arrays of a table, and how many tokens its longest context has.
 
-    At most `most` entries stay: the contexts seen least often go, which are always the longest of their kind.
+    At most `most` entries stay: the contexts seen least often go.
     """
     tokens = tokens.astype(np.int64)
     seen = np.bincount(tokens, minlength=vocab_size)

@@ -24,7 +24,7 @@ def make_plan(params: Sequence[SamplingParams], draft_length: int = 0, **fields:
         draft_length=draft_length,
         **{
             "tempered": any(setting.temperature != 1 for setting in sampled),
-            "own_draft": any(setting.own_draft_temperature != setting.temperature for setting in sampled),
+            "own_draft": any(setting.own_draft_temperature != setting.temperature for setting in params),
             "rejection": any(setting.rule == "rejection" for setting in sampled),
             "coupled": any(setting.greedy or setting.rule == "coupled" for setting in params),
             "gumbel": any(setting.rule == "coupled" for setting in sampled),

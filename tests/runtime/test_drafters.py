@@ -102,10 +102,15 @@ def kept_tokens(output):
         yield [*traced.proposal[: traced.accepted], *([] if traced.next_token is None else [traced.next_token])]
 
 
-def test_greedy_text_needs_no_temperature_of_the_draft(llama: Pair):
-    [prompt] = random_prompts(64, [12], seed=3)
+@pytest.mark.parametrize("draft_temperature", [None, 0, 2.0])
+def test_a_greedy_request_knows_no_temperature_of_the_draft(llama: Pair, draft_temperature: float | None):
+    """Neither its own nor a neighbour's: the same text, proposals and q."""
+    [prompt, other] = random_prompts(64, [12, 9], seed=3)
+    params = SamplingParams(max_new_tokens=30, draft_temperature=draft_temperature)
+    neighbour = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=1.0, draft_temperature=0, seed=1)
     with Decoder.open(llama.bundle) as decoder:
-        first, second = (
-            decoder.generate(prompt, SamplingParams(max_new_tokens=30, draft_temperature=own))[0] for own in (None, 2.0)
-        )
-    assert (first.token_ids, first.speculation.outcomes) == (second.token_ids, second.speculation.outcomes)
+        alone = decoder.generate(prompt, SamplingParams(max_new_tokens=30), trace=True)[0]
+        beside = decoder.generate([prompt, other], [params, neighbour], trace=True)[0]
+    assert [traced.proposal for traced in beside.trace] == [traced.proposal for traced in alone.trace]
+    for found, expected in zip(beside.trace, alone.trace, strict=True):
+        assert found.q == pytest.approx(expected.q, abs=1e-5), "batch shapes round differently"

@@ -117,6 +117,7 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path):
         {"offsets": arrays["offsets"][::-1].copy()},
         {"keys": arrays["keys"][1:]},
         {"left": arrays["left"][None]},
+        {"left": arrays["left"] * 0},
     ):
         assert "its arrays do not fit one another" in refused(to_bytes(arrays | forged, longest))
     assert "its arrays do not fit one another" in refused(to_bytes(arrays, 0))

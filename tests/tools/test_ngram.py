@@ -90,3 +90,10 @@ def test_texts_that_cannot_be_counted_are_refused(run, bundle, tmp_path):
     assert_refused(run(*command, "--order", 0), "argument --order: '0', expected a whole number >= 1")
     file.write_text("abcdef")
     assert_refused(run("ngram", "--bundle", tmp_path, "--text", file), "so it is no bundle")
+
+
+def test_a_bundle_that_cannot_be_written_is_refused(run, bundle, text):
+    (bundle / "ngram").write_text("in the way")
+    result = run("ngram", "--bundle", bundle, "--text", text)
+    assert_refused(result, "(File exists); it is as it was, make room and try again")
+    Bundle.open(bundle)
