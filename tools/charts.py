@@ -25,6 +25,7 @@ COLOURS = {  # on white; a page may give each name another value
 PART_COLOURS = dict(zip(PARTS, ("green", "blue", "orange", "grey"), strict=True))
 SIZE = (5.0, 3.1)  # inches: about a telephone's width at full size
 TEXT = 11
+MOST_LABELS = 9  # that fit above the bars side by side
 FORMATS = (".png", ".svg")
 ALPHA_STEP = 0.1
 FREE_DRAFT = 0.05  # what the neighbour of a draft without cost costs
@@ -66,7 +67,8 @@ def accepted_histogram(setting: dict[str, Any]) -> Any:
     figure, (axes,) = _figure("proposals accepted", "rounds")
     shares = [count / sum(counts) for count in counts]
     bars = axes.bar(range(len(counts)), [100 * share for share in shares], color=COLOURS["blue"], width=0.7)
-    axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2, fontsize=TEXT - 1, color=COLOURS["ink"])
+    if len(counts) <= MOST_LABELS:
+        axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2, fontsize=TEXT - 1, color=COLOURS["ink"])
     axes.set_xticks(range(len(counts)))
     axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.margins(y=0.12)

@@ -56,6 +56,12 @@ def test_the_histogram_has_a_bar_for_each_count_of_accepted_proposals():
     assert [text.get_text() for text in axes.texts] == ["40%", "30%", "20%", "10%", "0%"]
 
 
+def test_the_bars_of_the_longest_proposals_have_no_labels_that_would_touch():
+    long = DRAFTED | {"speculation": {"histogram": [1] * 17}}
+    [axes] = charts.accepted_histogram(long).axes
+    assert (len(axes.patches), len(axes.texts)) == (17, 0)
+
+
 def test_a_position_that_no_round_examined_has_no_point():
     [axes] = charts.acceptance_by_position(DRAFTED).axes
     assert lines(axes)["accepted"] == [[1, 2, 3, 4], [0.6, 0.5, 0.25, 0.0]]
