@@ -9,6 +9,7 @@ from ..engines import (
     TrtSpecError,
 )
 from .decoder import Decoder
+from .entropy import EntropyRule
 from .metrics import Speculation
 from .params import SamplingParams
 from .request import Output, Piece, Request, TokenLogprob, TracedRound, Usage
@@ -18,6 +19,7 @@ __all__ = [
     "ContractError",
     "Decoder",
     "EngineError",
+    "EntropyRule",
     "Output",
     "PairError",
     "Piece",

@@ -32,6 +32,7 @@ class Proposal(NamedTuple):
     tokens: Tensor  # [A, K]
     proposed: Tensor  # [A] how many of them the row proposes
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
+    entropies: Tensor | None = None  # [A, K] of the draft where it sampled each, if asked for
 
 
 class Winners:

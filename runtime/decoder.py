@@ -16,6 +16,7 @@ from ..engines.errors import first_line
 from .controller import Controller
 from .costs import Costs, read_costs
 from .drafters import SOURCES, WITH_MODEL
+from .entropy import EntropyRule
 from .frame import Frame
 from .metrics import Speculation
 from .model import Model
@@ -28,6 +29,7 @@ from .text import TextStream
 DEFAULT_DRAFT_LENGTH = 4
 
 Prompt = str | Sequence[int]
+DraftLength = int | str | EntropyRule  # a number, "auto", or a rule of its own
 
 
 class Decoder:
@@ -116,7 +118,7 @@ class Decoder:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        draft_length: int | str | None = None,
+        draft_length: DraftLength | None = None,
         drafter: str | None = None,
         trace: bool = False,
     ) -> list[Output]:
@@ -142,7 +144,7 @@ class Decoder:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        draft_length: int | str | None = None,
+        draft_length: DraftLength | None = None,
         drafter: str | None = None,
     ) -> Iterator[Piece]:
         """Complete one prompt piece by piece; leaving the loop cancels the request."""
@@ -162,7 +164,7 @@ class Decoder:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        draft_length: int | str | None = None,
+        draft_length: DraftLength | None = None,
         drafter: str | None = None,
         trace: bool = False,
     ) -> Request:
@@ -241,7 +243,7 @@ class Decoder:
         """The sources of proposals that this bundle has."""
         return tuple(source for source in SOURCES if source not in self._unavailable)
 
-    def default_draft_length(self, drafter: str) -> int | str:
+    def default_draft_length(self, drafter: str) -> DraftLength:
         """The controller's choice where it knows the costs."""
         if drafter == MIXED or (self._controller is not None and drafter in self._controller.costs.acceptance):
             return AUTO

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from .acceptance import Noise, Proposal, inverse_cdf
 from .cascade import cascade
+from .entropy import normalised_entropy
 from .frame import Frame
 from .rows import Plan, Rows
 from .transform import draft_transform
 
 SOURCES = ("model", "lookup", "suffix", "ngram", "random", "cascade")
+SAMPLED = ("model", "ngram", "random")  # from a distribution, one token after another
 WITH_MODEL = ("model", "cascade")
 DRAFTERS = (*SOURCES, "none")
 LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
@@ -29,13 +31,15 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
 
     `span` bounds the committed lengths.
     """
-    count, probabilities = rows.from_model, None
+    count, probabilities, entropies = rows.from_model, None, None
     if plan.sampled:
-        probabilities = draft(rows, plan, frame, noise)
+        probabilities, entropies = draft(rows, plan, frame, noise)
     if plan.ngram:
         count = count + rows.from_ngram
     if plan.random:
         count = count + rows.from_random
+    if entropies is not None:
+        count = torch.minimum(count, (entropies <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
     if plan.draft_length:
         frame.line_up()
     if plan.lookup or plan.cascade:
@@ -54,7 +58,7 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
         count = count + rows.from_suffix
         suggested = rows.suggested[:, : plan.draft_length]
         probabilities = put(suggested, rows.from_suffix, frame, probabilities, alone=alone)
-    return Proposal(frame.proposed, count, probabilities)
+    return Proposal(frame.proposed, count, probabilities, entropies)
 
 
 def put(
@@ -76,15 +80,25 @@ def put(
     return torch.where(mine[:, :, None], q, others)
 
 
-def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
-    """Sample K tokens one after another, each by the request's transform and rule; their q [A, K, V] if needed."""
+def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor | None, Tensor | None]:
+    """Sample K tokens one after another, each by the request's transform and rule.
+
+    Their q [A, K, V] and the entropies they were drawn at [A, K], each if needed. Where the host sees all rows stop at
+    too high an entropy, the tokens after that are what an earlier round left there, and nobody proposes them.
+    """
     probabilities: list[Tensor] = []
+    entropies: list[Tensor] = []
     counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
     draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
     history = read_history(rows, frame) if plan.ngram else None
     for i, winners in enumerate(frame.drafted):
         token = winners.tokens  # [A, 1]
-        scores = draft_transform(draft_logits(i, rows, plan, frame, history), rows, plan, counts)  # [A, 1, V]
+        logits = draft_logits(i, rows, plan, frame, history)  # [A, 1, V]
+        if plan.entropies:
+            entropies.append(normalised_entropy(logits[:, 0]))
+            if frame.on_cpu and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
+                break
+        scores = draft_transform(logits, rows, plan, counts)
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
         if plan.coupled:
@@ -96,7 +110,13 @@ def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> Tensor | None:
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
         if counts is not None:
             counts.scatter_add_(2, token[:, None], torch.ones_like(counts[..., :1]))
-    return torch.cat(probabilities, 1) if probabilities else None
+    return whole(probabilities, plan), whole(entropies, plan)
+
+
+def whole(parts: list[Tensor], plan: Plan) -> Tensor | None:
+    """Of K proposals; those that were never drawn are likely enough to no one."""
+    missing = plan.draft_length - len(parts)
+    return torch.cat(parts + [torch.ones_like(parts[0])] * missing, 1) if parts else None
 
 
 def draft_logits(i: int, rows: Rows, plan: Plan, frame: Frame, history: Tensor | None) -> Tensor:

@@ -9,7 +9,8 @@ from time import perf_counter
 
 from ..engines import MAX_DRAFT_LENGTH, RequestError
 from .controller import Controller, Estimate
-from .drafters import DRAFTERS, WITH_MODEL
+from .drafters import DRAFTERS, SAMPLED, WITH_MODEL
+from .entropy import EntropyLevel, EntropyRule
 from .metrics import Speculation
 from .params import SamplingParams
 from .suffix import SuffixAutomaton
@@ -45,6 +46,7 @@ class TracedRound:
     p: tuple[float, ...]  # target's probability of each proposal
     q: tuple[float, ...]  # draft's
     next_p: float
+    entropies: tuple[float, ...] = ()  # the draft's where it drew each, under an EntropyRule
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Request:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        draft_length: int | str,
+        draft_length: int | str | EntropyRule,
         drafter: str,
         stop_ids: frozenset[int],
         text: TextStream,
@@ -100,7 +102,8 @@ class Request:
         self._unavailable, self._longest_draft, self._controller = unavailable, longest_draft, controller
         self.estimates: dict[str, Estimate] = {}  # by drafter, of those the controller may choose from
         self.chosen = (0, "none")  # by it, where there are any
-        self._draft_length: int | str = 0
+        self.level: EntropyLevel | None = None  # of an EntropyRule
+        self._draft_length: int | str | EntropyRule = 0
         self.drafter = drafter
         self.draft_length = draft_length
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -123,22 +126,26 @@ class Request:
         self._ended: float | None = None
 
     @property
-    def draft_length(self) -> int | str:
+    def draft_length(self) -> int | str | EntropyRule:
         return self._draft_length
 
     @draft_length.setter
-    def draft_length(self, value: int | str) -> None:
+    def draft_length(self, value: int | str | EntropyRule) -> None:
+        estimates: dict[str, Estimate] = {}
         if value == AUTO:
-            self.estimates = self._expectations(self._drafter)
+            estimates = self._expectations(self._drafter)
         elif self._drafter == MIXED:
             raise RequestError(f"drafter mixed goes with draft_length auto, not with {value!r}; name one drafter")
+        elif isinstance(value, EntropyRule):
+            self._require_entropy(self._drafter)
+            if value.longest > self._longest_draft:
+                raise RequestError(f"longest is {value.longest}, expected at most {self._longest_draft}")
         elif type(value) is not int or not 0 <= value <= self._longest_draft:
             limit = "" if self._longest_draft == MAX_DRAFT_LENGTH else ", the longest that a plan was compiled for"
             raise RequestError(
                 f"draft_length is {value!r}, expected auto or a whole number from 0 to {self._longest_draft}{limit}"
             )
-        else:
-            self.estimates = {}
+        self.estimates, self.level = estimates, EntropyLevel(value) if isinstance(value, EntropyRule) else None
         self._draft_length = value
 
     @property
@@ -153,6 +160,8 @@ class Request:
             raise RequestError(self._unavailable[value])
         if self._draft_length == AUTO:
             self.estimates = self._expectations(value)
+        elif self.level is not None:
+            self._require_entropy(value)
         self._drafter = value
 
     def _expectations(self, drafter: str) -> dict[str, Estimate]:
@@ -172,12 +181,23 @@ class Request:
             [name for name in MIXED_FROM if name in measured] if drafter == MIXED else [drafter]
         )
 
+    def _require_entropy(self, drafter: str) -> None:
+        if drafter not in (*SAMPLED, "none"):
+            raise RequestError(
+                f"drafter {drafter} has no entropy to choose a draft length by; use {' or '.join(SAMPLED)}, or a number"
+            )
+
+    @property
+    def entropy_limit(self) -> float | None:
+        """Where the draft's entropy ends a round's proposals; None if nobody asks for it."""
+        return None if self.level is None else self.level.rule.stop_above
+
     @property
     def wanted(self) -> tuple[int, str]:
         """How many proposals a round, and from where."""
         if self.estimates:
             return self.chosen
-        length = self._draft_length
+        length = self._draft_length if self.level is None else self.level.draft_length
         return (length, self._drafter) if type(length) is int and length and self._drafter != "none" else (0, "none")
 
     @property

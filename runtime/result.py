@@ -19,11 +19,15 @@ class RowResult(NamedTuple):
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None
+    entropies: tuple[float, ...]  # of the draft at each proposal
 
 
 def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     """Everything the host wants of a round in one tensor, a row each."""
     parts = [done.verdict.table]
+    if plan.entropies:
+        assert done.proposal.entropies is not None
+        parts.append(done.proposal.entropies)
     if plan.traced:
         parts += _trace_parts(done)
     if plan.logprobs is not None:
@@ -45,13 +49,17 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
                 "the models' logits are no numbers (NaN or infinite), as when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
-        trace = None
+        trace, entropies, k = None, (), width - 1
+        if plan.entropies:
+            entropies, at = tuple(row[at : at + proposed]), at + k
         if plan.traced:
-            k = width - 1
             proposal, p, q = (row[at + i * k : at + i * k + proposed] for i in range(3))
-            trace = TracedRound(tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k])
+            trace = TracedRound(
+                tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k], entropies
+            )
             at += 3 * k + 1
-        results.append(RowResult(accepted, proposed, tokens, _logprobs(row[at:], tokens, width, plan.logprobs), trace))
+        logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
+        results.append(RowResult(accepted, proposed, tokens, logprobs, trace, entropies))
     return results
 
 

@@ -53,6 +53,7 @@ class Plan:
     biased: bool = False
     logprobs: int | None = None
     traced: bool = False
+    entropies: bool = False  # some row chooses its draft length by the draft's entropy
 
     @property
     def sampled(self) -> bool:
@@ -82,6 +83,7 @@ class Rows:
     from_random: Tensor  # [M] int64, likewise
     from_cascade: Tensor  # [M] int64, how many a row takes at most
     suggested: Tensor  # [M, 16] int64, proposals of the host
+    entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
@@ -122,6 +124,7 @@ class Rows:
             from_random=whole(),
             from_cascade=whole(),
             suggested=whole(MAX_DRAFT_LENGTH),
+            entropy_limit=real(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             temperature=real(),

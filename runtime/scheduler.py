@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 
 import torch
@@ -21,6 +22,8 @@ from .request import Request, State
 from .result import RowResult
 from .rows import BLOCK, Plan, Rows
 from .suffix import Suffixes
+
+Source = tuple[int, str, float | None]  # how many proposals of a row, from where, and the entropy they end at
 
 
 class Scheduler:
@@ -53,7 +56,7 @@ class Scheduler:
         self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
         self._ahead: Flight | None = None  # launched before the round it follows was read
         self._view = self.rows.view(0)  # the live rows of the plan
-        self._plan_key: tuple[tuple[int, str], ...] = ()
+        self._plan_key: tuple[Source, ...] = ()
         self._queue_lock = threading.Lock()
 
     def submit(self, request: Request) -> None:
@@ -208,8 +211,8 @@ class Scheduler:
             not (self.waiting and len(self.live) < self.max_batch)
             and self.prefilling is None
             and not any(request.finished or request.cancelled for request in self.live)
-            and self._plan_key == tuple(request.wanted for request in self.live)
-            and not any(drafter == "suffix" for _, drafter in self._plan_key)  # the host has to read first
+            and self._plan_key == tuple((*request.wanted, request.entropy_limit) for request in self.live)
+            and not any(drafter == "suffix" for _, drafter, _ in self._plan_key)  # the host has to read first
             and any(request.remaining > 1 for request in self.live)
         )
 
@@ -239,7 +242,7 @@ class Scheduler:
         """Give what a round decided to its requests; one that had ended before it gets nothing."""
         decided = [
             (request, drafter, result)
-            for request, (_, drafter), result in zip(self.live, self._plan_key, flight.results(), strict=True)
+            for request, (_, drafter, _), result in zip(self.live, self._plan_key, flight.results(), strict=True)
             if not request.finished
         ]
         for request, drafter, result in decided:
@@ -283,12 +286,15 @@ class Scheduler:
             speculation.add_round(*outcome)
         if drafter in request.estimates:
             request.estimates[drafter].observe(outcome.proposed, outcome.examined, outcome.stood)
+        if request.level is not None:
+            request.level.observe(result.entropies[: outcome.examined])
         if request.trace is not None and result.trace is not None:
+            traced = result.trace if request.level is not None else replace(result.trace, entropies=())
             ended_early = kept <= result.accepted
-            request.trace.append(replace(result.trace, accepted=kept, next_token=None) if ended_early else result.trace)
+            request.trace.append(replace(traced, accepted=kept, next_token=None) if ended_early else traced)
 
     def _current_plan(self) -> Plan:
-        key = tuple(self._source(request) for request in self.live)
+        key = tuple((*self._source(request), request.entropy_limit) for request in self.live)
         if self._plan is None or key != self._plan_key:
             self._plan_key, self._plan = key, self._make_plan(key)
             self._view = self.rows.view(self._plan.batch)
@@ -310,11 +316,13 @@ class Scheduler:
             self._frames[key] = Frame(plan, self.target, self.draft, self.ngrams)
         return self._frames[key]
 
-    def _make_plan(self, key: tuple[tuple[int, str], ...]) -> Plan:
+    def _make_plan(self, key: tuple[Source, ...]) -> Plan:
         batch = len(self.live)
-        lengths = [length for length, _ in key]
+        lengths, limits = [length for length, _, _ in key], [limit for _, _, limit in key]
+        self.rows.entropy_limit[:batch] = torch.tensor([inf if limit in (None, 1) else limit for limit in limits])
+        stops = any(limit not in (None, 1) for limit in limits)
         for name in SOURCES:
-            asked = torch.tensor([length if drafter == name else 0 for length, drafter in key])
+            asked = torch.tensor([length if drafter == name else 0 for length, drafter, _ in key])
             getattr(self.rows, f"from_{name}")[:batch] = asked
 
         def any_row(holds: Callable[[SamplingParams], bool]) -> bool:
@@ -324,8 +332,8 @@ class Scheduler:
         return Plan(
             batch=batch,
             draft_length=max(lengths),
-            **{source: any(name == source for _, name in key) for source in SOURCES},
-            ragged=any(name in ("lookup", "cascade") or length < max(lengths) for length, name in key),
+            **{source: any(name == source for _, name, _ in key) for source in SOURCES},
+            ragged=stops or any(name in ("lookup", "cascade") or length < max(lengths) for length, name, _ in key),
             tempered=any_row(lambda p: p.temperature not in (0, 1)),
             own_draft=any_row(lambda p: p.own_draft_temperature != p.temperature),
             rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
@@ -339,4 +347,5 @@ class Scheduler:
             biased=any_row(lambda p: bool(p.logit_bias)),
             logprobs=min(max(logprobs), self.target.vocab_size) if logprobs else None,
             traced=any(request.trace is not None for request in self.live),
+            entropies=any(length and limit is not None for length, _, limit in key),
         )

@@ -31,7 +31,7 @@ PURPOSES = {
     "export": "make bundles (export-models, demo)",
     "tensorrt": "compile TensorRT plans on the GPU that runs them (trt-spec build, then --engine tensorrt)",
     "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
-    "report": "draw charts and pages (bench --report, bench --plot, plan --plot)",
+    "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",
     "test": "run the project's tests",
 }
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from ..engines import RequestError
 from ..runtime import Decoder, Output, Request
-from ..runtime.decoder import DEFAULT_DRAFT_LENGTH
-from ..runtime.drafters import DRAFTERS
-from ..runtime.request import AUTO, MIXED
+from .controller_flags import add_controller_flags, draft_length
 from .engine_flags import add_engine_flags, open_decoder
 from .prompts import add_prompt_flags, chosen_prompt
 from .report import lossy, output_json, summary
@@ -24,18 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
     add_prompt_flags(parser)
     add_engine_flags(parser)
-    parser.add_argument(
-        "--draft-length",
-        type=draft_length,
-        metavar="K|auto",
-        help="proposals a round, 0 decodes plainly, auto chooses for each round (default auto once trt-spec tune has "
-        f"measured what rounds cost here, else {DEFAULT_DRAFT_LENGTH} or what plans were compiled for)",
-    )
-    parser.add_argument(
-        "--drafter",
-        metavar="|".join((*DRAFTERS, MIXED)),
-        help="where proposals come from (default: the draft model if any); mixed chooses for each round",
-    )
+    add_controller_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")
     parser.add_argument(
@@ -56,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         request = decoder.submit(
             prompt,
             params,
-            draft_length=arguments.draft_length,
+            draft_length=draft_length(arguments),
             drafter=arguments.drafter,
             trace=arguments.trace or page is not None,
         )
@@ -72,15 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     if params.lenient:
         print(lossy(params.lenience), file=sys.stderr)
     return 0
-
-
-def draft_length(text: str) -> int | str:
-    if text == AUTO:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a whole number") from None
 
 
 def _print_rounds(decoder: Decoder, request: Request) -> None:

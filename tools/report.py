@@ -70,4 +70,5 @@ def _round_json(traced: TracedRound) -> dict[str, Any]:
         "p": list(traced.p),
         "q": list(traced.q),
         "next_p": traced.next_p,
+        "entropies": list(traced.entropies),
     }

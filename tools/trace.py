@@ -23,7 +23,10 @@ class Marks:
         return cls(stream.isatty() and not os.environ.get("NO_COLOR"))
 
     def legend(self) -> str:
-        return "   ".join(self._mark(kind, meaning) for kind, meaning in MEANINGS.items()) + "   p/q: target's/draft's"
+        return (
+            "   ".join(self._mark(kind, meaning) for kind, meaning in MEANINGS.items())
+            + "   p/q: target's/draft's   H: draft's entropy"
+        )
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
         """Proposals after the rejected one were never examined and are left out."""
@@ -32,7 +35,8 @@ class Marks:
         for i, (token, p, q) in enumerate(zip(traced.proposal, traced.p, traced.q, strict=True)):
             if i < examined:
                 kind = ACCEPTED if i < traced.accepted else REJECTED
-                parts.append(f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}")
+                entropy = f" H {traced.entropies[i]:.2f}" if traced.entropies else ""
+                parts.append(f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}{entropy}")
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
         return "  ".join(parts)

@@ -57,6 +57,7 @@ KINDS = {
         ragged=True,
     ),
     "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),
+    "entropies": Plan(2, 3, model=True, rejection=True, ragged=True, entropies=True),
     "log-probs and trace": Plan(2, 3, model=True, rejection=True, logprobs=2, traced=True),
 }
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.drafters import SOURCES
 from trt_spec.runtime.noise import gumbels
 
@@ -16,6 +16,7 @@ from ..bundles import Pair
 from .test_controller import known_costs
 from .test_greedy import random_prompts, stdlib_prompts
 
+ENTROPY = EntropyRule(shortest=1, longest=6, stop_above=0.9)
 COUPLED = SamplingParams(temperature=1.0, rule="coupled", max_new_tokens=32)
 KINDS = {
     "greedy": SamplingParams(max_new_tokens=24),
@@ -46,7 +47,7 @@ def test_one_seed_gives_one_text_for_every_draft_length_drafter_and_batch(pairs,
     for batch in (1, 4):
         with known_costs(), Decoder.open(pair.bundle, max_batch=batch) as decoder:
             settings = [("model", 1), ("model", 8), *((drafter, 3) for drafter in SOURCES[: 2 * batch])]
-            for drafter, k in [*settings, ("model", "auto"), ("mixed", "auto")]:
+            for drafter, k in [*settings, ("model", "auto"), ("mixed", "auto"), ("model", ENTROPY)]:
                 outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
                 assert [output.token_ids for output in outputs] == expected, f"batch {batch}, {drafter}, K {k}"
             assert 0 < decoder.speculation.accepted < decoder.speculation.examined

@@ -23,7 +23,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 
 from ..arbiter import feed
 from ..bundles import Pair
@@ -91,7 +91,7 @@ def exact_distribution(model, params: SamplingParams, depth: int) -> dict[tuple[
 
 
 def draw(
-    pair: Pair, params: SamplingParams, samples: int, k: int | str, drafter: str, depth: int
+    pair: Pair, params: SamplingParams, samples: int, k: int | str | EntropyRule, drafter: str, depth: int
 ) -> Counter[tuple[int, ...]]:
     """Continuations by `depth` tokens out of the real Decoder, each with a seed of its own."""
     with known_costs(table(batches=(1,))), Decoder.open(pair.bundle, max_batch=256) as decoder:
@@ -128,9 +128,14 @@ def p_value(observed: Counter[tuple[int, ...]], joint: dict[tuple[int, ...], flo
 
 
 def p_value_of(
-    pair: Pair, params: SamplingParams, samples: int, k: int | str, drafter: str = "model", depth: int | None = None
+    pair: Pair,
+    params: SamplingParams,
+    samples: int,
+    k: int | str | EntropyRule,
+    drafter: str = "model",
+    depth: int | None = None,
 ) -> float:
-    depth = depth or (4 if k == "auto" else k + 2)
+    depth = depth or (k + 2 if isinstance(k, int) else 4)
     return p_value(draw(pair, params, samples, k, drafter, depth), exact_distribution(pair.exact, params, depth))
 
 
@@ -154,10 +159,11 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, r
         ("everything", "coupled", "model", 2),
         ("everything", "rejection", "lookup", 2),
         ("plain", "rejection", "mixed", "auto"),
+        ("plain", "rejection", "model", EntropyRule(shortest=0, longest=3, smoothing=0.0, stop_above=0.93)),
     ],
 )
 def test_output_is_distributed_as_the_target_alone_under_all_settings(
-    eight: Pair, settings: str, rule: str, drafter: str, k: int | str
+    eight: Pair, settings: str, rule: str, drafter: str, k: int | str | EntropyRule
 ):
     assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 20_000, k, drafter) > FALSE_ALARM
 
