@@ -126,7 +126,8 @@ def _charts(result: dict[str, Any], plain: dict[str, Any], fastest: dict[str, An
 
 
 def _figure(title: str, note: str, svg: str) -> str:
-    return f"<figure><figcaption><h2>{title}</h2><p class=muted>{note}</p></figcaption>{svg}</figure>"
+    words = f"<h2>{escape(title)}</h2><p class=muted>{escape(note)}</p>"
+    return f"<figure><figcaption>{words}</figcaption>{svg}</figure>"
 
 
 def _section(title: str, content: str, note: str = "") -> str:
