@@ -42,14 +42,14 @@ class Frame:
         self.drafts: list[Step] = []  # K steps of the draft model
         self.drafted: list[Winners] = []  # the K proposals that are sampled
         if plan.sampled:
-            logits = torch.zeros(batch, 1, target.vocab_size, device=device)  # without a model all tokens are alike
-            if plan.model:
-                assert draft is not None
+            if draft is not None and plan.model:
                 logits = draft.logits(batch, 1)
+            else:  # all tokens are alike
+                logits = torch.zeros(batch, 1, target.vocab_size, device=device)
             self.draft_logits = logits[..., : target.vocab_size]  # [A, 1, V]
             input_ids = self.recent
             for start in (self._position[0], *self._position[2 : k + 1]):
-                if plan.model and draft is not None:
+                if draft is not None and plan.model:
                     self.drafts.append(draft.engine.step(0, input_ids, start, logits))
                 input_ids = torch.zeros(batch, 1, dtype=torch.int64, device=device)
                 self.drafted.append(Winners(self.draft_logits, input_ids))

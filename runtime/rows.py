@@ -88,9 +88,7 @@ class Rows:
     seed: Tensor  # [M, 2] int64, 32-bit words
     temperature: Tensor  # [M] float32, 1 for greedy rows
     draft_temperature: Tensor  # [M] float32, likewise
-    draft_depth: (
-        Tensor  # [M] float32, how far below its best score the draft samples: 0 if it alone is greedy, else inf
-    )
+    draft_depth: Tensor  # [M] float32, how far below its best score a draft samples: inf, or 0 if it alone is greedy
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
     top_k: Tensor  # [M] int64, the vocabulary's size when off

@@ -9,6 +9,7 @@ from trt_spec.engines import Bundle, open_engine
 from trt_spec.export import export_bundle
 from trt_spec.export.quality import engine_logits
 from trt_spec.runtime import Decoder, SamplingParams, capture
+from trt_spec.runtime.drafters import SOURCES
 from trt_spec.runtime.round import run_round
 
 from .bundles import Pair
@@ -28,8 +29,9 @@ SETTINGS = [
 def texts(bundle: Path, params: SamplingParams, engine: str, device: str, *, captured: bool = True) -> list[object]:
     with Decoder.open(bundle, engine, device, max_batch=3, capture=captured) as decoder:
         found = []
-        for draft_length in (0, 2, 4):
-            found += [output.token_ids for output in decoder.generate(PROMPTS, params, draft_length=draft_length)]
+        for drafter, draft_length in (("none", 0), ("model", 2), *((drafter, 4) for drafter in SOURCES)):
+            outputs = decoder.generate(PROMPTS, params, draft_length=draft_length, drafter=drafter)
+            found += [output.token_ids for output in outputs]
     return found
 
 

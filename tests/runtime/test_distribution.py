@@ -32,6 +32,7 @@ from .test_controller import known_costs, table
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance")
 drafters = importlib.import_module("trt_spec.runtime.drafters")
+suffix = importlib.import_module("trt_spec.runtime.suffix")
 round_ = importlib.import_module("trt_spec.runtime.round")
 
 FALSE_ALARM = 1e-6
@@ -265,6 +266,25 @@ def test_chi_squared_catches_a_filter_after_the_subtraction(eight: Pair, monkeyp
     monkeypatch.setattr(round_, "transform", unfiltered)
     monkeypatch.setattr(acceptance, "residual", filtered_late)
     assert p_value_with_the_fault(eight, FILTERED) < FALSE_ALARM
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("read", [True, False])
+def test_chi_squared_catches_proposals_made_by_the_noise_that_judges_them(
+    eight: Pair, monkeypatch: pytest.MonkeyPatch, read: bool
+):
+    """A request again with the same seed, beside what it said before; no fault where it does not read that."""
+    if read:
+        monkeypatch.setattr(suffix, "reads_pool", lambda params: True)
+    observed = Counter()
+    with Decoder.open(eight.bundle, max_batch=1) as decoder:
+        for seed in range(300):
+            params = replace(PLAIN, max_new_tokens=2, ignore_eos=True, seed=seed)
+            decoder._scheduler._suffixes = suffix.Suffixes()
+            _, again = (decoder.generate(PROMPT, params, draft_length=2, drafter="suffix")[0] for _ in range(2))
+            observed[again.token_ids] += 1
+    found = p_value(observed, exact_distribution(eight.exact, PLAIN, 2))
+    assert found < FALSE_ALARM if read else found > FALSE_ALARM
 
 
 def test_chi_squared_catches_a_skipped_residual(eight: Pair, monkeypatch: pytest.MonkeyPatch):

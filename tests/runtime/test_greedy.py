@@ -80,8 +80,8 @@ def test_greedy_output_equals_transformers_to_the_last_position_of_the_bundle(pa
     finally:
         pair.reference.generation_config.eos_token_id = eos
     with Decoder.open(pair.bundle) as decoder:
-        for k in (0, 16):
-            [output] = decoder.generate([prompt], params, draft_length=k)
+        for drafter, k in (("none", 0), ("model", 16), ("suffix", 16), ("ngram", 16), ("cascade", 16)):
+            [output] = decoder.generate([prompt], params, draft_length=k, drafter=drafter)
             assert len(prompt) + len(output.token_ids) == longest
             assert list(output.token_ids) == expected
 
