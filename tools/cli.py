@@ -16,6 +16,7 @@ COMMANDS = {  # each is a module here with add_arguments(parser) and run(argumen
     "bench": "measure draft lengths against each other and against what theory predicts",
     "inspect": "show what is in a bundle and the memory it needs",
     "build": "compile TensorRT plans for a bundle",
+    "verify": "certify that a bundle, in an engine on this machine, is lossless",
     "plan": "calculate what speculation yields from an acceptance and the costs of a round",
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",
