@@ -230,6 +230,11 @@ class Decoder:
         return self._scheduler.speculation
 
     @property
+    def live(self) -> tuple[Request, ...]:
+        """The requests that are decoding; request i has row i."""
+        return tuple(self._scheduler.live)
+
+    @property
     def last_frame(self) -> Frame | None:
         """The tensors of the last round and the engines' runs over them, for measuring."""
         return self._scheduler.frame

@@ -18,6 +18,7 @@ COMMANDS = {  # each is a module here with add_arguments(parser) and run(argumen
     "inspect": "show what is in a bundle and the memory it needs",
     "build": "compile TensorRT plans for a bundle",
     "ngram": "count the n-grams of a text into a bundle, for drafts that cost nothing",
+    "verify": "certify that a bundle, in an engine on this machine, is lossless",
     "plan": "calculate what speculation yields from an acceptance and the costs of a round",
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",

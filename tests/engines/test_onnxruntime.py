@@ -14,8 +14,8 @@ from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
 from trt_spec.runtime import Decoder
 
-from ..arbiter import cache_of, feed
 from ..bundles import Pair
+from ..steps import cache_of, feed
 
 NOT_IN_PLACE = "in-place optimization not activated"
 

@@ -19,9 +19,9 @@ from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.scenarios import write_script
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..arbiter import cache_of, feed
 from ..bundles import Pair, export_pair
 from ..models import tiny_gpt2, tiny_llama
+from ..steps import cache_of, feed
 from .parity import assert_torch_engine_agrees, run_script
 
 FAMILIES = ("llama", "gpt2", "gemma2")

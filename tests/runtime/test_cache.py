@@ -9,64 +9,35 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trt_spec.engines import Bundle, open_engine
+from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.cache import GRANULE, KVCache
-from trt_spec.runtime.model import Model
+from trt_spec.tools.certificate.probe import Probe
+from trt_spec.tools.certificate.rollback import Worst, compare_all
+from trt_spec.tools.certificate.subject import Subject
 
-from ..arbiter import feed
 from ..bundles import Pair
 from .test_greedy import random_prompts
 
 TOLERANCE = 1e-4
 
 
-class Fresh:
-    """One prefill of everything, by an engine of its own."""
-
-    def __init__(self, bundle: Bundle, role: str) -> None:
-        contract = getattr(bundle, role).contract
-        self.engine = open_engine("onnxruntime", bundle.graph(role), contract)
-
-    @torch.inference_mode()
-    def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        cache = KVCache(self.engine.contract, "cpu", 1, len(tokens))
-        self.engine.bind(cache.buffers)
-        return feed(self.engine, 0, tokens, 0), cache.buffers
+def probes(pair: Pair) -> dict[str, Probe]:
+    subject = Subject(Bundle.open(pair.bundle), "onnxruntime", "cpu", batch=1)
+    return {role: Probe(subject, role) for role in ("target", "draft")}
 
 
 @pytest.fixture(scope="module")
-def fresh(llama: Pair) -> dict[str, Fresh]:
+def fresh(llama: Pair) -> dict[str, Probe]:
     """Of target and draft; the twin's draft is the target."""
-    bundle = Bundle.open(llama.bundle)
-    return {role: Fresh(bundle, role) for role in ("target", "draft")}
+    return probes(llama)
 
 
-@torch.inference_mode()
-def require_fresh(model: Model, fresh: Fresh, row: int, tokens: list[int], entries: int) -> None:
-    """The row's first `entries` and the logits after one more token are those of a fresh prefill."""
-    if not entries:
-        return
-    logits, expected = fresh.prefill(tokens[: entries + 1])
-    for name, buffer in model.cache.buffers.items():
-        torch.testing.assert_close(
-            buffer[row, :, :entries], expected[name][0, :, :entries], atol=TOLERANCE, rtol=0, msg=name
-        )
-    if entries < min(len(tokens), model.cache.capacity):
-        found = feed(model.engine, row, tokens[entries : entries + 1], entries)
-        torch.testing.assert_close(found, logits, atol=TOLERANCE, rtol=0)
-
-
-def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Fresh]) -> None:
-    for row, request in enumerate(decoder._scheduler.live):
-        assert request in requests
-        if request.finished:  # its row is kept until a round in flight is read
-            continue
-        tokens = [*request.prompt, *request.token_ids]
-        assert request.target_entries == len(tokens) - 1, "all committed tokens but the last"
-        assert request.draft_entries < len(tokens)
-        require_fresh(decoder.target, fresh["target"], row, tokens, request.target_entries)
-        require_fresh(decoder.draft, fresh["draft"], row, tokens, request.draft_entries)
+def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Probe]) -> None:
+    assert all(request in requests for request in decoder.live)
+    worst = {role: Worst() for role in fresh}
+    compare_all(decoder, fresh, worst)
+    assert all(max(one.logits, one.entries) <= TOLERANCE for one in worst.values()), worst
 
 
 @pytest.mark.parametrize("batch", [1, 4])

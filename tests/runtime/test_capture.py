@@ -25,7 +25,7 @@ from trt_spec.runtime.rows import Plan, Rows
 
 from ..bundles import Pair
 from ..recorder import Recorder
-from .test_cache import Fresh, require_all_fresh
+from .test_cache import probes, require_all_fresh
 from .test_greedy import random_prompts
 
 KINDS = {
@@ -190,7 +190,7 @@ def test_requests_come_go_and_change_while_a_round_is_in_flight(llama: Pair, rec
     with Decoder.open(llama.bundle, capture=False) as decoder:
         expected = [output.token_ids for output in decoder.generate(prompts, settings, draft_length=0)]
     with Decoder.open(llama.bundle, max_batch=3) as decoder:
-        engines = {role: Fresh(decoder.bundle, role) for role in ("target", "draft")}
+        engines = probes(llama)
         requests: list[Request] = []
         while decoder.step() or len(requests) < len(prompts):
             require_all_fresh(decoder, requests, engines)

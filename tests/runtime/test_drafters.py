@@ -6,8 +6,8 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters import LONGEST_MATCH
 from trt_spec.runtime.drafters import look_up as copy_by_lookup
 
-from ..arbiter import feed
 from ..bundles import Pair
+from ..steps import feed
 from .states import make_plan, make_rows
 from .test_greedy import random_prompts
 

@@ -7,9 +7,9 @@ import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.costs import read_costs
+from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.tune import _oracle
 
-from ..arbiter import first_difference
 from .conftest import assert_refused
 
 

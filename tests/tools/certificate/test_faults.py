@@ -1,0 +1,80 @@
+"""Each planted fault makes the certificate fail, in the check that is there for it."""
+
+from math import sqrt
+
+import pytest
+from trt_spec.runtime import acceptance
+from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
+from trt_spec.tools.certificate.faults import SWAPS, fault
+
+from ...bundles import Pair
+
+LEAST = 0.02  # total variation of a fault of the distribution
+FEW = 0.1  # the total variation that so few samples catch that the tests are quick
+CAUGHT_BY = {
+    "wrongly declared q": "distribution",
+    "filter on one side only": "distribution",
+    "skipped residual": "distribution",
+    "residual of another q": "distribution",
+    "greedy draft declared sampled": "distribution",
+    "penalties over the context before the round": "distribution",
+    "one length for all rows": "same text",
+    "noise of the first row in all rows": "same text",
+    "hole after full acceptance": "rollback",
+    "cache left behind when a row moves": "rollback",
+    "end of text kept inside an accepted run": "semantics",
+    "log-probabilities of the row before": "semantics",
+}
+CHECKS = {
+    "distribution": lambda subject: distribution.check(subject, FEW, lambda stage: None),
+    "same text": lambda subject: same_text.check(subject, lambda stage: None),
+    "rollback": lambda subject: rollback.check(subject, lambda stage: None),
+    "semantics": lambda subject: semantics.check(subject, lambda stage: None),
+}
+
+
+def test_every_fault_has_a_check():
+    assert CAUGHT_BY.keys() == SWAPS.keys()
+    assert len(CAUGHT_BY) >= 10
+
+
+@pytest.mark.parametrize("name", CAUGHT_BY)
+def test_the_certificate_fails_for_the_fault(eight: Pair, llama: Pair, subject_of, name: str):
+    check = CAUGHT_BY[name]
+    subject = subject_of(eight if check == "distribution" else llama)
+    with fault(name):
+        failed = next((finding for finding in CHECKS[check](subject) if not finding.passed), None)
+    assert failed is not None, f"{check} has not seen it"
+    assert failed.check == check
+    if check == "distribution":
+        numbers = failed.numbers
+        by_chance = 0.4 * sqrt(numbers["cells"] / numbers["samples"])
+        assert numbers["total_variation_seen"] - by_chance >= LEAST
+        assert not failed.case.startswith("planted"), "it is a case itself that fails"
+    print(f"{name}: {failed.case}: {failed.detail}")
+
+
+def test_a_fault_is_gone_when_its_block_ends():
+    before = acceptance.residual
+    with pytest.raises(ZeroDivisionError), fault("skipped residual"):
+        _ = 1 / (acceptance.residual is before)
+    assert acceptance.residual is before
+
+
+@pytest.mark.exhaustive
+def test_a_control_that_is_not_caught_fails(eight: Pair, subject_of, monkeypatch: pytest.MonkeyPatch):
+    """A planted fault that does nothing stands for a check that sees nothing."""
+    monkeypatch.setitem(SWAPS, "skipped residual", ())
+    findings = distribution.check(subject_of(eight), 0.2, lambda stage: None)
+    [control] = [finding for finding in findings if finding.case == "planted: skipped residual"]
+    assert not control.passed
+    assert control.numbers["caught"] is False
+
+
+@pytest.mark.exhaustive
+def test_a_control_that_can_do_no_harm_is_said_to(twin: Pair, subject_of):
+    """Where the draft is the target nothing is rejected, so a skipped residual changes nothing."""
+    findings = list(distribution.check(subject_of(twin), 0.2, lambda stage: None))
+    assert all(finding.passed for finding in findings)
+    details = {finding.case: finding.detail for finding in findings}
+    assert details["planted: skipped residual"] == "no proposal was ever rejected, so that it changes nothing"

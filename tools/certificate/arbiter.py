@@ -1,0 +1,144 @@
+"""Judges the first token at which an output differs from its reference: a near tie, or a bug.
+
+Widths and batch shapes round differently, so the winner may change where two scores, or a score and the border of a
+filter, lie no further apart than what the shapes differ by. A difference is excused only if moving single logits of one
+shape by at most 2 × the measured difference between the shapes, and at most 1e-3 in float32 (pitfall 13), makes either
+token win; whatever else differs is a bug.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime import SamplingParams
+from .exact import compared
+from .probe import Probe
+
+HALVINGS = 20
+ENDED = -1  # in the place of a token
+
+Logits = Callable[[Sequence[int]], Tensor]  # [V] after a context
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token that differs, and what it takes to explain it."""
+
+    position: int  # index in the output
+    tokens: tuple[int, int]  # found, expected
+    gap: float  # how much rounding makes either win in one shape
+    between_shapes: float  # the largest difference of any logit
+    allowed: float
+
+    @property
+    def near_tie(self) -> bool:
+        return self.gap <= self.allowed
+
+    def __str__(self) -> str:
+        kind = "near tie" if self.near_tie else "bug"
+        found, expected = self.tokens
+        if ENDED in self.tokens:
+            return f"{kind} at {self.position}: one output ends here, the other goes on"
+        return (
+            f"{kind} at {self.position}: token {found} for {expected}, gap {self.gap:.2g}, "
+            f"allowed {self.allowed:.2g} (shapes differ by {self.between_shapes:.2g})"
+        )
+
+
+def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token that differs, one output ending early included."""
+    for index, (found, wanted) in enumerate(zip(output, expected, strict=False)):
+        if found != wanted:
+            return index
+    return None if len(output) == len(expected) else min(len(output), len(expected))
+
+
+class Arbiter:
+    """Runs the target in the shapes that took part; `others` are what else computed one of the two outputs."""
+
+    def __init__(self, probe: Probe, rounding: float, others: Sequence[Logits] = ()) -> None:
+        self.probe, self.rounding, self.others = probe, rounding, others
+
+    def judge(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        output: Sequence[int],
+        expected: Sequence[int],
+        width: int,
+        batch: int,
+    ) -> Difference | None:
+        """None where the tokens are equal."""
+        at = first_difference(output, expected)
+        if at is None:
+            return None
+        if at == min(len(output), len(expected)):  # no rounding makes equal tokens end differently
+            ends = (*output[at : at + 1], ENDED)[0], (*expected[at : at + 1], ENDED)[0]
+            return Difference(at, ends, inf, 0.0, 0.0)
+        context, tokens = [*prompt, *expected[:at]], (output[at], expected[at])
+        shapes = self.shapes(context, width, batch)
+        between = max(float((a - b).abs().max()) for a in shapes for b in shapes)
+        allowed = min(2 * between, self.rounding)
+
+        def winner(logits: Tensor) -> int:
+            return int(compared(logits, prompt, expected[:at], params).argmax())
+
+        gap = min(
+            max(rounding_until_wins(logits, winner, *pair, allowed) for pair in (tokens, tokens[::-1]))
+            for logits in shapes
+        )
+        return Difference(at, tokens, gap, between, allowed)
+
+    def shapes(self, context: Sequence[int], width: int, batch: int) -> list[Tensor]:
+        """The logits after `context` from a step of width 1, and those of `width` alone and in `batch` rows."""
+        width = min(width, len(context))
+        of_probe = [self.probe.logits(context, *shape) for shape in ((1, 1), (width, 1), (width, batch))]
+        return of_probe + [other(context) for other in self.others]
+
+
+def rounding_until_wins(
+    logits: Tensor, winner: Callable[[Tensor], int], token: int, rival: int, largest: float
+) -> float:
+    """The least move of logits with which `token` wins; infinite if `largest` is too little."""
+
+    def wins(size: float) -> bool:
+        return any(winner(moved) == token for moved in moves(logits, token, rival, size))
+
+    if wins(0.0):
+        return 0.0
+    if not wins(largest):
+        return inf
+    low, high = 0.0, largest
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if wins(middle) else (middle, high)
+    return high
+
+
+def moves(logits: Tensor, token: int, rival: int, size: float) -> Iterator[Tensor]:
+    """Whatever may help the token to win: it rises, the rival sinks, or those likelier than either change their share,
+    on which the border of top-p depends."""
+    logits = logits.double()
+    ids = torch.arange(len(logits))
+    for mask, sign in (
+        (ids == token, 1),
+        (ids == rival, -1),
+        (logits > logits[token], -1),
+        (logits > logits[rival], 1),
+    ):
+        yield logits + sign * size * mask
+
+
+def log_probabilities_agree(found: Any, expected: Any, tolerance: float) -> bool:
+    """Of the same tokens: each value, and of the likeliest those that both list; the last of a list may change."""
+    for one, other in zip(found or (), expected or (), strict=True):
+        a, b = dict(one.top), dict(other.top)
+        pairs = [(one.logprob, other.logprob), *((a[token], b[token]) for token in a.keys() & b.keys())]
+        pairs += zip(sorted(a.values()), sorted(b.values()), strict=True)
+        if one.token_id != other.token_id or any(abs(x - y) > tolerance for x, y in pairs):
+            return False
+    return True

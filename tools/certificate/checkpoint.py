@@ -1,0 +1,94 @@
+"""The target in its engine against the checkpoint it was exported from, run by transformers in float32."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engines import RequestError
+from ...runtime import SamplingParams
+from .arbiter import Arbiter
+from .probe import Probe
+from .same_text import Asked, Tally, ask_alone
+from .subject import Finding, Progress, Subject
+
+NEW_TOKENS = 40
+STRIDE = 8  # positions of a text between two whose logits are compared
+
+
+def load(subject: Subject, directory: Path) -> Any:
+    """The model, in the bundle's dtype; another one than the bundle's target is refused."""
+    if find_spec("transformers") is None:
+        raise RequestError("--checkpoint needs transformers, which is not installed; pip install 'trt-spec[export]'")
+    from ...export.checkpoint import load_model, open_checkpoint
+
+    checkpoint, promised = open_checkpoint(directory), subject.bundle.target.contract
+    found = checkpoint.shape.contract(promised.max_length, promised.dtype)
+    if found != promised:
+        differing = [
+            f"{name} {value} instead of {asdict(promised)[name]}"
+            for name, value in asdict(found).items()
+            if value != asdict(promised)[name]
+        ]
+        raise RequestError(
+            f"checkpoint {directory} is not the one {subject.bundle.path} was exported from: it has "
+            f"{', '.join(differing)}; name that of {subject.bundle.target.name}"
+        )
+    return load_model(checkpoint, promised.dtype)
+
+
+def check(subject: Subject, directory: Path, progress: Progress) -> Iterator[Finding]:
+    from ...export.oracle import branch_logits, computing_in_float32
+
+    progress("checkpoint: loading")
+    model = load(subject, directory)
+    vocab_size = subject.bundle.tokenizer.vocab_size
+    if (kind := subject.bundle.target.weights) != "none":
+        # What the loop must equal is the model as stored; the export has compared that with the rounded checkpoint.
+        yield Finding("checkpoint", directory.name, True, f"not judged: the bundle's weights are {kind}", {})
+        return
+    progress("checkpoint: greedy text")
+    params = SamplingParams(max_new_tokens=subject.room(NEW_TOKENS))
+    asked = ask_alone(subject, [(prompt, params) for prompt in subject.prompts()])
+    probe = Probe(subject)
+    try:
+        judge = Arbiter(
+            probe, subject.rounding, [lambda context: branch_logits(model, [[*context]])[0][-1, :vocab_size]]
+        )
+        tally = Tally()
+        with computing_in_float32(model):
+            for one in asked:
+                tally.add_tokens(one, transformers_text(subject, model, one), judge, "transformers")
+        yield tally.finding("checkpoint", "greedy text of transformers")
+        progress("checkpoint: logits")
+        worst, compared = 0.0, 0
+        for one in asked:
+            text = [*one.prompt, *one.expected.token_ids]
+            expected = branch_logits(model, [text])[0][:, :vocab_size]
+            for length in range(1, len(text) + 1, STRIDE):
+                worst = max(worst, float(torch.dist(probe.logits(text[:length]), expected[length - 1], torch.inf)))
+                compared += 1
+        allowed = subject.rounding * max(1.0, float(expected.std()))
+        detail = f"{compared} positions, within {worst:.2g} of transformers (allowed {allowed:.2g})"
+        yield Finding("checkpoint", "logits", worst <= allowed, detail, {"worst": worst, "allowed": allowed})
+    finally:
+        probe.close()
+
+
+def transformers_text(subject: Subject, model: Any, one: Asked) -> list[int]:
+    """What its `generate` says, end of text included."""
+    ids = torch.tensor([one.prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=one.params.max_new_tokens,
+        eos_token_id=list(subject.bundle.tokenizer.eos_token_ids) or None,
+        pad_token_id=0,
+        repetition_penalty=1.0,
+    )
+    text: list[int] = output[0, len(one.prompt) :].tolist()
+    return text

@@ -1,0 +1,82 @@
+"""Pearson's χ² with a stated false alarm and a stated power.
+
+The statistic of n samples of p' against p is noncentral χ² with n · Σ (p' − p)² / p, which by Cauchy and Schwarz is at
+least 4n · (total variation)²: so many samples catch any fault of a total variation.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from math import inf, log, sqrt
+
+import torch
+from torch import Tensor
+
+FEWEST = 5  # expected in a cell that counts by itself
+
+
+def tail(statistic: float, freedom: int, noncentrality: float = 0.0) -> float:
+    """The probability that χ² exceeds `statistic`: a Poisson mixture of central ones."""
+    half = noncentrality / 2
+    spread = 12 * sqrt(half) + 12
+    first = max(0, int(half - spread))
+    terms = torch.arange(first, int(half + spread) + 1, dtype=torch.float64)
+    if half == 0:
+        terms, weights = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    else:
+        weights = (terms * log(half) - half - torch.lgamma(terms + 1)).exp()
+    return float((weights * _central(statistic, freedom / 2 + terms)).sum())
+
+
+def _central(statistic: float, half_freedom: Tensor) -> Tensor:
+    upper: Tensor = torch.special.gammaincc(half_freedom, torch.full_like(half_freedom, statistic / 2))
+    return upper
+
+
+def threshold(false_alarm: float, freedom: int, noncentrality: float = 0.0) -> float:
+    """What χ² exceeds with this probability."""
+    low, high = 0.0, 10.0 * (freedom + noncentrality + 100)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle, freedom, noncentrality) > false_alarm else (low, middle)
+    return high
+
+
+def samples_needed(
+    freedom: int, total_variation: float, false_alarm: float, power: float, divergence: float = 0.0
+) -> int:
+    """So many catch that total variation; `divergence` Σ (p' − p)² / p is what no fault must explain."""
+
+    def catches(samples: int) -> bool:
+        border = threshold(false_alarm, freedom, samples * divergence)
+        return tail(border, freedom, 4 * samples * total_variation**2) >= power
+
+    most = 1000
+    while not catches(most):
+        most *= 2
+    least = most // 2
+    while most - least > 100:
+        middle = (least + most) // 2
+        least, most = (least, middle) if catches(middle) else (middle, most)
+    return most
+
+
+def statistic(observed: Counter[Hashable], expected: Mapping[Hashable, float]) -> tuple[float, int]:
+    """Pearson's χ² and its degrees of freedom; rare cells count together, the impossible is infinitely far off."""
+    samples = observed.total()
+    if any(expected[cell] == 0 for cell in observed):
+        return inf, 1
+    cells = sorted((samples * share, observed[cell]) for cell, share in expected.items() if share > 0)
+    rare, common = [0.0, 0], []
+    for mean, count in cells:
+        if mean < FEWEST or 0 < rare[0] < FEWEST:
+            rare = [rare[0] + mean, rare[1] + count]
+        else:
+            common.append((mean, count))
+    if rare[0]:
+        common.append((rare[0], int(rare[1])))
+    return sum((count - mean) ** 2 / mean for mean, count in common), max(1, len(common) - 1)
+
+
+def total_variation(observed: Counter[Hashable], expected: Mapping[Hashable, float]) -> float:
+    samples = observed.total()
+    return sum(abs(observed[cell] / samples - share) for cell, share in expected.items()) / 2

@@ -1,0 +1,128 @@
+"""Classic faults of speculative decoding, planted in the code that runs: a certificate is worth what it catches."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...runtime import acceptance, drafters, result
+from ...runtime import round as round_
+from ...runtime.acceptance import residual
+from ...runtime.drafters import propose
+from ...runtime.noise import gumbels
+from ...runtime.request import Request
+from ...runtime.round import commit
+from ...runtime.rows import pick
+from ...runtime.scheduler import Scheduler
+from ...runtime.transform import transform
+
+SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Scheduler._commit, Request.commit, result._logprob_parts
+
+
+@contextmanager
+def planted(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
+    """Each (owner, name, value) for as long as the block runs. Open decoders in it, and let them record no rounds."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in swaps]
+    for owner, name, value in swaps:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def unfiltered(logits: Any, rows: Any, plan: Any, counts: Any) -> Any:
+    """Pitfall 3."""
+    return transform(logits, rows, replace(plan, top_k=False, top_p=False, min_p=False), counts)
+
+
+def half_of_q(*arguments: Any) -> Any:
+    """Pitfall 2: q is not what the draft sampled from."""
+    proposal = propose(*arguments)
+    q, frame = proposal.probabilities, arguments[2]
+    if q is None:
+        q = torch.zeros_like(frame.target_logits[:, :-1]).scatter_(2, proposal.tokens[:, :, None], 1.0)
+    return proposal._replace(probabilities=q / 2)
+
+
+def likeliest(weights: Any, u: Any) -> Any:
+    """Pitfall 2: a greedy draft whose q is declared a softmax."""
+    return weights.argmax(-1, keepdim=True)
+
+
+def p_itself(proposal: Any, target: Any, accepted: Any, *_: Any) -> Any:
+    """The token after a rejection is drawn from p."""
+    return pick(target, accepted)
+
+
+def p_without_the_rejected(proposal: Any, target: Any, accepted: Any, *lenience: Any) -> Any:
+    """Right for a certain proposal, wrong for a sampled one: the residual of another q."""
+    certain = proposal._replace(probabilities=None)
+    return residual(certain, target, accepted, *lenience)
+
+
+def counts_before_the_round(rows: Any, plan: Any, proposal: Any) -> Any:
+    """Pitfall 8."""
+    return rows.output_counts[:, None].expand(-1, plan.draft_length + 1, -1) if plan.penalised else None
+
+
+def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
+    """Pitfall 6: every row advances by what the worst one accepted."""
+    commit(rows, plan, frame)
+    accepted = frame.verdict.accepted
+    rows.length.sub_(accepted - accepted.min())
+
+
+def claims_a_hole(self: Any, request: Any, done: Any, plan: Any, drafter: str) -> None:
+    """Pitfall 1: the draft never wrote the entry of its own last proposal."""
+    SCHEDULER_COMMIT(self, request, done, plan, drafter)
+    if plan.model and drafter == "model":
+        request.draft_entries = request.target_entries
+
+
+def moves_without_its_cache(self: Any, request: Any, source: int, destination: int) -> None:
+    self.rows.move(source, destination)
+
+
+def noise_of_the_first_row(seed: Any, index: Any, size: int) -> Any:
+    """Pitfall 9: a request depends on its neighbours."""
+    return gumbels(seed[:1].expand_as(seed), index, size)
+
+
+def keeps_the_whole_run(self: Any, tokens: Any, accepted: int, logprobs: Any) -> Any:
+    """Pitfall 7: stop tokens are looked for only where a round ends."""
+    stop_ids = self._stop_ids
+    if accepted and tokens[-1] not in stop_ids:
+        self._stop_ids = frozenset()
+    kept = REQUEST_COMMIT(self, tokens, accepted, logprobs)
+    self._stop_ids = stop_ids
+    return kept
+
+
+def log_probabilities_of_the_row_before(done: Any, top: int) -> Any:
+    """Pitfall 16."""
+    return LOGPROB_PARTS(done._replace(logits=done.logits.roll(1, 1)), top)
+
+
+SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "wrongly declared q": ((round_, "propose", half_of_q),),
+    "filter on one side only": ((round_, "transform", unfiltered),),
+    "skipped residual": ((acceptance, "residual", p_itself),),
+    "residual of another q": ((acceptance, "residual", p_without_the_rejected),),
+    "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
+    "penalties over the context before the round": ((round_, "counts_at_each_position", counts_before_the_round),),
+    "one length for all rows": ((round_, "commit", one_length_for_all),),
+    "hole after full acceptance": ((Scheduler, "_commit", claims_a_hole),),
+    "cache left behind when a row moves": ((Scheduler, "_move", moves_without_its_cache),),
+    "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
+    "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
+    "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
+}
+
+
+def fault(name: str) -> Any:
+    """A context in which the fault of this name is in the code."""
+    return planted(*SWAPS[name])

@@ -1,0 +1,37 @@
+"""A model of the bundle in an engine of its own: what the loop is compared with, whatever rounds have done."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...engines import blank_step, open_engine
+from ...runtime.model import Model
+from .subject import Subject
+
+
+class Probe:
+    """Fresh prefills and single steps, in any shape that the engine runs."""
+
+    def __init__(self, subject: Subject, role: str = "target") -> None:
+        bundle = subject.bundle
+        contract = bundle.models[role].contract
+        self.engine = open_engine(subject.engine, bundle.graph(role), contract, subject.device)
+        self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity)
+
+    @torch.inference_mode()
+    def logits(self, context: Sequence[int], width: int = 1, batch: int = 1) -> Tensor:
+        """Those [V] after `context`: the last `width` tokens in one step of `batch` equal rows, the others before."""
+        tokens = torch.tensor(context, device=self.engine.device)
+        before = len(context) - width
+        self.model.make_room(batch, len(context), {})
+        for row in range(batch if before else 0):
+            self.model.prefill(row, tokens[:before], 0)
+        step = blank_step(self.engine, 0, batch, width, width)
+        step.input_ids.copy_(tokens[before:])
+        step.start.fill_(before)
+        step.run()
+        return step.logits[0, -1, : self.model.vocab_size].cpu()
+
+    def close(self) -> None:
+        self.model.close()

@@ -1,0 +1,121 @@
+"""Whatever rounds did to a cache, what is live of it equals a fresh prefill: target and draft, every row.
+
+Requests with random draft lengths, which change from round to round as their drafters do, join, are cancelled and
+leave, so rows move and roll back in every pattern; sampling at temperature 1 both accepts and rejects.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...engines import blank_step
+from ...runtime import Decoder, Request, SamplingParams
+from ...runtime.drafters import WITH_MODEL
+from ...runtime.model import Model
+from .probe import Probe
+from .subject import Finding, Progress, Subject, available_drafters, draft_lengths
+
+NEW_TOKENS = 40
+ROWS = 4
+REQUESTS = 10
+CHANGE, CANCEL = 0.4, 0.01  # how likely in a round of a request
+
+
+@dataclass
+class Worst:
+    """The largest differences seen of one model."""
+
+    comparisons: int = 0
+    logits: float = 0.0
+    entries: float = 0.0  # ‖found − fresh‖ ÷ ‖fresh‖ of a cache entry's keys or values
+
+    def add(self, logits: float, entries: float) -> None:
+        self.comparisons += 1
+        self.logits, self.entries = max(self.logits, logits), max(self.entries, entries)
+
+
+def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
+    probes = {role: Probe(subject, role) for role in subject.bundle.models}
+    try:
+        for batch in sorted({1, min(ROWS, subject.batch)}):
+            progress(f"rollback: random rounds, batch {batch}")
+            worst = {role: Worst() for role in probes}
+            with subject.open(batch) as decoder:
+                for _ in random_rounds(subject, decoder, seed=batch):
+                    compare_all(decoder, probes, worst)
+                accepted = decoder.speculation.acceptance
+            for role, one in worst.items():
+                # A wrong entry is another vector altogether; rounding moves it by as little as it moves the logits.
+                passed = one.logits <= subject.rounding and one.entries <= min(1.0, 3 * subject.rounding)
+                detail = (
+                    f"{one.comparisons} rows compared, logits within {one.logits:.2g} of a fresh prefill (allowed "
+                    f"{subject.rounding:g}), cache entries within {one.entries:.2g}; {accepted or 0:.0%} accepted"
+                )
+                numbers = {"comparisons": one.comparisons, "logits": one.logits, "entries": one.entries}
+                yield Finding("rollback", f"{role}, batch {batch}", passed, detail, numbers | {"acceptance": accepted})
+    finally:
+        for probe in probes.values():
+            probe.close()
+
+
+def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[None]:
+    """Yields after each step, between rounds."""
+    choose = random.Random(seed)
+    drafters, lengths = [*available_drafters(decoder), "none"], [0, *draft_lengths(decoder)]
+    drafters += [name for name in drafters if name in WITH_MODEL] * 3  # whose cache there is to roll back
+    prompts, most = subject.prompts(), subject.room(NEW_TOKENS)
+    waiting = [
+        (choose.choice(prompts)[: choose.choice([1, 2, 3, 10, 40])], choose.randint(most // 2, most))
+        for _ in range(REQUESTS)
+    ]
+    requests: list[Request] = []
+    while waiting or not all(request.finished for request in requests):
+        for prompt, new_tokens in waiting[: choose.randint(0, 2)]:
+            params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, ignore_eos=True, seed=len(requests))
+            requests.append(
+                decoder.submit(prompt, params, drafter=choose.choice(drafters), draft_length=choose.choice(lengths))
+            )
+            waiting.pop(0)
+        decoder.step()
+        yield
+        for request in requests:
+            if choose.random() < CHANGE:
+                request.draft_length, request.drafter = choose.choice(lengths), choose.choice(drafters)
+            if choose.random() < CANCEL:
+                decoder.cancel(request)
+
+
+def compare_all(decoder: Decoder, probes: Mapping[str, Probe], worst: Mapping[str, Worst]) -> None:
+    """Every live row of both models with a fresh prefill of its tokens."""
+    for row, request in enumerate(decoder.live):
+        if request.finished:  # its row is kept until a round in flight is read
+            continue
+        tokens = [*request.prompt, *request.token_ids]
+        assert request.target_entries == len(tokens) - 1, "all committed tokens but the last"
+        for role, model, entries in (
+            ("target", decoder.target, request.target_entries),
+            ("draft", decoder.draft, request.draft_entries),
+        ):
+            if model is not None and entries:
+                with decoder.between_rounds():
+                    worst[role].add(*deviation(model, row, tokens[: entries + 1], probes[role]))
+
+
+def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tuple[float, float]:
+    """Of the logits after `tokens`, all but the last of which are in the row's cache, and of those entries."""
+    entries = len(tokens) - 1
+    expected = probe.logits(tokens)
+    error = 0.0
+    for name, buffer in model.cache.buffers.items():
+        fresh = probe.model.cache.buffers[name][0, :, :entries].float()
+        found = buffer[row, :, :entries].float()
+        error = max(error, float(((found - fresh).norm(dim=-1) / fresh.norm(dim=-1)).max()))
+    if entries == model.cache.capacity:
+        return 0.0, error
+    step = blank_step(model.engine, row, 1, 1, 1)  # writes behind what is live, as the next round will
+    step.input_ids[0, 0], step.start[0] = tokens[-1], entries
+    step.run()
+    found = step.logits[0, -1, : model.vocab_size].cpu()
+    return float(torch.dist(found, expected, torch.inf)), error

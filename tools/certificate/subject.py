@@ -1,0 +1,81 @@
+"""What is certified: a bundle in one engine on one device; and what a check has found about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ...engines import Bundle, RequestError
+from ...runtime import Decoder
+from ...runtime.drafters import DRAFTERS
+from ..prompts import PYTHON_PROMPTS
+
+# How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
+# roundings of activations use up a few; float16 keeps 11 and bfloat16 8; and an engine that multiplies quantised
+# weights rounds activations to 8 bits as well, so that a last bit may decide about a 256th.
+ROUNDING = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1.6e-1}
+QUANTISED_ROUNDING = 1e-1
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one case of a check came to."""
+
+    check: str
+    case: str
+    passed: bool
+    detail: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    bundle: Bundle
+    engine: str
+    device: str
+    batch: int  # the most rows decoded together
+
+    def open(self, max_batch: int | None = None, *, capture: bool = True) -> Decoder:
+        return Decoder.open(self.bundle, self.engine, self.device, max_batch or self.batch, capture=capture)
+
+    def in_engine(self, engine: str) -> "Subject":
+        return replace(self, engine=engine)
+
+    def room(self, new_tokens: int) -> int:
+        """So many new tokens, or half of what a short bundle holds."""
+        return min(new_tokens, self.bundle.max_length // 2)
+
+    def prompts(self) -> list[tuple[int, ...]]:
+        """Those that are shipped, in the bundle's tokens, each at most half of what it holds."""
+        tokenizer = Tokenizer.from_file(str(self.bundle.tokenizer_file))
+        encoded = [tokenizer.encode(text).ids or [0] for text in PYTHON_PROMPTS]
+        return [tuple(ids[-(self.bundle.max_length // 2) :]) for ids in encoded]
+
+    @property
+    def rounding(self) -> float:
+        """The most that two shapes of the target may differ by in a logit."""
+        target = self.bundle.target
+        allowed = ROUNDING[target.contract.dtype]
+        return allowed if target.weights == "none" else max(allowed, QUANTISED_ROUNDING)
+
+
+def available_drafters(decoder: Decoder) -> list[str]:
+    """All that propose something and that this bundle can feed; the decoder itself is asked."""
+    found = []
+    for drafter in DRAFTERS:
+        try:
+            decoder.cancel(decoder.submit([0], draft_length=1, drafter=drafter))
+        except RequestError:
+            continue
+        if drafter != "none":
+            found.append(drafter)
+    return found
+
+
+def draft_lengths(decoder: Decoder) -> list[int]:
+    """1, 2, 4, 8 and the longest, where the engine can verify so many."""
+    longest = decoder.target.engine.verify_width - 1
+    return sorted({k for k in (1, 2, 4, 8, longest) if 1 <= k <= longest})
