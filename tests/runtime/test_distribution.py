@@ -36,6 +36,7 @@ suffix = importlib.import_module("trt_spec.runtime.suffix")
 round_ = importlib.import_module("trt_spec.runtime.round")
 
 FALSE_ALARM = 1e-6
+SAMPLES = 10_000
 PROMPT = [2, 2]  # repeats, so that lookup has something to copy in the first round
 PLAIN = SamplingParams(temperature=1.0)
 FILTERED = SamplingParams(temperature=1.3, top_k=6, top_p=0.9)
@@ -133,7 +134,7 @@ def p_value_of(
     [("filtered", "rejection", "model", 2)],
 )
 def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, rule: str, drafter: str, k: int):
-    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 20_000, k, drafter) > FALSE_ALARM
+    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), SAMPLES, k, drafter) > FALSE_ALARM
 
 
 @pytest.mark.exhaustive
@@ -154,7 +155,7 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, r
 def test_output_is_distributed_as_the_target_alone_under_all_settings(
     eight: Pair, settings: str, rule: str, drafter: str, k: int | str | EntropyRule
 ):
-    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 20_000, k, drafter) > FALSE_ALARM
+    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), SAMPLES, k, drafter) > FALSE_ALARM
 
 
 @pytest.mark.exhaustive
