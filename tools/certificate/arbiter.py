@@ -80,7 +80,7 @@ class Arbiter:
             ends = (*output[at : at + 1], ENDED)[0], (*expected[at : at + 1], ENDED)[0]
             return Difference(at, ends, inf, 0.0, 0.0)
         context, tokens = [*prompt, *expected[:at]], (output[at], expected[at])
-        shapes = self.shapes(context, width, batch)
+        shapes = self.shapes(context, width, batch, at + 1)
         between = max(float((a - b).abs().max()) for a in shapes for b in shapes)
         allowed = min(2 * between, self.rounding)
 
@@ -93,11 +93,12 @@ class Arbiter:
         )
         return Difference(at, tokens, gap, between, allowed)
 
-    def shapes(self, context: Sequence[int], width: int, batch: int) -> list[Tensor]:
-        """The logits after `context` from a step of width 1, and those of `width` alone and in `batch` rows."""
+    def shapes(self, context: Sequence[int], width: int, batch: int, decoded: int) -> list[Tensor]:
+        """The logits after `context`, whose last tokens were decoded one by one, `width` at a time, alone and in
+        `batch` rows, and not at all: each with the cache that it makes itself."""
         width = min(width, len(context))
-        of_probe = [self.probe.logits(context, *shape) for shape in ((1, 1), (width, 1), (width, batch))]
-        return of_probe + [other(context) for other in self.others]
+        shapes = ((1, 1, decoded), (width, 1, decoded), (width, batch, decoded), (1, 1, 0))
+        return [self.probe.logits(context, *shape) for shape in shapes] + [other(context) for other in self.others]
 
 
 def rounding_until_wins(

@@ -20,17 +20,19 @@ class Probe:
         self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity)
 
     @torch.inference_mode()
-    def logits(self, context: Sequence[int], width: int = 1, batch: int = 1) -> Tensor:
-        """Those [V] after `context`: the last `width` tokens in one step of `batch` equal rows, the others before."""
+    def logits(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
+        """Those [V] after `context`, in each of `batch` equal rows: about the last `decoded` tokens, at least `width`,
+        are read in steps of that width, and all before them as a prompt is."""
         tokens = torch.tensor(context, device=self.engine.device)
-        before = len(context) - width
+        begin = len(context) - width * max(1, decoded // width)
         self.model.make_room(batch, len(context), {})
-        for row in range(batch if before else 0):
-            self.model.prefill(row, tokens[:before], 0)
+        for row in range(batch if begin else 0):
+            self.model.prefill(row, tokens[:begin], 0)
         step = blank_step(self.engine, 0, batch, width, width)
-        step.input_ids.copy_(tokens[before:])
-        step.start.fill_(before)
-        step.run()
+        for start in range(begin, len(context), width):
+            step.input_ids.copy_(tokens[start : start + width])
+            step.start.fill_(start)
+            step.run()
         return step.logits[0, -1, : self.model.vocab_size].cpu()
 
     def close(self) -> None:

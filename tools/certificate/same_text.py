@@ -62,7 +62,10 @@ class Tally:
             self.bugs.append(f"{by}: log-probabilities differ by more than {judge.rounding:g}")
 
     def finding(self, check: str, case: str) -> Finding:
-        ties = f", {len(self.near_ties)} near ties: {'; '.join(map(str, self.near_ties))}" if self.near_ties else ""
+        ties = ""
+        if self.near_ties:
+            widest = max(self.near_ties, key=lambda tie: tie.gap)
+            ties = f", {len(self.near_ties)} near ties, the widest a {widest}"
         bugs = f", {len(self.bugs)} bugs: {self.bugs[0]}" if self.bugs else ""
         numbers = {
             "outputs": self.outputs,

@@ -18,10 +18,10 @@ class Shapes:
 
     def __init__(self, *logits: Sequence[float]) -> None:
         self.logits_by_shape = [torch.tensor(one) for one in logits]
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[tuple[int, int, int]] = []
 
-    def logits(self, context: Sequence[int], width: int = 1, batch: int = 1) -> Tensor:
-        self.asked.append((width, batch))
+    def logits(self, context: Sequence[int], width: int, batch: int, decoded: int) -> Tensor:
+        self.asked.append((width, batch, decoded))
         return self.logits_by_shape[min(len(self.asked), len(self.logits_by_shape)) - 1]
 
 
@@ -37,8 +37,8 @@ def test_equal_tokens_are_no_difference():
 
 def test_the_shapes_that_took_part_are_run():
     shapes = Shapes([0.0, 0.0, 0.0])
-    Arbiter(shapes, 1e-3).judge(PROMPT, GREEDY, [1], [0], 5, 4)
-    assert shapes.asked == [(1, 1), (3, 1), (3, 4)], "no wider than the context"
+    Arbiter(shapes, 1e-3).judge(PROMPT, GREEDY, [2, 1], [2, 0], 5, 4)
+    assert shapes.asked == [(1, 1, 2), (4, 1, 2), (4, 4, 2), (1, 1, 0)], "no wider than the context"
 
 
 def test_a_gap_within_twice_the_difference_of_the_shapes_is_a_near_tie():
