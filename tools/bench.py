@@ -15,6 +15,7 @@ from typing import Any
 
 from ..engines import MAX_DRAFT_LENGTH
 from ..runtime import Decoder, SamplingParams
+from ..runtime.decoder import DEFAULT_DRAFT_LENGTH
 from ..runtime.drafters import SOURCES
 from ..runtime.request import AUTO, MIXED
 from .against_transformers import Theirs, compared_checkpoints, open_checkpoints
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, and auto once costs are known)",
     )
     parser.add_argument("--drafter", choices=(*SOURCES, MIXED), help="default: the draft model if there is one")
+    parser.add_argument(
+        "--all-drafters", action="store_true", help=f"a row for each other drafter, too, at K = {DEFAULT_DRAFT_LENGTH}"
+    )
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
@@ -91,7 +95,11 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
     fixed = sorted({0, *(k for k in arguments.draft_lengths if isinstance(k, int))})
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
+    if arguments.all_drafters:
+        k = min(DEFAULT_DRAFT_LENGTH, decoder.target.engine.verify_width - 1)
+        settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
     if AUTO in arguments.draft_lengths or decoder.default_draft_length(drafter) == AUTO:
+        decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
         settings.append(Setting(0, drafter, auto=True))
     checkpoints = compared_checkpoints(arguments, decoder.bundle, drafter) if arguments.compare else {}
     for setting in settings:
@@ -103,7 +111,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     if checkpoints:
         other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
         ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
-        theirs = [Theirs(setting) for setting in settings if not setting.auto]
+        theirs = [Theirs(setting) for setting in settings if not (setting.auto or setting.beside)]
         for one in theirs:
             name = f"{one.setting} in transformers"
             _progress(f"warming up {name}")
@@ -119,18 +127,8 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
 
 
 def _report(result: dict[str, Any]) -> str:
-    rows = [
-        (
-            str(one["draft_length"]),
-            f"{one['tokens_per_second']:.1f}",
-            "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
-            f"{one['tokens_per_round']:.2f}",
-            f"{one['round_overhead']:.3f}",
-            f"{one['speed_up']:.2f}",
-            f"{one['predicted']:.2f}",
-        )
-        for one in result["settings"]
-    ]
+    rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
+    rows += [_row(f"{one['drafter']} {one['draft_length']}", one) for one in result["drafters"]]
     if auto := result["auto"]:
         acceptance = "-" if auto["acceptance"] is None else f"{auto['acceptance']:.3f}"
         rate, speed_up = f"{auto['tokens_per_second']:.1f}", f"{auto['speed_up']:.2f}"
@@ -145,6 +143,18 @@ def _report(result: dict[str, Any]) -> str:
         f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
         f"bare target, one token: {roof['bare_ms']:.2f} ms, {roof['bare_over_roof']:.2f} × the roof of "
         f"{in_bytes(roof['weight_bytes'])} of weights at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
+    )
+
+
+def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        name,
+        f"{one['tokens_per_second']:.1f}",
+        "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
+        f"{one['tokens_per_round']:.2f}",
+        f"{one['round_overhead']:.3f}",
+        f"{one['speed_up']:.2f}",
+        f"{one['predicted']:.2f}",
     )
 
 

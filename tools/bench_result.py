@@ -54,7 +54,10 @@ def bench_result(
         },
         "memory": memory,
         "conditions": conditions(bundle, arguments.engine, arguments.device, compared=bool(theirs)),
-        "settings": [setting_json(one, plain) for one in measured if not one.setting.auto],
+        "settings": [setting_json(one, plain) for one in measured if not (one.setting.auto or one.setting.beside)],
+        "drafters": [
+            {"drafter": one.setting.drafter, **setting_json(one, plain)} for one in measured if one.setting.beside
+        ],
         "auto": next((auto_json(one, plain) for one in measured if one.setting.auto), None),
         "transformers": [one.to_json() for one in theirs],
     }

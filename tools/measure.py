@@ -27,9 +27,10 @@ class Setting:
     draft_length: int
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
+    beside: bool = False  # another drafter than the one whose draft lengths are compared
 
     def __str__(self) -> str:
-        return f"K = {AUTO if self.auto else self.draft_length}"
+        return f"K = {AUTO if self.auto else self.draft_length}" + (f", {self.drafter}" if self.beside else "")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from trt_spec.tools.prompts import PYTHON_PROMPTS, read_prompts
 from trt_spec.tools.theory import tokens_per_round
 
 from ..models import tiny_llama
+from ..runtime.test_controller import known_costs
 from .conftest import assert_refused
 
 
@@ -245,3 +246,27 @@ def test_bad_prompt_files_are_refused(bench, tmp_path):
     assert_refused(bench("--prompts", file), message)
     file.write_text("\n\n")
     assert_refused(bench("--prompts", file), f"prompt file {file} holds no prompt, expected one a line")
+
+
+def test_every_drafter_has_a_row(bench, llama):
+    result = bench("--all-drafters", "--draft-lengths", "1")
+    found = json.loads(result.out.splitlines()[-1])
+    assert [one["draft_length"] for one in found["settings"]] == [0, 1]
+    with Decoder.open(llama.bundle) as decoder:
+        others = [drafter for drafter in decoder.drafters if drafter != "model"]
+    assert [(one["drafter"], one["draft_length"]) for one in found["drafters"]] == [(other, 4) for other in others]
+    rows = [line.split()[:2] for line in result.out.splitlines()]
+    assert all([other, "4"] in rows for other in others)
+
+
+def test_auto_has_a_row_once_costs_are_known(bench):
+    with known_costs():
+        result = bench("--drafter", "mixed")
+        found = json.loads(result.out.splitlines()[-1])
+        assert [one["draft_length"] for one in found["settings"]] == [0], "mixed has no length of its own"
+        assert found["auto"]["drafter"] == "mixed"
+        assert found["auto"]["mean_draft_length"] > 0
+        assert "auto" in [line.split()[0] for line in result.out.splitlines()[:3]]
+        assert json.loads(bench().out.splitlines()[-1])["auto"]["drafter"] == "model", "it is the default"
+    assert json.loads(bench().out.splitlines()[-1])["auto"] is None
+    assert_refused(bench("--draft-lengths", "1,auto"), "auto needs to know what rounds cost here")
