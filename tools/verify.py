@@ -25,6 +25,7 @@ from .whole_file import whole_file
 CHECKS = ("same-text", "semantics", "rollback", "checkpoint", "distribution")
 BATCH = 64
 TOTAL_VARIATION = 0.05
+RESULTS = {True: "pass", False: "FAIL", None: "-"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         subject = Subject(Bundle.open(arguments.bundle), arguments.engine, arguments.device, arguments.batch)
         findings = []
         for finding in _findings(subject, arguments):
-            _progress(f"{'pass' if finding.passed else 'FAIL'}: {finding.check}, {finding.case}: {finding.detail}")
+            _progress(f"{RESULTS[finding.passed]}: {finding.check}, {finding.case}: {finding.detail}")
             findings.append(finding)
         result = _result(subject, findings, perf_counter() - began)
         if out is not None:
@@ -95,18 +96,19 @@ def _result(subject: Subject, findings: list[Finding], seconds: float) -> dict[s
         "rounding_allowed": subject.rounding,
         "false_alarm": distribution.FALSE_ALARM,
         "seconds": seconds,
-        "passed": all(finding.passed for finding in findings),
+        "passed": all(finding.passed is not False for finding in findings),
         "findings": [asdict(finding) for finding in findings],
     }
 
 
 def _report(result: dict[str, Any]) -> str:
     findings = result["findings"]
-    rows = [(one["check"], one["case"], "pass" if one["passed"] else "FAIL", one["detail"]) for one in findings]
-    failed = sum(not one["passed"] for one in findings)
+    rows = [(one["check"], one["case"], RESULTS[one["passed"]], one["detail"]) for one in findings]
+    judged = [one["passed"] for one in findings if one["passed"] is not None]
+    failed = judged.count(False)
     ties = sum(len(one["numbers"].get("near_ties", ())) for one in findings)
     of = f"{result['target']} with {result['draft'] or 'no draft'} in {result['engine']} on {result['device']}"
-    verdict = f"NOT lossless: {failed} of {len(findings)} cases fail" if failed else f"all {len(findings)} cases pass"
+    verdict = f"NOT lossless: {failed} of {len(judged)} cases fail" if failed else f"all {len(judged)} cases pass"
     return (
         f"{table([('check', 'case', 'result', 'found'), *rows], left=4)}\n\n"
         f"{of}, {result['dtype']}: {verdict}, {ties} near ties excused, {result['seconds'] / 60:.1f} minutes"

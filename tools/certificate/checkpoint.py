@@ -48,7 +48,7 @@ def check(subject: Subject, directory: Path, progress: Progress) -> Iterator[Fin
     vocab_size = subject.bundle.tokenizer.vocab_size
     if (kind := subject.bundle.target.weights) != "none":
         # What the loop must equal is the model as stored; the export has compared that with the rounded checkpoint.
-        yield Finding("checkpoint", directory.name, True, f"not judged: the bundle's weights are {kind}", {})
+        yield Finding("checkpoint", directory.name, None, f"not judged: the bundle's weights are {kind}")
         return
     progress("checkpoint: greedy text")
     params = SamplingParams(max_new_tokens=subject.room(NEW_TOKENS))

@@ -11,6 +11,9 @@ from math import inf, log, sqrt
 import torch
 from torch import Tensor
 
+from ...engines import RequestError
+
+MOST = 4_000_000
 FEWEST = 5  # expected in a cell that counts by itself
 
 
@@ -53,6 +56,11 @@ def samples_needed(
     most = 1000
     while not catches(most):
         most *= 2
+        if most > MOST:
+            raise RequestError(
+                f"a total variation of {total_variation:g} takes more than {MOST:,} samples to catch, where shapes "
+                f"alone differ by a χ² of {divergence:.2g} a sample; raise --total-variation"
+            )
     least = most // 2
     while most - least > 100:
         middle = (least + most) // 2

@@ -25,7 +25,7 @@ from .subject import Finding, Progress, Subject, available_drafters
 FALSE_ALARM = 1e-6
 POWER = 0.99
 DEPTH = 3  # tokens of the joint
-LIKELY = 0.02  # of the joint: what is less likely counts as the rest of its prefix
+LIKELY = 0.01  # of the joint: what is less likely counts as the rest of its prefix
 REST = -1
 CANDIDATES = 24  # prompts of one token, among which acceptance chooses
 PLAIN = SamplingParams(temperature=0.5)
@@ -148,7 +148,7 @@ def sampled(subject: Subject, case: Case, test: Test) -> Finding:
 
 
 def control(subject: Subject, name: str, case: Case, test: Test) -> Finding:
-    """Fails where the planted fault is not seen; where no proposal is ever rejected it cannot do harm."""
+    """Fails where the planted fault is not seen; one that cannot do harm, as no proposal is rejected, is not judged."""
     for samples in CONTROL_SAMPLES:
         with fault(name):
             observed, speculation = draw(subject, case, test, samples)
@@ -162,7 +162,8 @@ def control(subject: Subject, name: str, case: Case, test: Test) -> Finding:
     harmless = not caught and speculation.accepted == speculation.examined
     if harmless:
         detail = "no proposal was ever rejected, so that it changes nothing"
-    return Finding("distribution", f"planted: {name}", caught or harmless, detail, numbers | {"caught": caught})
+    passed = None if harmless else caught
+    return Finding("distribution", f"planted: {name}", passed, detail, numbers | {"caught": caught})
 
 
 def draw(subject: Subject, case: Case, test: Test, samples: int) -> tuple[Counter[Hashable], Speculation]:

@@ -140,7 +140,7 @@ def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> F
         own = Probe(other)
         decoder = other.open(min(TOGETHER, other.batch))
     except EngineError as error:
-        return Finding("same text", case, True, f"not here: {error}", {"here": False})
+        return Finding("same text", case, None, f"not here: {error}")
     try:
         with decoder:
             judge = Arbiter(probe, other.rounding, [own.logits])

@@ -12,10 +12,9 @@ from ...runtime.drafters import DRAFTERS
 from ..prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
-# roundings of activations use up a few; float16 keeps 11 and bfloat16 8, whose logits of 8 to 16 are multiples of a 16th
-# as it is; and an engine that multiplies quantised
-# weights rounds activations to 8 bits as well, so that a last bit decides about a 256th, which the next layers and
-# tokens see: 0.2 was measured. A wrong cache entry moves logits by what they are.
+# roundings of activations use up a few. float16 keeps 11, and bfloat16 8: a logit of 10 is a multiple of 1/16 as it is.
+# An engine that multiplies quantised weights rounds activations to 8 bits as well, and where a last one flips all that
+# follows moves. Of the last two, 0.2 was measured. A wrong cache entry moves logits by what they are.
 ROUNDING = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 QUANTISED_ROUNDING = 5e-1
 
@@ -28,7 +27,7 @@ class Finding:
 
     check: str
     case: str
-    passed: bool
+    passed: bool | None  # None: not judged
     detail: str
     numbers: dict[str, Any] = field(default_factory=dict)
 

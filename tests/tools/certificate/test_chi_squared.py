@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, ncx2
+from trt_spec.engines import RequestError
 from trt_spec.tools.certificate.chi_squared import samples_needed, statistic, tail, threshold, total_variation
 
 
@@ -42,6 +43,12 @@ def test_so_many_samples_catch_the_stated_total_variation_with_the_stated_power(
     assert 290 <= caught <= 300
     fewer = samples_needed(19, 0.1, 1e-6, 0.99)
     assert samples / fewer == pytest.approx(4, rel=0.1)
+
+
+def test_what_no_number_of_samples_catches_is_refused():
+    """Shapes that differ by as much as the fault: more samples tell no more."""
+    with pytest.raises(RequestError, match="takes more than 4,000,000 samples to catch"):
+        samples_needed(10, 0.02, 1e-7, 0.99, divergence=4 * 0.02**2)
 
 
 def test_rare_cells_count_together_and_the_impossible_is_infinitely_far_off():
