@@ -5,7 +5,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.certificate.arbiter import log_probabilities_agree
-from trt_spec.tools.certificate.subject import available_drafters
 
 from ..bundles import Pair
 
@@ -44,7 +43,7 @@ def decoders(llama: Pair):
 def test_every_output_equals_plain_decodings(decoders, data: st.DataObject):
     alone, together = decoders
     requests = data.draw(st.lists(st.tuples(PROMPTS, ASKED), min_size=1, max_size=5))
-    drafters = st.sampled_from(available_drafters(together))
+    drafters = st.sampled_from(together.drafters)
     started = [
         together.submit(prompt, params, drafter=data.draw(drafters), draft_length=data.draw(st.integers(1, 16)))
         for prompt, params in requests

@@ -9,15 +9,19 @@ from trt_spec.tools.verify import CHECKS
 
 from ..bundles import Pair, resave, rewrite_graph
 from ..models import tiny_llama
+from ..runtime.test_controller import known_costs
 from .conftest import assert_refused
 
 QUICK = ("--total-variation", 0.2, "--batch", 128)
 
 
 def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp_path):
-    """All checks, both drafters, the checkpoint, and torch as the other engine; no random float32 model of two layers
+    """All checks, all drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of two layers
     has scores near enough to tie."""
-    result = run("verify", llama.bundle, *QUICK, "--checkpoint", llama.checkpoint, "--json", tmp_path / "found.json")
+    with known_costs():
+        result = run(
+            "verify", llama.bundle, *QUICK, "--checkpoint", llama.checkpoint, "--json", tmp_path / "found.json"
+        )
     found = json.loads((tmp_path / "found.json").read_text())
     judged = [one for one in found["findings"] if one["passed"] is not None]
     assert result.code == 0, result.out
@@ -32,6 +36,8 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     cases = [one["case"] for one in found["findings"]]
     for expected in ("model, K 8, batch 4", "lookup, K 16, batch 4", "in torch", "draft, batch 1", "logits"):
         assert expected in cases
+    for chosen in ("model, K by entropy", "model, K auto", "suffix, K auto", "mixed, K auto"):
+        assert {f"{chosen}, batch 1", f"{chosen}, batch 4", f"rejection, T 0.5, {chosen}"} <= set(cases)
     unjudged = {one["case"]: one["detail"] for one in found["findings"] if one["passed"] is None}
     assert unjudged.keys() == {"in tensorrt"}
     assert unjudged["in tensorrt"].startswith("not here: ")

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from ...runtime import Decoder, SamplingParams, Speculation
+from ...runtime.decoder import DraftLength
 from .chi_squared import samples_needed, statistic, tail, threshold, total_variation
 from .exact import scores
 from .faults import fault
 from .probe import Probe
-from .subject import Finding, Progress, Subject, available_drafters
+from .subject import Finding, Progress, Subject, controllers, spelled
 
 FALSE_ALARM = 1e-6
 POWER = 0.99
@@ -59,7 +60,7 @@ class Case:
     settings: str
     rule: str
     drafter: str
-    draft_length: int
+    draft_length: DraftLength
     prompt: tuple[int, ...]
 
     @property
@@ -67,7 +68,7 @@ class Case:
         return replace(SETTINGS[self.settings], rule=self.rule, max_new_tokens=DEPTH, ignore_eos=True)
 
     def __str__(self) -> str:
-        return f"{self.rule}, {self.settings}, {self.drafter}, K {self.draft_length}"
+        return f"{self.rule}, {self.settings}, {self.drafter}, {spelled(self.draft_length)}"
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,18 @@ def check(subject: Subject, total_variation: float, progress: Progress) -> Itera
     probe = Probe(subject)
     try:
         with subject.open() as decoder:
-            drafters = available_drafters(decoder)
+            drafters = decoder.drafters
             longest = decoder.target.engine.verify_width - 1
             candidates = [token for token, _ in frequent.most_common(CANDIDATES)]
             prompts = choose_prompts(decoder, probe, drafters, candidates)
+            rules = controllers(decoder)
         cases = [
             Case(settings, rule, drafter, min(k, longest), prompts[drafter])
             for drafter in drafters
             for settings, rule, k in (CASES if drafter == drafters[0] else CASES[:1])
         ]
+        settings, rule, _ = CASES[0]
+        cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[drafters[0]])) for drafter, k in rules]
         tests = [Test(exact_cells(probe, case), FALSE_ALARM / len(cases), total_variation) for case in cases]
     finally:
         probe.close()
@@ -192,7 +196,7 @@ def cell_of(tokens: Sequence[int], cells: dict[Hashable, float]) -> Hashable:
 def exact_cells(probe: Probe, case: Case) -> Exact:
     """In the shapes of plain decoding and of a verify pass: the cells are of their mean."""
     cells: dict[Hashable, Tensor] = {}
-    widths = (1, case.draft_length + 1)
+    widths = (1, case.draft_length + 1 if isinstance(case.draft_length, int) else DEPTH)
 
     def grow(prefix: Cell, mass: Tensor) -> None:  # mass [2], one for each width
         context = [*case.prompt, *prefix]

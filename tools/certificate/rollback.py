@@ -7,6 +7,7 @@ leave, so rows move and roll back in every pattern; sampling at temperature 1 bo
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -15,7 +16,7 @@ from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters import WITH_MODEL
 from ...runtime.model import Model
 from .probe import Probe
-from .subject import Finding, Progress, Subject, available_drafters, draft_lengths
+from .subject import Finding, Progress, Subject, controllers, draft_lengths
 
 NEW_TOKENS = 40
 ROWS = 4
@@ -64,8 +65,8 @@ def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
 def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[None]:
     """Yields after each step, between rounds."""
     choose = random.Random(seed)
-    drafters, lengths = [*available_drafters(decoder), "none"], [0, *draft_lengths(decoder)]
-    drafters += [name for name in drafters if name in WITH_MODEL] * 3  # whose cache there is to roll back
+    drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if name in WITH_MODEL), "none"]
+    choices = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
     prompts, most = subject.prompts(), subject.room(NEW_TOKENS)
     waiting = [
         (choose.choice(prompts)[: choose.choice([1, 2, 3, 10, 40])], choose.randint(most // 2, most))
@@ -75,15 +76,15 @@ def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[Non
     while waiting or not all(request.finished for request in requests):
         for prompt, new_tokens in waiting[: choose.randint(0, 2)]:
             params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, ignore_eos=True, seed=len(requests))
-            requests.append(
-                decoder.submit(prompt, params, drafter=choose.choice(drafters), draft_length=choose.choice(lengths))
-            )
+            drafter, draft_length = choose.choice(choices)
+            requests.append(decoder.submit(prompt, params, drafter=drafter, draft_length=draft_length))
             waiting.pop(0)
         decoder.step()
         yield
         for request in requests:
             if choose.random() < CHANGE:
-                request.draft_length, request.drafter = choose.choice(lengths), choose.choice(drafters)
+                request.drafter, request.draft_length = "none", 0  # so that the pair changes as one
+                request.drafter, request.draft_length = choose.choice(choices)
             if choose.random() < CANCEL:
                 decoder.cancel(request)
 

@@ -7,9 +7,10 @@ from itertools import cycle
 
 from ...engines import ENGINES, EngineError
 from ...runtime import Decoder, Output, SamplingParams
+from ...runtime.decoder import DraftLength
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .probe import Probe
-from .subject import Finding, Progress, Subject, available_drafters, draft_lengths
+from .subject import Finding, Progress, Subject, controllers, draft_lengths, spelled
 
 NEW_TOKENS = 40
 TOGETHER = 4  # rows that a request shares its rounds with, of which some leave and others join
@@ -85,7 +86,7 @@ def ask_alone(subject: Subject, requests: Sequence[tuple[tuple[int, ...], Sampli
 
 
 def compare(
-    decoder: Decoder, asked: Sequence[Asked], drafters: Sequence[str], lengths: Sequence[int], judge: Arbiter
+    decoder: Decoder, asked: Sequence[Asked], drafters: Sequence[str], lengths: Sequence[DraftLength], judge: Arbiter
 ) -> Tally:
     """Ask all again together, each with the next drafter and draft length of the lists."""
     choices = list(zip(asked, cycle(drafters), cycle(lengths), strict=False))
@@ -94,7 +95,8 @@ def compare(
         pass
     tally = Tally()
     for (one, drafter, k), request in zip(choices, requests, strict=True):
-        tally.add_output(one, request.output(), judge, f"{drafter}, K {k}", k + 1, decoder.max_batch)
+        width = k + 1 if isinstance(k, int) else decoder.target.engine.verify_width
+        tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", width, decoder.max_batch)
     return tally
 
 
@@ -113,7 +115,7 @@ def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
     try:
         for batch in sorted({1, min(TOGETHER, subject.batch)}):
             with subject.open(batch) as decoder:
-                drafters, lengths = available_drafters(decoder), draft_lengths(decoder)
+                drafters, lengths = decoder.drafters, draft_lengths(decoder)
                 for drafter in drafters:
                     # Alone, the lengths take turns from request to request; together, each has its own run.
                     runs = [lengths] if batch == 1 else [[k] for k in lengths]
@@ -121,6 +123,10 @@ def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
                         case = f"{drafter}, K {','.join(map(str, each))}, batch {batch}"
                         progress(f"same text: {case}")
                         yield compare(decoder, asked, [drafter], each, judge).finding("same text", case)
+                for drafter, rule in controllers(decoder):
+                    case = f"{drafter}, {spelled(rule)}, batch {batch}"
+                    progress(f"same text: {case}")
+                    yield compare(decoder, asked, [drafter], [rule], judge).finding("same text", case)
         with subject.open() as decoder:
             case = f"drafters and K mixed, batch {subject.batch}"
             progress(f"same text: {case}")
@@ -144,7 +150,7 @@ def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> F
     try:
         with decoder:
             judge = Arbiter(probe, other.rounding, [own.logits])
-            tally = compare(decoder, asked, available_drafters(decoder), draft_lengths(decoder), judge)
+            tally = compare(decoder, asked, decoder.drafters, draft_lengths(decoder), judge)
             return tally.finding("same text", case)
     finally:
         own.close()

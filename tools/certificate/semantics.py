@@ -9,7 +9,7 @@ from ...runtime import SamplingParams
 from .arbiter import Arbiter
 from .probe import Probe
 from .same_text import TOGETHER, ask_alone, compare
-from .subject import Finding, Progress, Subject, available_drafters, draft_lengths
+from .subject import Finding, Progress, Subject, draft_lengths
 
 NEW_TOKENS = 24
 COUPLED = SamplingParams(temperature=0.8, rule="coupled", seed=5)
@@ -78,7 +78,7 @@ def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
     probe = Probe(subject)
     try:
         with subject.open(min(TOGETHER, subject.batch)) as decoder:
-            drafters, lengths = available_drafters(decoder), draft_lengths(decoder)
+            drafters, lengths = decoder.drafters, draft_lengths(decoder)
             for name, requests in asked.items():
                 progress(f"semantics: {name}")
                 judge = Arbiter(probe, subject.rounding)

@@ -6,9 +6,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...engines import Bundle, RequestError
-from ...runtime import Decoder
-from ...runtime.drafters import DRAFTERS
+from ...engines import Bundle
+from ...runtime import Decoder, EntropyRule
+from ...runtime.decoder import DraftLength
+from ...runtime.drafters import SAMPLED
+from ...runtime.request import AUTO, MIXED
 from ..prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
@@ -63,20 +65,20 @@ class Subject:
         return allowed if target.weights == "none" else max(allowed, QUANTISED_ROUNDING)
 
 
-def available_drafters(decoder: Decoder) -> list[str]:
-    """All that propose something and that this bundle can feed; the decoder itself is asked."""
-    found = []
-    for drafter in DRAFTERS:
-        try:
-            decoder.cancel(decoder.submit([0], draft_length=1, drafter=drafter))
-        except RequestError:
-            continue
-        if drafter != "none":
-            found.append(drafter)
-    return found
-
-
 def draft_lengths(decoder: Decoder) -> list[int]:
     """1, 2, 4, 8 and the longest, where the engine can verify so many."""
     longest = decoder.target.engine.verify_width - 1
     return sorted({k for k in (1, 2, 4, 8, longest) if 1 <= k <= longest})
+
+
+def controllers(decoder: Decoder) -> list[tuple[str, DraftLength]]:
+    """Drafter and draft length where a rule chooses, for all rules that can be followed here."""
+    longest = decoder.target.engine.verify_width - 1
+    rule = EntropyRule(shortest=min(1, longest), longest=min(8, longest), stop_above=0.9)
+    by_entropy: list[tuple[str, DraftLength]] = [(name, rule) for name in decoder.drafters if name in SAMPLED]
+    measured = [name for name in decoder.drafters if decoder.default_draft_length(name) == AUTO]
+    return by_entropy + [(name, AUTO) for name in (*measured, *([MIXED] if measured else []))]
+
+
+def spelled(draft_length: DraftLength) -> str:
+    return "K by entropy" if isinstance(draft_length, EntropyRule) else f"K {draft_length}"
