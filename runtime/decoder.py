@@ -224,6 +224,11 @@ class Decoder:
         with self._step_lock, torch.inference_mode(), self._on_stream:
             yield
 
+    def forget_outputs(self) -> None:
+        """What ended requests said, from which the drafter suffix copies, too."""
+        with self._step_lock:
+            self._scheduler.forget_outputs()
+
     @property
     def speculation(self) -> Speculation:
         """What speculation did for all requests so far."""

@@ -89,6 +89,9 @@ class Scheduler:
             raise
         return bool(self.live or self.prefilling or self.waiting)
 
+    def forget_outputs(self) -> None:
+        self._suffixes = Suffixes()
+
     def close(self) -> None:
         """End every request and let go of all memory."""
         if self._ahead is not None:

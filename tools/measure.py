@@ -93,7 +93,8 @@ class Measured:
 
 
 def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured) -> None:
-    """One repeat: decode all prompts, `max_batch` at a time."""
+    """One repeat: decode all prompts, `max_batch` at a time, none of which was ever seen before."""
+    decoder.forget_outputs()
     tokens, seconds = 0, 0.0
     for first in range(0, len(prompts), decoder.max_batch):
         group = slice(first, first + decoder.max_batch)

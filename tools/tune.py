@@ -32,6 +32,7 @@ DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
+MOST_OF_COPY = 8
 COSTS_AS = {"suffix": "lookup"}  # it knows before a round how much it will propose, and costs nothing without
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
@@ -89,7 +90,10 @@ def _measure_all(
 ) -> Grid:
     assert params.seed is not None
     drafters = [name for name in decoder.drafters if name != "random"]
-    settings = [Setting(0, "none"), *(Setting(k, drafter) for drafter in drafters for k in lengths if k)]
+    settings = [Setting(0, "none")]
+    for drafter in drafters:
+        alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # its acceptance is all there is to measure
+        settings += [Setting(k, drafter) for k in (alone if drafter in COSTS_AS else lengths) if k]
     grid: Grid = {
         (setting.drafter, batch, setting.draft_length): Measured(setting)
         for batch in arguments.batches

@@ -9,19 +9,18 @@ from trt_spec.tools.verify import CHECKS
 
 from ..bundles import Pair, resave, rewrite_graph
 from ..models import tiny_llama
-from ..runtime.test_controller import known_costs
+from ..runtime.test_controller import known_costs, table
 from .conftest import assert_refused
 
 QUICK = ("--total-variation", 0.2, "--batch", 128)
 
 
 def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp_path):
-    """All checks, all drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of two layers
-    has scores near enough to tie."""
-    with known_costs():
-        result = run(
-            "verify", llama.bundle, *QUICK, "--checkpoint", llama.checkpoint, "--json", tmp_path / "found.json"
-        )
+    """All checks, drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of
+    two layers has scores near enough to tie."""
+    out = tmp_path / "found.json"
+    with known_costs(table(batches=(1,))):
+        result = run("verify", llama.bundle, *QUICK, "--checkpoint", llama.checkpoint, "--json", out)
     found = json.loads((tmp_path / "found.json").read_text())
     judged = [one for one in found["findings"] if one["passed"] is not None]
     assert result.code == 0, result.out
