@@ -201,6 +201,11 @@ class Request:
         return (length, self._drafter) if type(length) is int and length and self._drafter != "none" else (0, "none")
 
     @property
+    def draft_is_behind(self) -> bool:
+        """Whether the draft model has to read what is missing in its cache before it can propose."""
+        return self.length - 2 > self.draft_entries
+
+    @property
     def may_draft_with_model(self) -> bool:
         return self._drafter in WITH_MODEL or any(drafter in WITH_MODEL for drafter in self.estimates)
 

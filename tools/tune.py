@@ -15,7 +15,6 @@ from typing import Any
 
 from ..engines import RequestError
 from ..runtime import Decoder, SamplingParams
-from ..runtime.controller import Estimate
 from ..runtime.costs import Costs, machine_name, model_identities
 from ..runtime.decoder import Prompt
 from .bench import fixed_draft_lengths
@@ -26,6 +25,7 @@ from .layout import table
 from .measure import Measured, Setting, measure
 from .report import total
 from .sampling_flags import add_sampling_flags, positive, sampling_params
+from .theory import tokens_per_round
 from .whole_file import whole_file
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
@@ -158,7 +158,8 @@ def _advice(costs: Costs, drafter: str) -> dict[str, Any]:
     by_batch = []
     for batch in costs.batches:
         times = costs.round_times(drafter, batch)
-        expected = Estimate(costs.acceptance[drafter], costs.proposing[drafter]).tokens(costs.longest)
+        chance, alpha = costs.proposing[drafter], costs.acceptance[drafter]
+        expected = [1 + chance * (tokens_per_round(alpha, k) - 1) for k in range(costs.longest + 1)]
         speed_ups = [tokens * times[0] / ms for tokens, ms in zip(expected, times, strict=True)]
         best = max(range(len(times)), key=speed_ups.__getitem__)
         by_batch.append(
