@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import TrtSpecError
+from ..runtime.drafters import WITH_MODEL
 from .charts import (
     acceptance_by_position,
     accepted_histogram,
@@ -23,6 +24,7 @@ from .layout import in_bytes
 from .measure import PERCENTILES
 from .page import page
 from .prompts import read_text
+from .report import lossy
 from .whole_file import whole_file
 
 STYLE = """
@@ -70,7 +72,7 @@ def report_page(result: dict[str, Any]) -> str:
 
 
 def _source(result: dict[str, Any]) -> str:
-    return "proposals looked up in the context" if result["drafter"] == "lookup" else f"draft {result['draft']}"
+    return f"draft {result['draft']}" if result["drafter"] in WITH_MODEL else f"proposals by {result['drafter']}"
 
 
 def _where(result: dict[str, Any]) -> str:
@@ -136,6 +138,8 @@ def _section(title: str, content: str, note: str = "") -> str:
 
 def _table(result: dict[str, Any]) -> str:
     rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
+    rows += [_row(f"{one['draft_length']}, {one['drafter']}", one) for one in result["drafters"]]
+    rows += [_row(f"auto, {one['drafter']}", one) for one in [result["auto"]] if one is not None]
     rows += [_row(f"{one['draft_length']}, transformers", one) for one in result["transformers"]]
     groups = "".join(f"<th colspan=2>{title}</th>" for title in WAITS.values())
     names = "".join(
@@ -175,6 +179,8 @@ def _conditions(result: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "target's weights", result["weights"]
     yield "prompts", f"{result['prompts']} of {result['prompts_from']}, {result['repeats']} repeats"
     yield "sampling", _pairs(result["sampling"])
+    if not result["lossless"]:
+        yield "lossy", lossy(result["sampling"]["lenience"])
 
 
 def _pairs(fields: dict[str, Any]) -> str:

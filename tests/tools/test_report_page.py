@@ -11,6 +11,7 @@ from trt_spec.tools.page import DARK, FRAME
 from trt_spec.tools.report_page import main as render
 from trt_spec.tools.report_page import report_page
 
+from ..runtime.test_controller import known_costs
 from .pages import assert_self_contained
 
 
@@ -25,7 +26,8 @@ def made(llama, tmp_path_factory):
     for name, file in (("json", "out.json"), ("report", "out.html"), ("plot", "out.png")):
         command += [f"--{name}", str(folder / file)]
     threads = torch.get_num_threads()
-    assert main(command) == 0
+    with known_costs():
+        assert main([*command, "--all-drafters", "--lenience", "0.9"]) == 0
     torch.set_num_threads(threads)
     return folder
 
@@ -38,12 +40,14 @@ def result(made):
 def test_the_page_is_self_contained_and_holds_the_numbers(made, result):
     page = assert_self_contained((made / "out.html").read_text())
     cells = page.find("td")
-    for one in result["settings"]:
+    for one in [*result["settings"], *result["drafters"]]:
         for value in (f"{one['tokens_per_second']:.1f}", f"{one['speed_up']:.2f}", f"{one['round_overhead']:.2f}"):
             assert value in cells
         for waits in (one["first_token_ms"], one["between_tokens_ms"]):
             assert {f"{ms:.1f}" for ms in waits.values()} <= set(cells)
+    assert {"4, lookup", "4, suffix", "4, cascade", "auto, model"} <= set(cells)
     shown = " ".join(page.find("dd"))
+    assert "lossy: with lenience 0.9" in shown
     for version in result["conditions"]["versions"].values():
         assert version in shown
     assert result["conditions"]["machine"]["cpu"]["model"] in shown
