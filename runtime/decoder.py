@@ -184,7 +184,7 @@ class Decoder:
             raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
         drafter = drafter or ("lookup" if self.draft is None else "model")
         if draft_length is None:
-            draft_length = self.default_draft_length(drafter)
+            draft_length = self.default_draft_length(drafter, params)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(
             () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
         )
@@ -253,9 +253,10 @@ class Decoder:
         """The sources of proposals that this bundle has."""
         return tuple(source for source in SOURCES if source not in self._unavailable)
 
-    def default_draft_length(self, drafter: str) -> DraftLength:
-        """The controller's choice where it knows the costs."""
-        if drafter == MIXED or (self._controller is not None and drafter in self._controller.costs.acceptance):
+    def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
+        """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
+        known = self._controller is not None and drafter in self._controller.costs.acceptance
+        if drafter == MIXED or (known and not (params and params.keeps_its_draft)):
             return AUTO
         return min(DEFAULT_DRAFT_LENGTH, self._longest_draft)
 

@@ -117,6 +117,12 @@ class SamplingParams:
         return self.temperature if self.greedy or self.draft_temperature is None else self.draft_temperature
 
     @property
+    def keeps_its_draft(self) -> bool:
+        """Whether the draft decides on the text while the same text is promised: then nothing else may decide on it."""
+        draft_decides = self.lenient or (not self.greedy and self.rule == "rejection")
+        return draft_decides and (self.greedy or self.seed is not None)
+
+    @property
     def penalised(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 

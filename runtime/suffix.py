@@ -133,10 +133,5 @@ class Suffixes:
 
 
 def reads_pool(params: SamplingParams) -> bool:
-    """Not where the draft decides on the text and a seed was given, or none is needed, to have that text again.
-
-    Nor would it be lossless: proposals that came of the same seed depend on the noise that is to judge them.
-    """
-    if params.greedy or params.rule == "coupled":
-        return not params.lenient
-    return params.seed is None
+    """Also because of noise: proposals that came of a request's own seed depend on what is to judge them."""
+    return not params.keeps_its_draft

@@ -32,6 +32,9 @@ from ..export.quality import checkpoint_logits, engine_logits
 from ..runtime import Decoder, SamplingParams
 from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth, wait_for
+from .certificate.probe import Probe
+from .certificate.same_text import ask_alone, in_another_engine
+from .certificate.subject import Subject
 from .demo_bundle import DRAFT, TARGET
 from .grow_pair import Shape, grow
 from .layout import table
@@ -105,12 +108,15 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
 
 
 def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[str, Any]:
-    """The coupled rule on the CPU and on the device: prompts whose text differs, which float32 ties alone may do."""
-    bundle = work / "demo-float32"
-    params = SamplingParams(max_new_tokens=new_tokens, rule="coupled", seed=11)
-    pairs = zip(texts(bundle, params), texts(bundle, params, engine, device), strict=True)
-    differing = [i for i, (here, there) in enumerate(pairs) if here != there]
-    return {"engine": engine, "prompts": len(PYTHON_PROMPTS), "differing": differing}
+    """The coupled rule on the device against plain decoding on the CPU; the arbiter rules on each difference."""
+    here = Subject(Bundle.open(work / "demo-float32"), "onnxruntime", "cpu", batch=4)
+    params = SamplingParams(max_new_tokens=new_tokens, temperature=1.0, rule="coupled", seed=11)
+    asked = ask_alone(here, [(prompt, params) for prompt in here.prompts()])
+    probe = Probe(here)
+    try:
+        return asdict(in_another_engine(replace(here, engine=engine, device=device), asked, probe))
+    finally:
+        probe.close()
 
 
 def exported(path: Path, target: Path, draft: Path, dtype: str) -> Path:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from ..engines import RequestError
-from ..runtime import Decoder, SamplingParams
+from ..runtime import Decoder, SamplingParams, Speculation
 from ..runtime.costs import Costs, machine_name, model_identities
 from ..runtime.decoder import Prompt
 from .bench import fixed_draft_lengths
@@ -112,10 +112,7 @@ def _measure_all(
 def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs:
     lengths = tuple(sorted({k for _, _, k in grid}))
     drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
-    counts = {
-        drafter: total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
-        for drafter in drafters
-    }
+    counts = {drafter: _counted(grid, drafter) for drafter in drafters}
     return Costs(
         engine=arguments.engine,
         device=arguments.device,
@@ -138,6 +135,11 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
     )
 
 
+def _counted(grid: Grid, drafter: str) -> Speculation:
+    """Over all batches and draft lengths."""
+    return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
+
+
 def _result(costs: Costs, grid: Grid) -> dict[str, Any]:
     settings = []
     for (drafter, batch, _), one in grid.items():
@@ -149,11 +151,11 @@ def _result(costs: Costs, grid: Grid) -> dict[str, Any]:
         "device": costs.device,
         "machine": costs.machine,
         "settings": settings,
-        "drafters": [_advice(costs, drafter) for drafter in costs.acceptance],
+        "drafters": [_advice(costs, drafter, _counted(grid, drafter)) for drafter in costs.acceptance],
     }
 
 
-def _advice(costs: Costs, drafter: str) -> dict[str, Any]:
+def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
     """What the measured costs and the acceptance over all prompts recommend."""
     by_batch = []
     for batch in costs.batches:
@@ -173,6 +175,7 @@ def _advice(costs: Costs, drafter: str) -> dict[str, Any]:
     return {
         "drafter": drafter,
         "acceptance": costs.acceptance[drafter],
+        "acceptance_by_position": counted.acceptance_by_position,
         "stops_paying_at": next((row["batch"] for row in by_batch if not row["best_draft_length"]), None),
         "batches": by_batch,
     }
@@ -205,7 +208,11 @@ def _report(result: dict[str, Any]) -> str:
     ]
     lines = [table([HEADER, *rows])]
     for drafter in result["drafters"]:
-        lines.append(f"{drafter['drafter']}: {drafter['acceptance']:.0%} of examined proposals accepted")
+        by_position = ["-" if share is None else f"{share:.0%}" for share in drafter["acceptance_by_position"]]
+        lines.append(
+            f"{drafter['drafter']}: {drafter['acceptance']:.0%} of examined proposals accepted, at position 1, 2, …: "
+            f"{' '.join(by_position)}"
+        )
         for row in drafter["batches"]:
             k = row["best_draft_length"]
             best = f"best K {k}, {row['speed_up']:.2f} ×" if k else "no K pays"

@@ -90,6 +90,11 @@ def test_auto_is_the_default_once_there_is_a_table(bundle: Bundle):
         assert decoder.submit([5, 6, 7], params).draft_length == "auto"
         assert decoder.submit([5, 6, 7], params, drafter="none").draft_length == 4
         assert decoder.submit([5, 6, 7], params, drafter="mixed").draft_length == "auto"
+        sampled = replace(params, temperature=1.0)
+        assert decoder.submit([5, 6, 7], sampled).draft_length == "auto"
+        assert decoder.submit([5, 6, 7], replace(sampled, seed=1, rule="coupled")).draft_length == "auto"
+        seeded = decoder.submit([5, 6, 7], replace(sampled, seed=1))
+        assert seeded.draft_length == 4, "its text would depend on its neighbours"
 
 
 def test_auto_without_a_table_is_refused_with_the_command_that_makes_one(bundle: Bundle):

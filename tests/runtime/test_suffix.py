@@ -168,3 +168,13 @@ def test_a_round_is_as_wide_as_what_is_suggested(llama: Pair):
             widths.append((decoder.last_frame.proposed.shape[1], len(request.suggested)))
     assert widths[0] == (PER_MATCHED_TOKEN, PER_MATCHED_TOKEN)
     assert all(width == suggested for width, suggested in widths)
+
+
+def test_what_was_said_can_be_forgotten(llama: Pair):
+    [prompt] = random_prompts(64, [12], seed=3)
+    params = SamplingParams(max_new_tokens=41, ignore_eos=True)
+    with Decoder.open(llama.bundle) as decoder:
+        [first] = decoder.generate(prompt, params, draft_length=4, drafter="suffix")
+        decoder.forget_outputs()
+        [again] = decoder.generate(prompt, params, draft_length=4, drafter="suffix")
+    assert again.speculation.rounds == first.speculation.rounds > 9

@@ -31,7 +31,8 @@ def test_the_report_measures_what_it_says(tmp_path: Path, capsys: pytest.Capture
     assert set(parity) == {("torch", dtype) for dtype in gpu_report.DTYPES} | {("onnxruntime", "float32")}
     assert parity["torch", "float32"]["logit_error"] < 1e-5 < parity["torch", "bfloat16"]["logit_error"] < 0.05
     assert parity["torch", "float32"]["same_text"] == "6 of 6"
-    assert found["coupled"]["differing"] == []
+    assert found["coupled"]["passed"]
+    assert found["coupled"]["numbers"]["outputs"] == 6
     assert found["failed"] == {}
     settings = [(one["batch"], one["temperature"], one["draft_length"]) for one in found["speed"]]
     assert settings == [(b, t, k) for b in (2,) for t in (0.0, 1.0) for k in (0, 2)]
@@ -47,12 +48,12 @@ def test_a_part_that_fails_stops_no_other_and_says_why(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with (
         patch.object(gpu_report, "parity", side_effect=MemoryError("none\nleft")),
-        patch.object(gpu_report, "coupled_ties", return_value={"differing": []}),
+        patch.object(gpu_report, "coupled_ties", return_value={"passed": True}),
         patch.object(gpu_report, "read_bandwidth", return_value=1.0),
     ):
         found = gpu_report.report(tmp_path / "work", "cpu", [], 4, out)
     assert found["failed"] == {"parity": "MemoryError: none"}
-    assert found["coupled"] == {"differing": []}
+    assert found["coupled"] == {"passed": True}
     assert json.loads(out.read_text()) == found
 
 
