@@ -47,7 +47,7 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     assert costs.round_ms["model"][0][0] == costs.round_ms["lookup"][0][0], "K = 0 is one measurement"
     for advice in found["drafters"]:
         assert advice["acceptance"] == costs.acceptance[advice["drafter"]]
-        assert len(advice["acceptance_by_position"]) == 4, "the longest"
+        assert 1 <= len(advice["acceptance_by_position"]) <= 4
         assert f"{advice['acceptance_by_position'][0]:.0%}" in result.out
         for row in advice["batches"]:
             assert row["oracle_speed_up"] >= 1 - 1e-9

@@ -75,7 +75,10 @@ def controllers(decoder: Decoder) -> list[tuple[str, DraftLength]]:
     """Drafter and draft length where a rule chooses, for all rules that can be followed here."""
     longest = decoder.target.engine.verify_width - 1
     rule = EntropyRule(shortest=min(1, longest), longest=min(8, longest), stop_above=0.9)
-    by_entropy: list[tuple[str, DraftLength]] = [(name, rule) for name in decoder.drafters if name in SAMPLED]
+    uncertain = ("random",)  # always, so that it would never propose
+    by_entropy: list[tuple[str, DraftLength]] = [
+        (name, rule) for name in decoder.drafters if name in SAMPLED and name not in uncertain
+    ]
     measured = [name for name in decoder.drafters if decoder.default_draft_length(name) == AUTO]
     return by_entropy + [(name, AUTO) for name in (*measured, *([MIXED] if measured else []))]
 
