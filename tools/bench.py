@@ -159,10 +159,9 @@ def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def draft_lengths(text: str) -> tuple[int | str, ...]:
-    parts = text.split(",")
-    if AUTO in parts:
-        return (*(draft_lengths(rest) if (rest := ",".join(part for part in parts if part != AUTO)) else ()), AUTO)
-    return fixed_draft_lengths(text)
+    fixed = [part for part in text.split(",") if part != AUTO]
+    lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
+    return (*lengths, AUTO) if AUTO in text.split(",") else lengths
 
 
 def fixed_draft_lengths(text: str) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def bench_result(
         "draft": None if bundle.draft is None else bundle.draft.name,
         "engine": arguments.engine,
         "device": arguments.device,
-        "drafter": measured[-1].setting.drafter,
+        "drafter": [one.setting.drafter for one in measured if not one.setting.beside][-1],
         "batch": arguments.batch,
         "prompts": prompts,
         "prompts_from": arguments.prompts,

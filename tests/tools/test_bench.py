@@ -252,6 +252,7 @@ def test_every_drafter_has_a_row(bench, llama):
     result = bench("--all-drafters", "--draft-lengths", "1")
     found = json.loads(result.out.splitlines()[-1])
     assert [one["draft_length"] for one in found["settings"]] == [0, 1]
+    assert found["drafter"] == "model", "whose lengths are compared"
     with Decoder.open(llama.bundle) as decoder:
         others = [drafter for drafter in decoder.drafters if drafter != "model"]
     assert [(one["drafter"], one["draft_length"]) for one in found["drafters"]] == [(other, 4) for other in others]
