@@ -14,7 +14,7 @@ from .bundle import PLANS
 from .contract import ALIGNMENT, Contract
 from .engine import Step
 from .errors import EngineError, first_line
-from .plans import LIBRARIES, Plan, graph_identity, read_plan, write_whole
+from .tensorrt_plans import LIBRARIES, Plan, graph_identity, read_plan, write_whole
 
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
 

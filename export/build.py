@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import MAX_DRAFT_LENGTH, SLACK, Bundle, EngineError, ExportError
-from ..engines.plans import LIBRARIES, Plan, PlanKey, graph_identity, read_plan, write_whole
+from ..engines.tensorrt_plans import LIBRARIES, Plan, PlanKey, graph_identity, read_plan, write_whole
 
 TIMING_CACHE = "timing.cache"
 COMPILER = f"{__package__}.compiler"  # a module to run

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ..engines import Contract, ExportError
 from ..engines.errors import first_line
-from ..engines.plans import LIBRARIES, PlanKey
+from ..engines.tensorrt_plans import LIBRARIES, PlanKey
 from .audit import audit, layers
 from .passes.merge_attentions import merge_attentions
 from .passes.specialise import specialise

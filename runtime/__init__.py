@@ -9,10 +9,10 @@ from ..engines import (
     TrtSpecError,
 )
 from .decoder import Decoder
-from .entropy import EntropyRule
-from .metrics import Speculation
-from .params import SamplingParams
-from .request import Output, Piece, Request, TokenLogprob, TracedRound, Usage
+from .lengths.entropy import EntropyRule
+from .requests.metrics import Speculation
+from .requests.request import Output, Piece, Request, TokenLogprob, TracedRound, Usage
+from .sampling.params import SamplingParams
 
 __all__ = [
     "BundleError",

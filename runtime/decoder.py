@@ -13,18 +13,18 @@ from tokenizers import Tokenizer
 
 from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, open_engines
 from ..engines.errors import first_line
-from .controller import Controller
-from .costs import Costs, read_costs
-from .drafters import SOURCES, WITH_MODEL
-from .entropy import EntropyRule
-from .frame import Frame
-from .metrics import Speculation
-from .model import Model
-from .ngram import read_ngrams
-from .params import SamplingParams
-from .request import AUTO, MIXED, Output, Piece, Request
+from .drafters.ngram import read_ngrams
+from .drafters.propose import SOURCES, WITH_MODEL
+from .lengths.controller import Controller
+from .lengths.costs import Costs, read_costs
+from .lengths.entropy import EntropyRule
+from .memory.model import Model
+from .requests.metrics import Speculation
+from .requests.request import AUTO, MIXED, Output, Piece, Request
+from .requests.text import TextStream
+from .round.frame import Frame
+from .sampling.params import SamplingParams
 from .scheduler import Scheduler
-from .text import TextStream
 
 DEFAULT_DRAFT_LENGTH = 4
 

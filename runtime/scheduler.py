@@ -10,18 +10,18 @@ from time import perf_counter
 import torch
 
 from ..engines import PREFILL_WIDTH
-from .capture import Flight, Rounds
-from .controller import Controller
-from .drafters import SOURCES, WITH_MODEL
-from .frame import Frame
-from .metrics import Outcome, Speculation
-from .model import Model
-from .ngram import NGrams
-from .params import SamplingParams
-from .request import Request, State
-from .result import RowResult
-from .rows import BLOCK, Plan, Rows
-from .suffix import Suffixes
+from .drafters.ngram import NGrams
+from .drafters.propose import SOURCES, WITH_MODEL
+from .drafters.suffix import Suffixes
+from .lengths.controller import Controller
+from .memory.model import Model
+from .requests.metrics import Outcome, Speculation
+from .requests.request import Request, State
+from .round.capture import Flight, Rounds
+from .round.frame import Frame
+from .round.result import RowResult
+from .round.rows import BLOCK, Plan, Rows
+from .sampling.params import SamplingParams
 
 Source = tuple[int, str, float | None]  # how many proposals of a row, from where, and the entropy they end at
 

@@ -14,11 +14,11 @@ import torch
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle
-from trt_spec.engines.additions import put_file
+from trt_spec.engines.added_files import put_file
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.ngram import FOLDER, SUFFIX, to_bytes
-from trt_spec.tools.counting import count_ngrams
+from trt_spec.runtime.drafters.ngram import FOLDER, SUFFIX, to_bytes
+from trt_spec.tools.making.count_ngrams import count_ngrams
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trt_spec.engines import Engine, blank_step
-from trt_spec.runtime.cache import KVCache
+from trt_spec.runtime.memory.cache import KVCache
 
 
 def feed(engine: Any, row: int, tokens: Sequence[int], start: int) -> Tensor:

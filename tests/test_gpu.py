@@ -8,9 +8,10 @@ import torch
 from trt_spec.engines import Bundle, open_engine
 from trt_spec.export import export_bundle
 from trt_spec.export.quality import engine_logits
-from trt_spec.runtime import Decoder, SamplingParams, capture
-from trt_spec.runtime.drafters import SOURCES
-from trt_spec.runtime.round import run_round
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.drafters.propose import SOURCES
+from trt_spec.runtime.round import capture
+from trt_spec.runtime.round.round import run_round
 
 from .bundles import Pair
 from .engines.parity import assert_torch_engine_agrees

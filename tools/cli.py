@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-COMMANDS = {  # each is a module here with add_arguments(parser) and run(arguments) -> exit code
+COMMANDS = {  # each is a module in commands/ with add_arguments(parser) and run(arguments) -> exit code
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
     "bench": "measure draft lengths against each other and against what theory predicts",
@@ -23,7 +23,6 @@ COMMANDS = {  # each is a module here with add_arguments(parser) and run(argumen
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",
 }
-MODULES = {"inspect": "inspect_bundle"}  # where the file is not named after its command
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 2, 130, 141, 143
 
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     chosen = _commands_parser().parse_args(argv)
-    command = import_module(f".{MODULES.get(chosen.command, chosen.command)}", __package__)
+    command = import_module(f".commands.{chosen.command}", __package__)
     parser = Parser(prog=f"trt-spec {chosen.command}", description=command.__doc__)
     command.add_arguments(parser)
     status: int = command.run(parser.parse_args(chosen.arguments))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from trt_spec.engines import Bundle, Contract
 from trt_spec.engines.onnxruntime import Threads, open_session
-from trt_spec.engines.plans import Plan, PlanKey, graph_identity
+from trt_spec.engines.tensorrt_plans import Plan, PlanKey, graph_identity
 from trt_spec.export.build import BuildOptions, roles
 
 ALIGNMENT = 64  # what torch gives on the CPU

@@ -100,7 +100,7 @@ RUN_WITH_EVERY_MESSAGE = """
         return session(graph, options, **more)
     onnxruntime.InferenceSession = telling
     from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
-    from trt_spec.runtime.cache import KVCache
+    from trt_spec.runtime.memory.cache import KVCache
     bundle = Bundle.open(sys.argv[1])
     engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
     cache = KVCache(engine.contract, "cpu", 3, 64)

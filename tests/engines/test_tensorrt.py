@@ -16,8 +16,9 @@ import tensorrt_lean
 import tensorrt_rtx
 import torch
 from trt_spec.engines import Bundle, EngineError, RequestError, open_engines, tensorrt
-from trt_spec.engines.plans import read_plan
-from trt_spec.runtime import Decoder, SamplingParams, capture
+from trt_spec.engines.tensorrt_plans import read_plan
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.round import capture
 
 from ..bundles import Pair
 from ..recorder import Recorder

@@ -19,7 +19,7 @@ import pytest
 import tensorrt_rtx as trt
 import torch
 from trt_spec.engines import SLACK, Bundle, EngineError, ExportError
-from trt_spec.engines.plans import PlanKey, read_plan
+from trt_spec.engines.tensorrt_plans import PlanKey, read_plan
 from trt_spec.export import build, export_bundle
 from trt_spec.export.audit import audit
 from trt_spec.export.build import BuildOptions, build_plans

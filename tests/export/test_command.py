@@ -10,11 +10,11 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 from trt_spec.engines import Bundle
-from trt_spec.tools.export_cli import in_bytes, main
+from trt_spec.tools.commands.export_models import in_bytes, main
 
 from ..models import YARN, tiny_llama
 
-COMMAND = [sys.executable, "-m", "trt_spec.tools.export_cli"]
+COMMAND = [sys.executable, "-m", "trt_spec.tools.commands.export_models"]
 
 
 def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -> None:
@@ -99,7 +99,10 @@ def test_signal_in_the_middle_leaves_nothing_behind(tmp_path: Path, sent: int, c
 
 
 def test_missing_extra_is_named(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['onnxscript'] = None; from trt_spec.tools.export_cli import main; sys.exit(main())"
+    code = (
+        "import sys; sys.modules['onnxscript'] = None; "
+        "from trt_spec.tools.commands.export_models import main; sys.exit(main())"
+    )
     arguments = ["--target", "any", "--out", str(tmp_path / "bundle")]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
     assert done.returncode == 2
@@ -108,7 +111,7 @@ def test_missing_extra_is_named(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_library() -> None:
-    code = "import sys; from trt_spec.tools.export_cli import main; main(['--help'])"
+    code = "import sys; from trt_spec.tools.commands.export_models import main; main(['--help'])"
     probe = f"import sys\ntry:\n    exec({code!r})\nexcept SystemExit:\n    print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd="/")
     assert done.stdout.splitlines()[-1] == "False"

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry
 from trt_spec.runtime import Decoder
-from trt_spec.runtime.costs import Costs
+from trt_spec.runtime.lengths.costs import Costs
 
 from ..models import bytes_to_symbols
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.rows import Plan, Rows
+from trt_spec.runtime.round.rows import Plan, Rows
 
 
 def make_rows(

@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 import torch
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.drafters import SOURCES
-from trt_spec.runtime.noise import gumbels
+from trt_spec.runtime.drafters.propose import SOURCES
+from trt_spec.runtime.sampling.noise import gumbels
 
 from ..bundles import Pair
-from .test_controller import known_costs
+from .lengths.test_controller import known_costs
 from .test_greedy import arbiter_of, random_prompts, stdlib_prompts
 
 ENTROPY = EntropyRule(shortest=1, longest=6, stop_above=0.9)

@@ -27,13 +27,13 @@ from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ..bundles import Pair
 from ..steps import feed
+from .lengths.test_controller import known_costs, table
 from .states import make_plan, make_rows
-from .test_controller import known_costs, table
 
-acceptance = importlib.import_module("trt_spec.runtime.acceptance")
-drafters = importlib.import_module("trt_spec.runtime.drafters")
-suffix = importlib.import_module("trt_spec.runtime.suffix")
-round_ = importlib.import_module("trt_spec.runtime.round")
+acceptance = importlib.import_module("trt_spec.runtime.sampling.acceptance")
+drafters = importlib.import_module("trt_spec.runtime.drafters.propose")
+suffix = importlib.import_module("trt_spec.runtime.drafters.suffix")
+round_ = importlib.import_module("trt_spec.runtime.round.round")
 
 FALSE_ALARM = 1e-6
 SAMPLES = 10_000

@@ -7,7 +7,7 @@ import pytest
 import torch
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters import SOURCES
+from trt_spec.runtime.drafters.propose import SOURCES
 from trt_spec.tools.certificate.arbiter import Arbiter, Logits
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject

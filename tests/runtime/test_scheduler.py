@@ -9,9 +9,9 @@ import pytest
 import torch
 from trt_spec.engines import PREFILL_WIDTH, EngineError
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
-from trt_spec.runtime import round as round_
-from trt_spec.runtime.cache import KVCache
-from trt_spec.runtime.frame import Frame
+from trt_spec.runtime.memory.cache import KVCache
+from trt_spec.runtime.round.frame import Frame
+from trt_spec.runtime.round import round as round_
 
 from ..bundles import Pair
 from .scripted import encoded, scripted_decoder

@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
-from ...runtime import acceptance, drafters, result
-from ...runtime import round as round_
-from ...runtime.acceptance import residual
-from ...runtime.drafters import propose
-from ...runtime.noise import gumbels
-from ...runtime.request import Request
-from ...runtime.round import commit
-from ...runtime.rows import pick
+from ...runtime.drafters import propose as drafters
+from ...runtime.drafters.propose import propose
+from ...runtime.requests.request import Request
+from ...runtime.round import result
+from ...runtime.round import round as round_
+from ...runtime.round.round import commit
+from ...runtime.round.rows import pick
+from ...runtime.sampling import acceptance
+from ...runtime.sampling.acceptance import residual
+from ...runtime.sampling.noise import gumbels
+from ...runtime.sampling.transform import transform
 from ...runtime.scheduler import Scheduler
-from ...runtime.transform import transform
 
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Scheduler._commit, Request.commit, result._logprob_parts
 

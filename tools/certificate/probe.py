@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...engines import blank_step, open_engine
-from ...runtime.model import Model
+from ...runtime.memory.model import Model
 from .subject import Subject
 
 

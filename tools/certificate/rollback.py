@@ -13,8 +13,8 @@ import torch
 
 from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
-from ...runtime.drafters import WITH_MODEL
-from ...runtime.model import Model
+from ...runtime.drafters.propose import WITH_MODEL
+from ...runtime.memory.model import Model
 from .probe import Probe
 from .subject import Finding, Progress, Subject, controllers, draft_lengths
 

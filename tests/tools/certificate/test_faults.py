@@ -3,7 +3,7 @@
 from math import sqrt
 
 import pytest
-from trt_spec.runtime import acceptance
+from trt_spec.runtime.sampling import acceptance
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.faults import SWAPS, fault
 

@@ -1,0 +1,31 @@
+"""What is added to a bundle after its export, listed and hashed in its manifest like all else."""
+
+import hashlib
+from dataclasses import replace
+
+from .bundle import MANIFEST, Bundle
+from .errors import BundleError
+from .tensorrt_plans import write_whole
+
+
+def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle:
+    """Make this the only file of a folder; whatever happens, the bundle is whole, with the older file or with this one.
+
+    A file is named after its content. It lies there before a manifest lists it and goes when none does any more.
+    """
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{folder}/{digest[:12]}{suffix}"
+    older = [file for file in bundle.files if file.startswith(f"{folder}/") and file != name]
+    kept = {file: entry for file, entry in bundle.files.items() if file not in older}
+    added = replace(bundle, files=kept | {name: {"bytes": len(content), "sha256": digest}})
+    try:
+        (bundle.path / folder).mkdir(exist_ok=True)
+        write_whole(bundle.path / name, content)
+        write_whole(bundle.path / MANIFEST, added.manifest().encode())
+    except OSError as error:
+        raise BundleError(
+            f"bundle {bundle.path} takes no {name} ({error.strerror}); it is as it was, make room and try again"
+        ) from error
+    for file in older:
+        (bundle.path / file).unlink(missing_ok=True)
+    return added

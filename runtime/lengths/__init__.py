@@ -1,0 +1,1 @@
+"""How many tokens a round proposes: by measured costs, or by the draft's entropy."""

@@ -1,0 +1,114 @@
+"""What rounds cost: measured by `trt-spec tune`, kept in the bundle, a file for each engine and device."""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...engines import Bundle, BundleError
+from ...engines.bundle import COSTS
+from ...engines.tensorrt_plans import graph_identity, write_whole
+
+FORMAT = 1
+TUNE = "trt-spec tune {bundle} --engine {engine} --device {device}"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of whole rounds, and the acceptance that the estimates of a request begin with."""
+
+    engine: str
+    device: str
+    machine: str  # what was measured: the name of the processor or GPU
+    models: dict[str, str]  # identity of each graph, by role
+    batches: tuple[int, ...]
+    draft_lengths: tuple[int, ...]  # begins with 0
+    round_ms: dict[str, tuple[tuple[float, ...], ...]]  # by drafter: [batch][draft length]
+    acceptance: dict[str, float]  # by drafter, over all prompts: accepted ÷ examined
+    proposing: dict[str, float]  # by drafter: share of rounds in which it proposes anything
+
+    def __post_init__(self) -> None:
+        for name, numbers in (("batches", self.batches), ("draft_lengths", self.draft_lengths)):
+            if not numbers or not all(type(n) is int for n in numbers) or any(a >= b for a, b in pairwise(numbers)):
+                raise ValueError(f"{name} are {list(numbers)}, expected rising whole numbers")
+        if self.batches[0] < 1 or self.draft_lengths[0] != 0:
+            raise ValueError("batches begin below 1, or draft_lengths not with 0")
+        for drafter, table in self.round_ms.items():
+            times = [time for row in table for time in row]
+            if len(times) != len(self.batches) * len(self.draft_lengths) or not all(0 < t < 1e9 for t in times):
+                raise ValueError(f"the times of {drafter} are no table of milliseconds")
+            for shares in (self.acceptance, self.proposing):
+                if not 0 <= shares[drafter] <= 1:
+                    raise ValueError(f"a share of {drafter} is {shares[drafter]}")
+        if not self.round_ms:
+            raise ValueError("no drafter was measured")
+
+    @property
+    def longest(self) -> int:
+        return self.draft_lengths[-1]
+
+    def round_times(self, drafter: str, batch: int) -> list[float]:
+        """Milliseconds of a round for K = 0 … longest; between what was measured by straight lines."""
+        table = np.array(self.round_ms[drafter])
+        at_batch = [np.interp(batch, self.batches, times) for times in table.T]
+        return [float(ms) for ms in np.interp(range(self.longest + 1), self.draft_lengths, at_batch)]
+
+    def save(self, bundle: Bundle) -> Path:
+        path = costs_file(bundle.path, self.engine, self.device)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode())
+        except OSError as error:
+            raise BundleError(f"{path} cannot be written ({error.strerror}); make room or give access") from error
+        return path
+
+
+def costs_file(bundle: Path, engine: str, device: str) -> Path:
+    return bundle / COSTS / f"{engine}-{device.replace(':', '-')}.json"
+
+
+def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
+    """Those of this bundle on this machine; None if there are none, or of another machine or other graphs."""
+    path = costs_file(bundle.path, engine, device)
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("format") != FORMAT:
+            return None
+        fields["round_ms"] = {name: tuple(map(tuple, table)) for name, table in fields["round_ms"].items()}
+        for name in ("batches", "draft_lengths"):
+            fields[name] = tuple(fields[name])
+        costs = Costs(**fields)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        mend = TUNE.format(bundle=bundle.path, engine=engine, device=device)
+        raise BundleError(f"{path} is no table of costs ({error}); run {mend}") from error
+    here = costs.machine == machine_name(device) and costs.models == model_identities(bundle)
+    return costs if here else None
+
+
+def model_identities(bundle: Bundle) -> dict[str, str]:
+    return {role: graph_identity(bundle.path, role) for role in bundle.models}
+
+
+def machine_name(device: str) -> str:
+    """Of the GPU or the processor, with how many of its cores this process may use."""
+    if device.startswith("cuda"):
+        return str(torch.cuda.get_device_name(device))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{processor_name()}, {cores} cores"
+
+
+def processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,1 @@
+"""The key and value caches, and the models that write them."""

@@ -1,0 +1,1 @@
+"""One round of speculation, and what it reads, writes, records and reports."""

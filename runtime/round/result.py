@@ -1,0 +1,97 @@
+"""The one copy a round makes to the host, and its reading row by row."""
+
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...engines import EngineError
+from ..requests.request import TokenLogprob, TracedRound
+from ..sampling.acceptance import chosen
+from .round import Round
+from .rows import Plan, pick
+
+
+class RowResult(NamedTuple):
+    accepted: int
+    proposed: int
+    tokens: list[int]  # accepted proposals and the next token
+    logprobs: list[TokenLogprob]
+    trace: TracedRound | None
+    entropies: tuple[float, ...]  # of the draft at each proposal
+
+
+def tabulate(done: Round, plan: Plan) -> torch.Tensor:
+    """Everything the host wants of a round in one tensor, a row each."""
+    parts = [done.verdict.table]
+    if plan.entropies:
+        assert done.proposal.entropies is not None
+        parts.append(done.proposal.entropies)
+    if plan.traced:
+        parts += _trace_parts(done)
+    if plan.logprobs is not None:
+        parts += _logprob_parts(done, plan.logprobs)
+    # float64 holds every token id and every float32 exactly.
+    return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
+
+
+def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = None) -> list[RowResult]:
+    """With the `logits` [A, K+1, V] the next token is checked here, else the device has."""
+    width = plan.draft_length + 1
+    results = []
+    numbers = None if logits is None else logits.numpy()
+    for index, row in enumerate(table.tolist()):
+        accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
+        tokens = [int(token) for token in row[2 : 3 + accepted]]
+        if proposed < 0 or (numbers is not None and not _finite(numbers[index, accepted], tokens[-1])):
+            raise EngineError(
+                "the models' logits are no numbers (NaN or infinite), as when a graph overflows in float16; "
+                "export the pair in bfloat16 or float32"
+            )
+        trace, entropies, k = None, (), width - 1
+        if plan.entropies:
+            entropies, at = tuple(row[at : at + proposed]), at + k
+        if plan.traced:
+            proposal, p, q = (row[at + i * k : at + i * k + proposed] for i in range(3))
+            trace = TracedRound(
+                tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k], entropies
+            )
+            at += 3 * k + 1
+        logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
+        results.append(RowResult(accepted, proposed, tokens, logprobs, trace, entropies))
+    return results
+
+
+def _finite(logits: np.ndarray, token: int) -> bool:
+    return token < len(logits) and isfinite(logits.item(token))
+
+
+def _trace_parts(done: Round) -> list[torch.Tensor]:
+    target, proposal = done.verdict.target_probabilities, done.proposal
+    assert target is not None
+    tokens = proposal.tokens
+    next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
+    next_p = pick(target, done.verdict.accepted).gather(1, next_token)
+    return [tokens, chosen(target[:, :-1], tokens), chosen(proposal.probabilities, tokens), next_p]
+
+
+def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
+    logprobs = done.logits.log_softmax(-1)  # [A, K+1, V]
+    likeliest = logprobs.topk(top, -1)
+    chosen = logprobs.gather(2, done.verdict.tokens[:, :, None])[:, :, 0]
+    return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]
+
+
+def _logprobs(row: list[float], tokens: list[int], width: int, top: int | None) -> list[TokenLogprob]:
+    if top is None:
+        return []
+    ids, values = row[width : width + width * top], row[width + width * top :]
+    return [
+        TokenLogprob(
+            token,
+            row[i],
+            tuple((int(ids[i * top + j]), values[i * top + j]) for j in range(top)),
+        )
+        for i, token in enumerate(tokens)
+    ]

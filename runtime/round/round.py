@@ -1,0 +1,60 @@
+"""One round of speculation: draft, verify, accept, commit. The same code for CPU and GPU, batch and single."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..drafters.propose import propose
+from ..sampling.acceptance import Noise, Proposal, Verdict, accept, flag_no_numbers
+from ..sampling.noise import gumbels
+from ..sampling.transform import counts_at_each_position, transform
+from .clock import Clock
+from .frame import Frame
+from .rows import Plan, Rows, counting
+
+
+class Round(NamedTuple):
+    """What a round decided, still on the device."""
+
+    proposal: Proposal
+    verdict: Verdict
+    logits: Tensor  # [A, K+1, V] of the target, untransformed
+
+
+def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
+    """Advance every row of `rows` by one to K+1 tokens; no committed length reaches `span` before the round."""
+    clock.mark(0)
+    frame.begin(rows)
+    noise = draw_noise(rows, plan, frame)
+    clock.mark(1)
+    proposal = propose(rows, plan, frame, noise, span)
+    clock.mark(2)
+    frame.verify.run()
+    clock.mark(3)
+    scores = transform(frame.target_logits, rows, plan, counts_at_each_position(rows, plan, proposal))
+    accept(proposal, scores, rows, plan, noise, frame.verdict)
+    if not frame.on_cpu:
+        flag_no_numbers(frame.target_logits, frame.verdict)
+    commit(rows, plan, frame)
+    clock.mark(4)
+    return Round(proposal, frame.verdict, frame.target_logits)
+
+
+def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
+    gumbel = draw = test = None
+    if plan.gumbel:
+        vocab_size = frame.target_logits.shape[2]
+        gumbel = gumbels(rows.seed, frame.index, vocab_size) * rows.noise_scale[:, None, None]
+    if plan.rejection:
+        draw, test = rows.round_uniforms()
+    return Noise(gumbel, draw, test)
+
+
+def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
+    """Write the round's tokens and move each length: this is commit and rollback in one."""
+    verdict = frame.verdict
+    rows.tokens.scatter_(1, frame.index, verdict.tokens)
+    rows.length.add_(verdict.accepted).add_(1)
+    if plan.penalised:
+        committed = counting(plan.draft_length + 1, rows.length.device) <= verdict.accepted[:, None]
+        rows.output_counts.scatter_add_(1, verdict.tokens, committed.float())

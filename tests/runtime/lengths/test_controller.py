@@ -1,0 +1,184 @@
+"""The draft length chooses itself: what pays by the measured costs, 0 where nothing does, and back again."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.lengths.controller import PATIENCE, Estimate, expected_tokens
+from trt_spec.runtime.lengths.costs import Costs
+from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
+
+from ..scripted import scripted_decoder
+
+LENGTHS = (0, 1, 2, 4, 8)
+LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
+
+
+def table(
+    batches: Sequence[int] = (1, 8),
+    draft_lengths: Sequence[int] = LENGTHS,
+    acceptance: float = 0.5,
+    **round_ms: Sequence[Sequence[float]],
+) -> Costs:
+    """A round of one row takes a millisecond and .2 for each draft step; a copy costs .05."""
+    tables = round_ms or {
+        name: [[1.0 + step * k * batch for k in draft_lengths] for batch in batches]
+        for name, step in (("model", 0.2), ("lookup", 0.05), ("suffix", 0.05))
+    }
+    return Costs(
+        engine="onnxruntime",
+        device="cpu",
+        machine="this one",
+        models={},
+        batches=tuple(batches),
+        draft_lengths=tuple(draft_lengths),
+        round_ms={name: tuple(map(tuple, times)) for name, times in tables.items()},
+        acceptance=dict.fromkeys(tables, acceptance),
+        proposing=dict.fromkeys(tables, 1.0),
+    )
+
+
+def known_costs(costs: Costs | None = None):
+    """As if a bundle had been tuned."""
+    return patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs or table())
+
+
+def target(context: Sequence[int]) -> int:
+    return (context[-1] * 7 + len(context)) % 256
+
+
+def agreeing(share: float, until: int = 10**9, then: float = 0.0):
+    """A draft that is right with this probability, the same for the same context."""
+
+    def draft(context: Sequence[int]) -> int:
+        right = random.Random(len(context)).random() < (share if len(context) < until else then)
+        return target(context) if right else 255 - target(context)
+
+    return draft
+
+
+def proposed_lengths(decoder: Decoder, steps: int) -> list[int]:
+    """Of each round of the only request."""
+    found = []
+    for _ in range(steps):
+        decoder.step()
+        assert decoder.last_frame is not None
+        found.append(decoder.last_frame.proposed.shape[1])
+    return found
+
+
+def test_an_estimate_follows_what_is_examined():
+    estimate = Estimate(0.5, 1.0)
+    assert estimate.acceptance == 0.5
+    assert expected_tokens(estimate.levels, 2).tolist() == [1, 1.5, 1.75]
+    for _ in range(100):
+        estimate.observe(proposed=4, examined=5, accepted=4)
+    assert estimate.acceptance == pytest.approx(0.8)
+    assert expected_tokens(estimate.levels, 4)[4] == pytest.approx(tokens_per_round(0.8, 4), rel=0.02)
+    for _ in range(100):
+        estimate.observe(proposed=0, examined=0, accepted=0)
+    assert estimate.acceptance == pytest.approx(0.8), "a round that proposes nothing says nothing of acceptance"
+    assert expected_tokens(estimate.levels, 4)[4] == pytest.approx(1, abs=0.1), (
+        "but of how often there is something to propose"
+    )
+    for _ in range(9):
+        estimate.doubt()
+    assert estimate.acceptance == pytest.approx(0.8), "doubt is no news"
+    estimate.observe(proposed=1, examined=1, accepted=0)
+    assert estimate.acceptance < 0.1, "but news weighs more"
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 0.6, 0.8, 0.95])
+def test_the_draft_length_is_what_theory_chooses_for_the_acceptance_seen(tmp_path: Path, alpha: float):
+    with scripted_decoder(tmp_path, target, agreeing(alpha), costs=table()) as decoder:
+        request = decoder.submit([1, 2, 3], LONG)
+        chosen = proposed_lengths(decoder, 100)[40:]
+        best = best_draft_length(request.speculation.acceptance, 0.2, 8)
+        assert request.speculation.acceptance == pytest.approx(alpha, abs=0.15)
+    assert abs(sorted(chosen)[len(chosen) // 2] - best) <= (1 if best < 5 else 2)
+
+
+def test_a_draft_that_is_never_right_is_asked_ever_more_seldom(tmp_path: Path):
+    with scripted_decoder(tmp_path, target, agreeing(0.0), costs=table()) as decoder:
+        request = decoder.submit([1, 2, 3], LONG)
+        lengths = proposed_lengths(decoder, 400)
+    assert request.finished
+    asked = [at for at, length in enumerate(lengths) if length]
+    first = [at for at in asked if at < 10]
+    assert len(first) <= 4, "it stops soon"
+    gaps = [b - a for a, b in zip(asked[len(first) - 1 :], asked[len(first) :], strict=False)]
+    assert gaps[0] == PATIENCE[0] + 1
+    assert max(gaps) == PATIENCE[1] + 1
+    assert gaps == sorted(gaps)
+    extra_ms = sum(0.2 * length for length in lengths)
+    assert extra_ms < 0.03 * 400, "less than 3 % slower than decoding plainly"
+
+
+def test_speculation_comes_back_when_the_draft_is_right_again(tmp_path: Path):
+    with scripted_decoder(tmp_path, target, agreeing(0.0, until=100, then=1.0), costs=table()) as decoder:
+        decoder.submit([1, 2, 3], LONG)
+        lengths = proposed_lengths(decoder, 170)
+    assert sum(length == 0 for length in lengths[:97]) > 80
+    assert set(lengths[160:]) == {8}
+
+
+def test_a_batch_shares_one_width_and_stops_speculating_where_it_does_not_pay(tmp_path: Path):
+    """In eight rows a step costs 1.6 of the round's 1.0: only near certainty would pay."""
+    with scripted_decoder(tmp_path, target, agreeing(0.6), costs=table(), max_batch=8) as decoder:
+        alone = decoder.submit([1, 2, 3], LONG)
+        assert min(proposed_lengths(decoder, 20)[10:]) > 0
+        others = [decoder.submit([row, 2, 3], LONG) for row in range(7)]
+        together = proposed_lengths(decoder, 60)[1:]
+        assert sum(length == 0 for length in together) > 50
+        for request in others:
+            decoder.cancel(request)
+        decoder.step()
+        assert sum(length > 0 for length in proposed_lengths(decoder, 30)) > 15
+        assert not alone.finished
+
+
+def test_a_fixed_length_beside_it_is_kept_and_its_width_is_free(tmp_path: Path):
+    with scripted_decoder(tmp_path, target, agreeing(0.9), costs=table(), max_batch=2) as decoder:
+        fixed = decoder.submit([1, 2, 3], LONG, draft_length=4)
+        auto = decoder.submit([4, 2, 3], LONG)
+        for _ in range(20):
+            decoder.step()
+        assert {outcome.proposed for outcome in fixed.speculation.outcomes} == {4}
+        assert max(outcome.proposed for outcome in auto.speculation.outcomes) >= 4
+
+
+def test_mixed_takes_the_source_that_yields_most_for_its_price(tmp_path: Path):
+    """The text repeats from some point on: until then only the draft is right, from then on a copy costs less."""
+
+    def repeating(context: Sequence[int]) -> int:
+        return target(context) if len(context) < 100 else context[-20]
+
+    def draft(context: Sequence[int]) -> int:
+        return repeating(context)
+
+    with scripted_decoder(tmp_path, repeating, draft, costs=table()) as decoder:
+        request = decoder.submit([1, 2, 3], LONG, drafter="mixed")
+        chosen = []
+        while decoder.step():
+            chosen.append((request.length, request.chosen[1]))
+    early = [name for length, name in chosen if 20 < length < 100]
+    late = [name for length, name in chosen if length > 200]
+    assert early.count("model") > 0.7 * len(early)
+    assert late.count("suffix") > 0.7 * len(late)
+    reference = [1, 2, 3]
+    while len(reference) < 403:
+        reference.append(repeating(reference))
+    assert request.token_ids == reference[3:]
+
+
+def test_a_length_may_become_open_and_fixed_again_between_rounds(tmp_path: Path):
+    with scripted_decoder(tmp_path, target, agreeing(1.0), costs=table()) as decoder:
+        request = decoder.submit([1, 2, 3], LONG, draft_length=0)
+        assert proposed_lengths(decoder, 5) == [0] * 5
+        request.draft_length = "auto"
+        assert max(proposed_lengths(decoder, 10)) == 8
+        request.draft_length = 1
+        assert proposed_lengths(decoder, 3) == [1] * 3

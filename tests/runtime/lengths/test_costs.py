@@ -1,0 +1,116 @@
+"""The table of costs is kept in the bundle, holds only where it was measured, and makes auto the default there."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from trt_spec.engines import Bundle
+from trt_spec.runtime import BundleError, Decoder, RequestError, SamplingParams
+from trt_spec.runtime.lengths.costs import Costs, machine_name, model_identities, read_costs
+
+from ...bundles import Pair
+from .test_controller import table
+
+
+@pytest.fixture
+def bundle(llama: Pair, tmp_path: Path) -> Bundle:
+    shutil.copytree(llama.bundle, tmp_path / "bundle")
+    return Bundle.open(tmp_path / "bundle")
+
+
+def measured(bundle: Bundle) -> Costs:
+    return replace(table(), machine=machine_name("cpu"), models=model_identities(bundle))
+
+
+def test_what_is_saved_is_read_and_the_bundle_stays_whole(bundle: Bundle):
+    measured(bundle).save(bundle)
+    assert read_costs(Bundle.open(bundle.path), "onnxruntime", "cpu") == measured(bundle)
+    assert read_costs(bundle, "torch", "cpu") is None, "another engine has other costs"
+    bundle.save()
+    assert "costs" not in (bundle.path / "manifest.json").read_text(), "measured anew, it may change"
+
+
+def test_a_table_of_another_machine_or_other_graphs_is_not_used(bundle: Bundle):
+    costs = measured(bundle)
+    replace(costs, machine="another").save(bundle)
+    assert read_costs(bundle, "onnxruntime", "cpu") is None
+    replace(costs, models={"target": "another"}).save(bundle)
+    assert read_costs(bundle, "onnxruntime", "cpu") is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-20],
+        lambda text: text.replace("1.0", "-1.0", 1),
+        lambda text: text.replace("1.0", "NaN", 1),
+        lambda text: json.dumps(json.loads(text) | {"draft_lengths": [1, 2, 4]}),
+        lambda text: json.dumps(json.loads(text) | {"batches": []}),
+        lambda text: json.dumps(json.loads(text) | {"round_ms": {}}),
+        lambda text: json.dumps(json.loads(text) | {"acceptance": {"model": 2, "lookup": 0}}),
+        lambda text: json.dumps(json.loads(text) | {"more": 1}),
+        lambda text: "[]",
+    ],
+)
+def test_a_damaged_table_is_refused_with_what_mends_it(bundle: Bundle, damage):
+    path = measured(bundle).save(bundle)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(BundleError, match=r"onnxruntime-cpu.json is no table of costs .* run trt-spec tune .*bundle"):
+        Decoder.open(bundle.path)
+
+
+def test_a_full_disk_leaves_the_table_as_it_was(bundle: Bundle):
+    path = measured(bundle).save(bundle)
+    before = path.read_bytes()
+    with (
+        patch("pathlib.Path.write_bytes", side_effect=OSError(28, "No space left on device")),
+        pytest.raises(BundleError, match=r"cannot be written .No space left on device.; make room"),
+    ):
+        measured(bundle).save(bundle)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_between_what_was_measured_times_lie_on_straight_lines():
+    costs = table(batches=(1, 4), draft_lengths=(0, 2, 4), model=[[1, 3, 5], [4, 6, 8]])
+    assert costs.round_times("model", 1) == [1, 2, 3, 4, 5]
+    assert costs.round_times("model", 2) == pytest.approx([2, 3, 4, 5, 6])
+    assert costs.round_times("model", 9) == [4, 5, 6, 7, 8], "beyond it, as the largest batch"
+
+
+def test_auto_is_the_default_once_there_is_a_table(bundle: Bundle):
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    with Decoder.open(bundle) as decoder:
+        assert decoder.submit([5, 6, 7], params).draft_length == 4
+    measured(bundle).save(bundle)
+    with Decoder.open(bundle) as decoder:
+        assert decoder.submit([5, 6, 7], params).draft_length == "auto"
+        assert decoder.submit([5, 6, 7], params, drafter="none").draft_length == 4
+        assert decoder.submit([5, 6, 7], params, drafter="mixed").draft_length == "auto"
+        sampled = replace(params, temperature=1.0)
+        assert decoder.submit([5, 6, 7], sampled).draft_length == "auto"
+        assert decoder.submit([5, 6, 7], replace(sampled, seed=1, rule="coupled")).draft_length == "auto"
+        seeded = decoder.submit([5, 6, 7], replace(sampled, seed=1))
+        assert seeded.draft_length == 4, "its text would depend on its neighbours"
+
+
+def test_auto_without_a_table_is_refused_with_the_command_that_makes_one(bundle: Bundle):
+    with Decoder.open(bundle) as decoder:
+        for options in ({"draft_length": "auto"}, {"drafter": "mixed"}):
+            with pytest.raises(RequestError, match=r"auto needs to know what rounds cost here; run trt-spec tune"):
+                decoder.submit([5, 6, 7], **options)
+
+
+def test_what_was_not_measured_cannot_be_chosen(bundle: Bundle):
+    costs = measured(bundle)
+    only_lookup = replace(costs, round_ms={"lookup": costs.round_ms["lookup"]}, acceptance={"lookup": 0.5})
+    only_lookup.save(bundle)
+    with Decoder.open(bundle) as decoder:
+        assert decoder.submit([5, 6, 7]).draft_length == 4
+        with pytest.raises(RequestError, match=r"costs of drafter lookup only, not of model; run trt-spec tune"):
+            decoder.submit([5, 6, 7], draft_length="auto")
+        with pytest.raises(RequestError, match=r"drafter mixed goes with draft_length auto, not with 3"):
+            decoder.submit([5, 6, 7], draft_length=3, drafter="mixed")

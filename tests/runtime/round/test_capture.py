@@ -1,0 +1,264 @@
+"""A round can be one CUDA graph: nothing in it is read by the host, and replaying it is running it."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from trt_spec.engines import Bundle, Contract, Step
+from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
+from trt_spec.runtime import Decoder, Request, SamplingParams
+from trt_spec.runtime.drafters.ngram import read_ngrams
+from trt_spec.runtime.drafters.propose import SOURCES
+from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.round import capture
+from trt_spec.runtime.round import clock as clock_module
+from trt_spec.runtime.round.clock import PARTS, Clock
+from trt_spec.runtime.round.frame import Frame
+from trt_spec.runtime.round.result import tabulate
+from trt_spec.runtime.round.round import run_round
+from trt_spec.runtime.round.rows import Plan, Rows
+from trt_spec.runtime.sampling.noise import _constants
+
+from ...bundles import Pair
+from ...recorder import Recorder
+from ..memory.test_cache import probes, require_all_fresh
+from ..test_greedy import random_prompts
+
+KINDS = {
+    "plain": Plan(2, 0, coupled=True),
+    "greedy": Plan(2, 3, model=True, coupled=True),
+    "rejection": Plan(2, 3, model=True, rejection=True, tempered=True),
+    "own draft temperature": Plan(2, 3, model=True, rejection=True, own_draft=True),
+    "coupled": Plan(2, 3, model=True, coupled=True, gumbel=True),
+    "both rules": Plan(3, 2, model=True, rejection=True, coupled=True, gumbel=True, ragged=True),
+    "lenient": Plan(2, 3, model=True, rejection=True, coupled=True, lenient=True),
+    "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),
+    "two drafters": Plan(2, 3, model=True, lookup=True, rejection=True, ragged=True),
+    "suffix": Plan(2, 3, suffix=True, rejection=True),
+    "ngram": Plan(2, 3, ngram=True, rejection=True, ragged=True),
+    "random": Plan(2, 3, random=True, coupled=True, gumbel=True),
+    "cascade": Plan(2, 3, cascade=True, rejection=True, coupled=True, gumbel=True, ragged=True, penalised=True),
+    "one guess": Plan(2, 1, cascade=True, coupled=True, ragged=True),
+    "all drafters": Plan(
+        2,
+        3,
+        cascade=True,
+        model=True,
+        lookup=True,
+        suffix=True,
+        ngram=True,
+        random=True,
+        rejection=True,
+        coupled=True,
+        ragged=True,
+    ),
+    "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),
+    "entropies": Plan(2, 3, model=True, rejection=True, ragged=True, entropies=True),
+    "log-probs and trace": Plan(2, 3, model=True, rejection=True, logprobs=2, traced=True),
+}
+
+
+class MetaEngine:
+    """Does nothing where there is nothing."""
+
+    device = "meta"
+    static_capacity = True
+    verify_width, prefill_width = 17, 256
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+
+    def bind(self, cache: Mapping[str, Tensor]) -> None:
+        assert all(buffer.is_meta for buffer in cache.values())
+
+    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
+        return Step(input_ids, start, logits, lambda: None)
+
+    def capturable(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: str) -> None:
+    """On meta tensors, which have no values to read, and which take the same branches as those of a GPU."""
+    bundle, plan = Bundle.open(llama.bundle), KINDS[kind]
+    vocab = bundle.tokenizer.vocab_size
+    engines = [MetaEngine(entry.contract) for entry in bundle.models.values()]
+    target, draft = (Model(engine, vocab, 4, bundle.capacity) for engine in engines)
+    rows = Rows.allocate(4, bundle.capacity, vocab, "meta").view(plan.batch)
+    before = dict(vars(rows))
+    ngrams = replace(read_ngrams(bundle, "meta"), longest=2, widest=64)
+    frame = Frame(plan, target, draft, ngrams)
+    _constants(rows.length.device)  # made in the two rounds before a capture
+    brought = AssertionError("a number of the host is brought to the device, for which the GPU waits")
+    with (
+        torch.inference_mode(),
+        patch.object(torch, "tensor", side_effect=brought),
+        patch.object(torch, "as_tensor", side_effect=brought),
+    ):
+        table = tabulate(run_round(rows, plan, frame, bundle.capacity, Clock(rows.length.device)), plan)
+    assert table.is_meta
+    assert table.shape[0] == plan.batch
+    assert all(tensor is before[name] for name, tensor in vars(rows).items()), "written where they are"
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.item(), lambda x: x.tolist(), lambda x: x.numpy(), lambda x: x.nonzero(), lambda x: bool(x)]
+)
+def test_meta_tensors_do_notice_a_host_that_reads(read: Callable[[Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
+        read(torch.zeros(1, device="meta"))
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """Rounds of ONNX Runtime as if they could be captured, with a cache that stays where it is."""
+    recorder, open_ = Recorder(), OnnxRuntimeEngine.__init__
+
+    def opened(self: OnnxRuntimeEngine, *arguments: Any) -> None:
+        open_(self, *arguments)
+        self.static_capacity = True
+
+    with (
+        patch.object(capture, "Record", recorder),
+        patch.object(capture, "new_pool", lambda: "pool"),
+        patch.object(OnnxRuntimeEngine, "capturable", lambda self: True),
+        patch.object(OnnxRuntimeEngine, "__init__", opened),
+    ):
+        yield recorder
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_new_tokens=40, temperature=0),
+        SamplingParams(max_new_tokens=150, seed=3, top_p=0.9, presence_penalty=0.5),
+        SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
+    ],
+)
+@pytest.mark.parametrize("drafter", SOURCES)
+def test_replayed_rounds_write_the_same_text(
+    llama: Pair, recorder: Recorder, params: SamplingParams, drafter: str
+) -> None:
+    prompts = ["def f(", "abc abc abc abc", "x"]
+
+    def texts() -> list[tuple[int, ...]]:
+        with Decoder.open(llama.bundle, max_batch=3) as decoder:
+            outputs = [*decoder.generate(prompts, params, drafter=drafter), *decoder.generate(prompts[1:], params)]
+        assert all(output.logprobs for output in outputs) == (params.logprobs is not None)
+        return [output.token_ids for output in outputs]
+
+    found = texts()
+    assert sum(recorder.launched) > 20, "most rounds were replayed"
+    assert len(recorder.launched) < 24, "two records for each kind of round, not for each round"
+    assert recorder.most_unread >= 2, "some were launched before the one before them was read"
+    with patch.object(OnnxRuntimeEngine, "capturable", lambda self: False):
+        assert texts() == found
+
+
+def test_a_kind_of_round_is_recorded_when_it_comes_back(llama: Pair, recorder: Recorder) -> None:
+    with Decoder.open(llama.bundle, max_batch=1) as decoder:
+        request = decoder.submit("def f(", SamplingParams(max_new_tokens=60, temperature=0, ignore_eos=True))
+        replayed = []
+        for _ in range(5):
+            decoder.step()
+            replayed.append(sum(recorder.launched))
+        assert (len(recorder.launched), replayed) == (2, [0, 0, 2, 3, 4]), "one is launched ahead"
+        request.draft_length = 2
+        for _ in range(3):
+            decoder.step()
+        assert recorder.launched == [2, 2, 1, 1]
+        request.draft_length = 4
+        decoder.step()
+        assert recorder.launched == [3, 3, 1, 1], "the first records still hold"
+
+
+def test_requests_come_go_and_change_while_a_round_is_in_flight(llama: Pair, recorder: Recorder) -> None:
+    """A round that was launched ahead decides for the rows as they stood then; no text and no cache entry suffers."""
+    choose = random.Random(5)
+    prompts = random_prompts(64, [choose.choice([1, 2, 9, 40]) for _ in range(12)], seed=4)
+    settings = [
+        SamplingParams(max_new_tokens=choose.choice([1, 2, 30, 70]), temperature=i % 2, rule="coupled", seed=i)
+        for i in range(len(prompts))
+    ]
+    with Decoder.open(llama.bundle, capture=False) as decoder:
+        expected = [output.token_ids for output in decoder.generate(prompts, settings, draft_length=0)]
+    with Decoder.open(llama.bundle, max_batch=3) as decoder:
+        engines = probes(llama)
+        requests: list[Request] = []
+        while decoder.step() or len(requests) < len(prompts):
+            require_all_fresh(decoder, requests, engines)
+            if len(requests) < len(prompts) and choose.random() < 0.2:
+                requests.append(decoder.submit(prompts[len(requests)], settings[len(requests)]))
+            for request in requests:
+                if choose.random() < 0.05:
+                    request.draft_length = choose.choice([0, 1, 4])
+                if choose.random() < 0.01:
+                    decoder.cancel(request)
+    cut = [request.finish_reason == "cancelled" for request in requests]
+    assert 0 < sum(cut) < len(cut) / 2
+    for request, tokens in zip(requests, expected, strict=True):
+        assert (
+            tuple(request.token_ids)
+            == tokens[: len(request.token_ids) if request.finish_reason == "cancelled" else None]
+        )
+    assert recorder.most_unread >= 2
+
+
+def test_no_round_is_launched_ahead_that_nobody_waits_for(llama: Pair, recorder: Recorder) -> None:
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+        decoder.generate(["def f(", "x"], params, draft_length=0)
+        assert sum(recorder.launched) == 9 - 2, "two rounds as they are, and every other one once"
+        assert not decoder.step()
+
+
+def test_a_request_that_ends_while_others_go_on_leaves_its_row_as_it_was_read(llama: Pair, recorder: Recorder) -> None:
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        short, long = (
+            decoder.submit(prompt, SamplingParams(max_new_tokens=count, ignore_eos=True), draft_length=0)
+            for prompt, count in (("def f(", 6), ("x", 12))
+        )
+        while not short.finished:
+            decoder.step()
+        assert len(recorder.unread) == 1
+        decoder.step()
+        assert not long.finished
+        assert len(short.token_ids) == 6
+        assert short.speculation.rounds == 6
+        while decoder.step():
+            pass
+        assert long.speculation.rounds == 12
+
+
+def test_times_of_the_parts_are_those_of_the_latest_round(llama: Pair, recorder: Recorder) -> None:
+    with Decoder.open(llama.bundle, max_batch=1) as decoder:
+        request = decoder.submit("def f(", SamplingParams(max_new_tokens=60, temperature=0, ignore_eos=True))
+        for _ in range(3):
+            decoder.step()
+        before = request.speculation.verify_ms
+        with patch.object(Clock, "parts", lambda self: (1.0, 20.0, 3.0)):
+            decoder.step()
+        assert sum(recorder.launched) == 3
+        assert request.speculation.verify_ms == pytest.approx(before + 20)
+
+
+def test_a_clock_tells_its_parts() -> None:
+    clock = Clock(torch.device("cpu"))
+    with patch.object(clock_module, "perf_counter", iter([0, 0.5, 2, 5, 9]).__next__):
+        for part in range(PARTS):
+            clock.mark(part)
+    assert clock.parts() == pytest.approx((1500, 3000, 4500)), "milliseconds"
+
+
+def test_nothing_of_a_recorded_round_moves_on_a_gpu() -> None:
+    rows = Rows.allocate(2, 64, 10, "meta")
+    assert rows.bias.shape == rows.prompt_counts.shape == rows.output_counts.shape == (2, 10)
+    assert Rows.allocate(2, 64, 10, "cpu").bias.shape == (2, 0), "memory that few need"

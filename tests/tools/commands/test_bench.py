@@ -1,0 +1,273 @@
+import json
+from statistics import median
+
+import pytest
+from trt_spec.engines import Bundle
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.flags.prompt import PYTHON_PROMPTS, read_prompts
+from trt_spec.tools.measuring import against_transformers
+from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Theirs, Transformers
+from trt_spec.tools.measuring.measure import PARTS, Measured, Setting, Waits, measure
+from trt_spec.tools.measuring.theory import tokens_per_round
+
+from ...models import tiny_llama
+from ...runtime.lengths.test_controller import known_costs
+from ..conftest import assert_refused
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("def main\n\nclass stack\nimport os\n")
+    return file
+
+
+@pytest.fixture
+def bench(run, llama, prompts):
+    few = ("--prompts", prompts, "--max-new-tokens", 24, "--repeats", 1, "--draft-lengths", "2,4")
+    return lambda *arguments: run("bench", "--bundle", llama.bundle, *few, *arguments)
+
+
+def test_the_last_line_is_one_consistent_json_object(bench, tmp_path):
+    result = bench("--json", tmp_path / "out.json")
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert [one["draft_length"] for one in found["settings"]] == [0, 2, 4]
+    plain = found["settings"][0]
+    assert (plain["speed_up"], plain["predicted"], plain["acceptance"]) == (1.0, 1.0, None)
+    for one in found["settings"]:
+        k, counts = one["draft_length"], one["speculation"]
+        expected = tokens_per_round(one["acceptance"] or 0.0, k) / (one["c"] * k + one["v"])
+        assert one["predicted"] == pytest.approx(expected)
+        assert one["c"] * k * plain["verify_ms"] == pytest.approx(one["draft_ms"])
+        assert one["v"] == pytest.approx(one["verify_ms"] / plain["verify_ms"])
+        assert one["round_overhead"] == pytest.approx(one["round_ms"] / (one["draft_ms"] + one["verify_ms"]))
+        assert one["speed_up"] == pytest.approx(one["tokens_per_second"] / plain["tokens_per_second"])
+        assert counts["rounds"] * counts["tokens_per_round"] == pytest.approx(3 * 24)
+    roof = found["roof"]
+    assert roof["roof_ms"] == pytest.approx(1e3 * roof["weight_bytes"] / roof["bandwidth_bytes_per_second"])
+    assert roof["bare_over_roof"] == pytest.approx(plain["verify_ms"] / roof["roof_ms"])
+
+
+def test_the_parts_of_a_round_and_the_waits_are_those_of_whole_rounds(bench):
+    found = json.loads(bench().out.splitlines()[-1])
+    for one in found["settings"]:
+        parts = one["parts_ms"]
+        assert list(parts) == list(PARTS)
+        assert (parts["draft"] > 0.01) == (one["draft_length"] > 0), "without a draft, between two looks at the clock"
+        assert 0.5 < sum(parts.values()) / one["round_ms"] < 1.5, "medians need not add up"
+        for waits in (one["first_token_ms"], one["between_tokens_ms"]):
+            assert 0 <= waits["p50"] <= waits["p99"]
+        assert min(one["tokens_per_second_each"]) <= one["tokens_per_second"] <= max(one["tokens_per_second_each"])
+    assert found["memory"]["peak_resident_bytes"] > 50e6
+    assert found["memory"]["gpu_bytes"] is None
+    assert {"python", "torch", "trt-spec", "onnxruntime"} == set(found["conditions"]["versions"])
+
+
+def test_the_first_token_of_a_round_waits_and_the_others_come_with_it():
+    waits = Waits()
+    waits.add(3, 20.0, first=True)
+    waits.add(2, 5.0, first=False)
+    assert (waits.first_token, waits.between_tokens) == ([20.0], [0.0, 0.0, 5.0, 0.0])
+    assert waits.to_json()["first_token_ms"] == {"p50": 20.0, "p99": 20.0}
+    assert waits.to_json()["between_tokens_ms"]["p50"] == 0.0
+
+
+def test_every_token_has_a_wait(llama):
+    params = [SamplingParams(max_new_tokens=20, ignore_eos=True)] * 4
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        measured = Measured(Setting(3, "model"))
+        measure(decoder, ["ab", "def main", "import os", "class"], params, measured)
+    assert len(measured.waits.first_token) == 4
+    assert len(measured.waits.between_tokens) == 4 * 19
+    assert len(measured.parts_ms) == len(measured.round_ms)
+
+
+@pytest.fixture
+def checkpoints(unequal):
+    return "--target-checkpoint", unequal.checkpoint, "--draft-checkpoint", unequal.bundle.parent / "draft"
+
+
+@pytest.fixture
+def compare(run, unequal, prompts, capfd):
+    few = ("--prompts", prompts, "--max-new-tokens", 12, "--repeats", 1, "--draft-lengths", "2", "--compare", "hf")
+    capfd.readouterr()  # what transformers wrote while the checkpoints were made
+    return lambda *arguments: run("bench", "--bundle", unequal.bundle, *few, *arguments)
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_transformers_is_measured_at_the_same_draft_lengths(compare, checkpoints, drafter):
+    result = compare(*checkpoints, "--drafter", drafter)
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert [one["draft_length"] for one in found["transformers"]] == [0, 2]
+    for one in found["transformers"]:
+        assert one["tokens_per_second"] > 0
+        assert one["first_token_ms"]["p50"] > one["between_tokens_ms"]["p50"] >= 0
+    assert "transformers" in found["conditions"]["versions"]
+    assert sum(line.startswith("transformers, K = ") for line in result.out.splitlines()) == 2
+    order = [line.removeprefix("repeat 1 of 1, ") for line in result.err.splitlines() if line.startswith("repeat")]
+    assert order == ["K = 0", "K = 0 in transformers", "K = 2", "K = 2 in transformers"]
+
+
+def test_transformers_writes_the_tokens_that_this_runtime_writes(unequal):
+    """Greedy, and sampled from one token: whatever proposes."""
+    other = Transformers(unequal.checkpoint, unequal.bundle.parent / "draft")
+    with Decoder.open(unequal.bundle) as decoder:
+        prompt = decoder.tokenizer.encode("def main").ids
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+        [ours] = decoder.generate(prompt, params, draft_length=0)
+    narrow = SamplingParams(max_new_tokens=24, temperature=1.0, top_k=1, seed=1)
+    for setting in (PLAIN, Setting(3, "model"), Setting(3, "lookup")):
+        for asked in (params, narrow):
+            arrivals = Arrivals()
+            assert tuple(other.generate(prompt, asked, setting, arrivals)) == ours.token_ids
+            assert sum(count for _, count in arrivals.tokens) == 24
+    theirs = Theirs(Setting(3, "model"))
+    other.measure([prompt, prompt], [params, params], theirs)
+    assert (len(theirs.waits.first_token), len(theirs.waits.between_tokens)) == (2, 2 * 23)
+
+
+def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, unequal, tmp_path, monkeypatch):
+    assert_refused(compare(), "--compare hf runs the checkpoints of the bundle; name --target-checkpoint and --draft-")
+    assert_refused(compare(*checkpoints, "--batch", 2), "--batch is 2, but transformers assists one prompt at a time")
+    swapped = ("--target-checkpoint", checkpoints[3], "--draft-checkpoint", checkpoints[3])
+    name = Bundle.open(unequal.bundle).target.name
+    message = (
+        f"--target-checkpoint {checkpoints[3]} is a llama of another shape, the bundle's target {name} is a llama of"
+    )
+    assert_refused(compare(*swapped), message)
+    wider = tiny_llama(tmp_path / "wider", intermediate_size=80)
+    result = compare("--target-checkpoint", wider, *checkpoints[2:])
+    assert result.code == 2
+    assert f"--target-checkpoint {wider} is a model of" in result.err.splitlines()[-1]
+    monkeypatch.setattr(against_transformers, "installed", lambda package: None)
+    message = "--compare hf runs transformers, which is not installed; pip install 'trt-spec[export]'"
+    assert_refused(compare(*checkpoints), message)
+
+
+def test_the_table_has_a_line_for_each_draft_length(bench):
+    lines = bench().out.splitlines()
+    assert lines[0].split("  ")[0].strip() == "K"
+    assert [line.split()[0] for line in lines[1:4]] == ["0", "2", "4"]
+    assert lines[4].startswith("bare target, one token:")
+
+
+def test_a_batch_is_filled_with_prompts_again(bench):
+    found = json.loads(bench("--batch", 2, "--temperature", 1, "--rule", "coupled").out.splitlines()[-1])
+    assert (found["batch"], found["prompts"]) == (2, 4)
+    assert found["sampling"]["rule"] == "coupled"
+
+
+def test_a_lossy_setting_says_so_in_record_and_table(bench):
+    lines = bench("--lenience", 0.5).out.splitlines()
+    assert json.loads(lines[-1])["lossless"] is False
+    assert lines[4] == "lossy: with lenience 0.5 the output is not distributed as the target's own"
+    assert json.loads(bench().out.splitlines()[-1])["lossless"] is True
+
+
+def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
+    found = json.loads(bench("--drafter", "lookup").out.splitlines()[-1])
+    for one in found["settings"]:
+        counts = one["speculation"]
+        assert (one["draft_ms"], one["c"]) == (0.0, 0.0)
+        assert one["proposing"] == sum(counts["histogram"]) / counts["rounds"]
+
+
+def test_the_one_pass_of_a_cascade_is_its_bare_draft_and_its_prediction_counts_what_it_proposes(bench):
+    found = json.loads(bench("--drafter", "cascade").out.splitlines()[-1])
+    for one in found["settings"][1:]:
+        k, counts = one["draft_length"], one["speculation"]
+        assert one["draft_ms"] > 0
+        assert counts["proposed"] < k * counts["rounds"]
+        assert one["predicted"] < tokens_per_round(one["acceptance"], k) / (one["c"] * k + one["v"])
+
+
+def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):
+    params = [SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=1.0, seed=seed) for seed in range(4)]
+    prompts = ["ab", "def main", "import os", "class"]
+    texts = []
+    with Decoder.open(llama.bundle, max_batch=4) as decoder:
+        alone = decoder.generate(prompts, params, draft_length=3)
+        measured = Measured(Setting(3, "model"))
+        submit = decoder.submit
+        decoder.submit = lambda *given, **named: texts.append(submit(*given, **named)) or texts[-1]
+        measure(decoder, prompts, params, measured)
+    assert [request.output().token_ids for request in texts] == [output.token_ids for output in alone]
+    assert len(measured.bare.verify) >= 2
+    assert len(measured.bare.draft) == 2 * len(measured.bare.first_draft)
+
+
+def test_the_first_draft_step_has_its_own_time():
+    measured = Measured(Setting(4, "model"), round_ms=[12.0])
+    measured.bare.first_draft += [1.0, 3.0, 9.0]
+    measured.bare.draft += [0.5, 0.5, 7.0]
+    measured.bare.verify += [5.5]
+    assert measured.draft_ms == 3.0 + 3 * 0.5
+    assert measured.round_overhead == median(measured.round_ms) / 10.0
+
+
+@pytest.mark.parametrize("lengths", ["17", "1,x", "", "-1"])
+def test_bad_draft_lengths_are_refused(run, lengths):
+    message = f"argument --draft-lengths: {lengths!r}, expected whole numbers from 0 to 16 like 0,2,4"
+    assert_refused(run("bench", "--bundle", "b", f"--draft-lengths={lengths}"), message)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(bench, tmp_path):
+    message = f"output {tmp_path / 'no' / 'out.json'} cannot be written (No such file or directory)"
+    assert_refused(bench("--json", tmp_path / "no" / "out.json"), message)
+    assert_refused(bench("--json", tmp_path), f"output {tmp_path} is a directory, expected a file name")
+
+
+def test_too_few_tokens_to_measure_a_round_are_refused_and_leave_no_file(bench, tmp_path):
+    result = bench("--max-new-tokens", 1, "--json", tmp_path / "out.json")
+    assert result.code == 2
+    assert "K = 0: with 1 new tokens no round runs whole" in result.err.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+@pytest.mark.parametrize("name", ["--repeats", "--batch"])
+def test_counts_must_be_positive(run, name):
+    assert_refused(run("bench", "--bundle", "b", name, "0"), f"argument {name}: '0', expected a whole number >= 1")
+
+
+def test_prompts_come_one_a_line_or_as_json_lines(tmp_path, prompts):
+    assert read_prompts(prompts) == ["def main", "class stack", "import os"]
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PYTHON_PROMPTS))
+    assert read_prompts(lines) == list(PYTHON_PROMPTS)
+
+
+def test_bad_prompt_files_are_refused(bench, tmp_path):
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    message = f"""prompt 2 of {file} is '{{"text": "b"}}', expected an object like {{"prompt": "text"}}"""
+    assert_refused(bench("--prompts", file), message)
+    file.write_text("\n\n")
+    assert_refused(bench("--prompts", file), f"prompt file {file} holds no prompt, expected one a line")
+
+
+def test_every_drafter_has_a_row(bench, llama):
+    result = bench("--all-drafters", "--draft-lengths", "1")
+    found = json.loads(result.out.splitlines()[-1])
+    assert [one["draft_length"] for one in found["settings"]] == [0, 1]
+    assert found["drafter"] == "model", "whose lengths are compared"
+    with Decoder.open(llama.bundle) as decoder:
+        others = [drafter for drafter in decoder.drafters if drafter != "model"]
+    assert [(one["drafter"], one["draft_length"]) for one in found["drafters"]] == [(other, 4) for other in others]
+    rows = [line.split()[:2] for line in result.out.splitlines()]
+    assert all([other, "4"] in rows for other in others)
+
+
+def test_auto_has_a_row_once_costs_are_known(bench):
+    with known_costs():
+        result = bench("--drafter", "mixed")
+        found = json.loads(result.out.splitlines()[-1])
+        assert [one["draft_length"] for one in found["settings"]] == [0], "mixed has no length of its own"
+        assert found["auto"]["drafter"] == "mixed"
+        assert found["auto"]["mean_draft_length"] > 0
+        assert "auto" in [line.split()[0] for line in result.out.splitlines()[:3]]
+        assert json.loads(bench().out.splitlines()[-1])["auto"]["drafter"] == "model", "it is the default"
+    assert json.loads(bench().out.splitlines()[-1])["auto"] is None
+    assert_refused(bench("--draft-lengths", "1,auto"), "auto needs to know what rounds cost here")

@@ -1,0 +1,117 @@
+import json
+import shutil
+
+import pytest
+from trt_spec.engines import Bundle
+from trt_spec.export import pipeline
+from trt_spec.runtime import Decoder
+from trt_spec.tools.making import demo_bundle
+
+from ..conftest import assert_refused
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def demo(run, cache, llama, monkeypatch):
+    """The demo with an exporter that takes no time and gives a tiny bundle."""
+
+    def export(target, out, draft, progress):
+        assert (target, draft) == (demo_bundle.TARGET, demo_bundle.DRAFT)
+        shutil.copytree(llama.bundle, out)
+
+    monkeypatch.setattr(pipeline, "export_bundle", export)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    few = ("--prompt", "def main", "--max-new-tokens", 16, "--repeats", 1)
+    return lambda *arguments: run("demo", *few, *arguments)
+
+
+def test_it_makes_its_bundle_once_and_again_when_damaged(demo, cache):
+    first = demo()
+    assert first.code == 0
+    assert "making the demo bundle " in first.err
+    (bundle,) = (cache / "trt-spec").iterdir()
+    assert demo().err == ""
+    for damaged in ("target/weights.bin", "manifest.json"):
+        (bundle / damaged).write_bytes(b"damaged")
+        again = demo()
+        assert again.code == 0
+        assert "making the demo bundle again: " in again.err
+        Bundle.open(bundle)
+    assert list((cache / "trt-spec").iterdir()) == [bundle]
+
+
+def test_both_ways_give_the_same_tokens_and_their_speeds(demo):
+    found = json.loads(demo("--json").out)
+    assert found["identical"] is True
+    assert found["plain"]["token_ids"] == found["speculative"]["token_ids"]
+    assert len(found["plain"]["token_ids"]) == 16
+    assert found["plain"]["speculation"]["proposed"] == 0
+    assert found["speculative"]["speculation"]["proposed"] > 0
+    ratio = found["speculative"]["tokens_per_second"] / found["plain"]["tokens_per_second"]
+    assert found["speed_up"] == pytest.approx(ratio)
+
+
+def test_the_text_is_printed_once_and_called_the_same(demo):
+    out = demo().out
+    assert out.startswith("def main")
+    assert "With and without the draft: the same 16 tokens, one by one." in out
+    assert "target and draft" in out
+
+
+def test_texts_that_differ_are_both_shown_and_fail(demo, monkeypatch):
+    generate = Decoder.generate
+
+    def other_text_with_a_draft(self, prompt, params, **options):
+        return generate(self, prompt if options.get("drafter") == "none" else "other", params, **options)
+
+    monkeypatch.setattr(Decoder, "generate", other_text_with_a_draft)
+    result = demo()
+    assert result.code == 1
+    assert "With the draft, and DIFFERENT:" in result.out
+    assert json.loads(demo("--json").out)["identical"] is False
+
+
+def test_a_missing_extra_is_named_before_the_work(demo, cache, monkeypatch):
+    monkeypatch.setattr(demo_bundle, "installed", lambda name: None if name == "onnxscript" else "1.0")
+    result = demo()
+    assert result.code == 2
+    expected = "the demo makes its bundle on first use and lacks onnxscript; pip install 'trt-spec[export]'"
+    assert result.err.splitlines()[-1] == f"trt-spec: error: {expected}"
+    assert not cache.exists()
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused(demo, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    result = demo()
+    assert result.code == 2
+    assert "cannot be made (Not a directory); set XDG_CACHE_HOME to another" in result.err.splitlines()[-1]
+
+
+def test_a_relative_cache_folder_counts_as_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert demo_bundle._cache_folder() == tmp_path / ".cache" / "trt-spec"
+
+
+def test_the_shipped_pair_is_there():
+    for checkpoint in (demo_bundle.TARGET, demo_bundle.DRAFT):
+        assert {"config.json", "tokenizer.json"} <= {file.name for file in checkpoint.iterdir()}
+
+
+def test_an_empty_prompt_is_refused(demo):
+    demo()
+    assert_refused(demo("--prompt", ""), "the prompt is empty")
+
+
+@pytest.mark.exhaustive
+def test_the_shipped_pair_is_exported_and_demonstrated(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = run("demo", "--json", "--repeats", 1)
+    found = json.loads(result.out)
+    assert (result.code, found["identical"]) == (0, True)
+    assert found["speculative"]["speculation"]["tokens_per_round"] > 1.5

@@ -1,0 +1,105 @@
+import json
+import os
+from importlib.metadata import requires, version
+
+import pytest
+import torch
+from trt_spec.tools import extras
+from trt_spec.tools.commands import doctor
+from trt_spec.tools.measuring import theory
+
+from ...models import tiny_llama
+from ..conftest import assert_refused
+
+
+def test_it_says_what_runs_here(run):
+    result = run("doctor", "--json")
+    found = json.loads(result.out)
+    assert result.code == 0
+    here = [engine for engine in found["engines"] if engine["device"] == "cpu"]
+    assert here == [
+        {"name": name, "device": "cpu", "library": library, "runs": True, "reason": None}
+        for name, library in (("onnxruntime", "onnxruntime"), ("torch", "onnx"))
+    ]
+    on_gpu = {(e["name"], e["library"]): e for e in found["engines"] if e["device"] == "cuda"}
+    assert set(on_gpu) == {
+        ("onnxruntime", "onnxruntime"),
+        ("torch", "onnx"),
+        ("tensorrt", "tensorrt"),
+        ("tensorrt", "tensorrt_rtx"),
+    }
+    in_torch = on_gpu["torch", "onnx"]
+    assert in_torch["runs"] == torch.cuda.is_available() == (in_torch["reason"] is None)
+    assert found["packages"]["torch"] == version("torch")
+    assert found["cpu"]["cores"] == len(os.sched_getaffinity(0))
+    assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
+
+
+def test_every_extra_of_the_package_has_a_purpose_and_its_packages():
+    declared = {line.split("extra == ")[1].strip("\"'") for line in requires("trt-spec") if "extra == " in line}
+    assert set(doctor.PURPOSES) == declared
+    assert extras.requirements()["cpu"] == ["onnxruntime"]
+    assert "torch" in extras.requirements()[None]
+
+
+def test_a_missing_extra_comes_with_its_pip_command(run, monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda name: None if name == "transformers" else "1.0")
+    found = {extra["name"]: extra for extra in json.loads(run("doctor", "--json").out)["extras"]}
+    assert found["export"]["install"] == "pip install 'trt-spec[export]'"
+    assert found["export"]["packages"]["transformers"] is None
+    assert found["cpu"]["install"] is None
+    assert "pip install 'trt-spec[export]'" in run("doctor").out
+
+
+@pytest.mark.parametrize("error", [ImportError("no module"), OSError("libgomp.so.1: cannot open shared object file")])
+def test_an_engine_that_does_not_load_is_said_so_with_the_reason(run, monkeypatch, error):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(doctor, "import_module", fail)
+    result = run("doctor")
+    assert result.code == 1
+    for engine in ("onnxruntime", "torch"):
+        assert f"{engine} on cpu: cannot run ({type(error).__name__}: {error})" in result.out
+
+
+def test_it_works_where_there_is_no_proc(run, monkeypatch):
+    monkeypatch.setattr(doctor, "_proc_field", lambda file, name: None)
+    assert run("doctor").code == 0
+
+
+def test_a_pair_is_judged_from_its_checkpoints_and_from_its_bundle(run, unequal):
+    draft = unequal.bundle.parent / "draft"
+    found = json.loads(run("doctor", "--target", unequal.checkpoint, "--draft", draft, "--json").out)
+    exported = json.loads(run("doctor", "--target", unequal.bundle, "--json").out)
+    for one in (found, exported):
+        assert one["cost_ratio"] == one["draft_ms"] / one["target_ms"] > 0
+        assert [row["temperature"] for row in one["temperatures"]] == [0.0, 0.7, 1.0]
+        for row in one["temperatures"]:
+            assert 0 <= row["alpha"] <= 1
+            k = row["best_draft_length"]
+            assert row["speed_up"] == pytest.approx(theory.speed_up(row["alpha"], k, one["cost_ratio"]))
+    for ours, theirs in zip(found["temperatures"], exported["temperatures"], strict=True):
+        assert ours["alpha"] == pytest.approx(theirs["alpha"], abs=1e-3), "the same models, in torch and in a graph"
+    text = run("doctor", "--target", unequal.bundle).out
+    assert text.startswith("one token map, one set of special ids\n")
+    assert f"α = {exported['temperatures'][2]['alpha']:.3f}" in text
+
+
+def test_acceptance_is_the_overlap_of_the_two_distributions(run, twin):
+    found = json.loads(run("doctor", "--target", twin.bundle, "--json").out)
+    assert [row["alpha"] for row in found["temperatures"]] == pytest.approx([1, 1, 1])
+
+
+def test_a_pair_that_cannot_work_is_refused_with_the_reason(run, unequal, tmp_path, capfd):
+    other = tiny_llama(tmp_path / "other", vocab=63)
+    capfd.readouterr()  # transformers' progress
+    for arguments, expected in (
+        (("--target", unequal.checkpoint, "--draft", other), "the tokenizers of target and draft differ: id 63"),
+        (("--target", unequal.checkpoint), "is no bundle and there is no --draft"),
+        (("--target", unequal.bundle, "--draft", other), "is a bundle, which holds its own draft"),
+        (("--draft", other), "name the --target, too"),
+        (("--target", tmp_path / "missing", "--draft", other), "is no directory, and no name of a model"),
+        (("--target", unequal.bundle, "--text", tmp_path / "missing"), "cannot be read"),
+    ):
+        assert_refused(run("doctor", *arguments), expected)

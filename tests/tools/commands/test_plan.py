@@ -1,0 +1,49 @@
+"""The calculator's table is that of the theory page."""
+
+import json
+
+import pytest
+
+from ..conftest import assert_refused
+from ..measuring.test_theory import CHECK_VALUES
+
+
+@pytest.mark.parametrize(("alpha", "k", "faster", "operations"), CHECK_VALUES)
+def test_the_command_prints_the_check_values(run, alpha, k, faster, operations):
+    result = run("plan", "--alpha", alpha, "--longest", "16")
+    assert result.code == 0
+    row = result.out.splitlines()[1 + k].split()
+    assert [float(cell) for cell in row] == [k, pytest.approx(faster, abs=0.01), faster, operations]
+
+
+def test_the_best_draft_length_is_the_tables(run):
+    found = json.loads(run("plan", "--alpha", "0.8", "--cost", "0.05", "--json").out)
+    best = max(found["settings"], key=lambda one: one["speed_up"])
+    assert (found["best_draft_length"], found["best_speed_up"]) == (best["draft_length"], best["speed_up"])
+    assert best["draft_length"] == 8
+    assert found["oracle_tokens_per_round"] == pytest.approx(5)
+    lines = run("plan", "--alpha", "0.8", "--cost", "0.05").out.splitlines()
+    assert lines[-1] == "best K up to 16: 8, 3.09 × as fast as without a draft; at most 5.00 tokens a round, whatever K"
+
+
+def test_a_draft_that_costs_more_than_it_gives_is_advised_against(run):
+    assert "no K pays: decode without a draft" in run("plan", "--alpha", "0.2", "--cost", "0.3").out
+    assert "no bound on tokens a round" in run("plan", "--alpha", "1").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--alpha", "1.2"), "--alpha is 1.2, expected a share from 0 to 1"),
+        (("--alpha", "nan"), "--alpha is nan, expected a share from 0 to 1"),
+        (("--alpha", ".5", "--cost", "-1"), "--cost is -1.0, expected a number of target steps, at least 0"),
+        (
+            ("--alpha", ".5", "--verify-cost", "0.5"),
+            "--verify-cost is 0.5, expected a number of target steps, at least 1",
+        ),
+        (("--alpha", ".5", "--operations", "inf"), "--operations is inf, expected a number of target steps"),
+        (("--alpha", ".5", "--longest", "17"), "--longest is 17, expected 1 to 16"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(run, flags, said):
+    assert_refused(run("plan", *flags), said)

@@ -1,0 +1,101 @@
+"""What `trt-spec tune` measures is what it prints and keeps, and what the draft length is chosen by from then on."""
+
+import json
+import shutil
+
+import pytest
+from trt_spec.engines import Bundle
+from trt_spec.runtime import Decoder
+from trt_spec.runtime.lengths.costs import read_costs
+from trt_spec.tools.certificate.arbiter import first_difference
+from trt_spec.tools.commands.tune import _oracle
+
+from ..conftest import assert_refused
+
+
+@pytest.fixture
+def bundle(llama, tmp_path):
+    shutil.copytree(llama.bundle, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.fixture
+def tune(run, bundle):
+    few = ("--max-new-tokens", 24, "--repeats", 1, "--draft-lengths", "1,4", "--batches", "2,1")
+    return lambda *arguments: run("tune", bundle, *few, *arguments)
+
+
+def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle, tmp_path):
+    result = tune("--json", tmp_path / "out.json")
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    seen = [(one["drafter"], one["batch"], one["draft_length"]) for one in found["settings"]]
+    drafters = {"model", "lookup", "suffix", "ngram", "cascade"}
+    assert len(seen) == len(set(seen)) == 2 * (1 + 2 * (len(drafters) - 1) + 1), "suffix at one length"
+    for one in found["settings"]:
+        assert one["host_ms"] == pytest.approx(one["round_ms"] - one["draft_ms"] - one["verify_ms"])
+    costs = read_costs(Bundle.open(bundle), "onnxruntime", "cpu")
+    assert costs is not None
+    assert (costs.batches, costs.draft_lengths, set(costs.round_ms)) == ((1, 2), (0, 1, 4), drafters)
+    for one in found["settings"]:
+        if one["draft_length"]:
+            table = costs.round_ms[one["drafter"]]
+            place = costs.batches.index(one["batch"]), costs.draft_lengths.index(one["draft_length"])
+            assert table[place[0]][place[1]] == one["round_ms"] or one["drafter"] == "suffix"
+    assert costs.round_ms["suffix"] == costs.round_ms["lookup"], "where it proposes"
+    assert costs.round_ms["model"][0][0] == costs.round_ms["lookup"][0][0], "K = 0 is one measurement"
+    for advice in found["drafters"]:
+        assert advice["acceptance"] == costs.acceptance[advice["drafter"]]
+        assert 1 <= len(advice["acceptance_by_position"]) <= 4
+        assert f"{advice['acceptance_by_position'][0]:.0%}" in result.out
+        for row in advice["batches"]:
+            assert row["oracle_speed_up"] >= 1 - 1e-9
+            assert (row["best_draft_length"] == 0) == (row["speed_up"] == 1)
+    lines = result.out.splitlines()
+    assert lines[0].split()[:3] == ["drafter", "batch", "K"]
+    assert lines[1].split()[:3] == ["none", "2", "0"] or lines[1].split()[:3] == ["none", "1", "0"]
+    assert "draft length auto is the default from now on" in lines[-2]
+    texts = []
+    for options in ((), ("--draft-length", 0), ("--drafter", "mixed")):
+        again = run("generate", "--bundle", bundle, "--prompt", "def f(", "--max-new-tokens", 30, *options)
+        assert again.code == 0
+        texts.append(again.out)
+    assert first_difference(texts[0], texts[1]) is None
+    assert first_difference(texts[2], texts[1]) is None
+    with Decoder.open(bundle) as decoder:
+        assert decoder.submit("def f(").draft_length == "auto"
+
+
+def test_the_oracle_is_never_worse_than_the_best_fixed_length():
+    times = [1.0, 1.2, 1.4, 1.6, 1.8]
+    assert _oracle(0.0, 1.0, times) == _oracle(0.9, 0.0, times) == 1.0
+    assert _oracle(0.9, 1.0, [1.0, 3.0, 9.0]) == 1.0, "where no length pays, it proposes nothing"
+    assert _oracle(1.0, 1.0, times) == pytest.approx(5 / 1.8)
+    half = sum(0.5 ** (n + (n < 4)) * (n + 1) for n in range(5)) / sum(
+        0.5 ** (n + (n < 4)) * ms for n, ms in enumerate(times)
+    )
+    assert _oracle(0.5, 1.0, times) == pytest.approx(half)
+    assert 1 < _oracle(0.5, 0.5, times) < half
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batches", "0"), "'0', expected whole numbers >= 1 like 1,2,4"),
+        (("--batches", "1,x"), "'1,x', expected whole numbers >= 1"),
+        (("--draft-lengths", "17"), "'17', expected whole numbers from 0 to 16"),
+        (("--max-new-tokens", "1"), "no round runs whole"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_kept(tune, bundle, arguments, message):
+    result = tune(*arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert not (bundle / "costs").exists()
+
+
+def test_auto_without_a_table_names_the_command(run, bundle):
+    result = run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "auto")
+    assert_refused(result, "run trt-spec tune")
+    assert_refused(run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "soon"), "expected auto or")

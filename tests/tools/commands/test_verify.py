@@ -1,0 +1,122 @@
+"""The command: what it says of a sound bundle, of a faulty build, and of what it cannot certify."""
+
+import json
+import shutil
+
+import pytest
+from trt_spec.tools.certificate.faults import fault
+from trt_spec.tools.commands.verify import CHECKS
+
+from ...bundles import Pair, resave, rewrite_graph
+from ...models import tiny_llama
+from ...runtime.lengths.test_controller import known_costs, table
+from ..conftest import assert_refused
+
+QUICK = ("--total-variation", 0.2, "--batch", 128)
+
+
+def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp_path):
+    """All checks, drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of
+    two layers has scores near enough to tie."""
+    out = tmp_path / "found.json"
+    with known_costs(table(batches=(1,))):
+        result = run("verify", llama.bundle, *QUICK, "--checkpoint", llama.checkpoint, "--json", out)
+    found = json.loads((tmp_path / "found.json").read_text())
+    judged = [one for one in found["findings"] if one["passed"] is not None]
+    assert result.code == 0, result.out
+    assert all(one["passed"] for one in judged)
+    assert found["passed"]
+    assert {one["check"].replace(" ", "-") for one in found["findings"]} == set(CHECKS)
+    assert not any(one["numbers"].get("near_ties") for one in found["findings"])
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["check", "case", "result", "found"]
+    assert len(lines) == 1 + len(found["findings"]) + 2
+    assert f"all {len(judged)} cases pass, 0 near ties excused" in lines[-1]
+    cases = [one["case"] for one in found["findings"]]
+    for expected in ("model, K 8, batch 4", "lookup, K 16, batch 4", "in torch", "draft, batch 1", "logits"):
+        assert expected in cases
+    for chosen in ("model, K by entropy", "model, K auto", "suffix, K auto", "mixed, K auto"):
+        assert {f"{chosen}, batch 1", f"{chosen}, batch 4", f"rejection, T 0.5, {chosen}"} <= set(cases)
+    unjudged = {one["case"]: one["detail"] for one in found["findings"] if one["passed"] is None}
+    assert unjudged.keys() == {"in tensorrt"}
+    assert unjudged["in tensorrt"].startswith("not here: ")
+    assert "distribution: control, skipped residual" in result.err
+    sampled = [one["numbers"] for one in found["findings"] if "total_variation" in one["numbers"]]
+    cases_count = len(sampled)
+    assert all(one["false_alarm"] == pytest.approx(1e-6 / cases_count) for one in sampled)
+    fixed = [one["numbers"] for one in found["findings"] if one["case"][-1].isdigit() and one["numbers"] in sampled]
+    assert len(fixed) > 8
+    assert all(0 < one["acceptance"] < 1 for one in fixed), "both verdicts are seen"
+
+
+def test_a_faulty_build_fails_with_exit_code_1(run, llama: Pair, tmp_path):
+    with fault("log-probabilities of the row before"):
+        result = run("verify", llama.bundle, "--only", "semantics", "--json", tmp_path / "found.json")
+    assert result.code == 1
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert not found["passed"]
+    assert {one["check"] for one in found["findings"]} == {"semantics"}
+    assert "NOT lossless" in result.out.splitlines()[-1]
+    assert "FAIL: semantics, log-probs: " in result.err
+    assert any(line.split()[:3] == ["semantics", "log-probs", "FAIL"] for line in result.out.splitlines())
+
+
+@pytest.mark.exhaustive
+def test_a_bundle_without_a_draft_is_certified_too(run, llama: Pair):
+    alone = llama.bundle.parent / "target-alone"
+    result = run("verify", alone, *QUICK)
+    assert result.code == 0, result.out
+    assert "with no draft" in result.out
+    assert "lookup, K 1, batch 4" in result.out
+    assert "model, K" not in result.out
+
+
+def test_a_draft_of_another_shape_is_rolled_back_like_its_target(run, unequal: Pair):
+    result = run("verify", unequal.bundle, "--only", "rollback")
+    assert result.code == 0, result.out
+
+
+def test_the_engine_that_is_named_is_the_one_certified(run, llama: Pair, tmp_path):
+    """Its arbiter and fresh prefills run in it as well."""
+    result = run("verify", llama.bundle, "--only", "rollback", "--engine", "torch", "--json", tmp_path / "found.json")
+    assert result.code == 0, result.out
+    assert json.loads((tmp_path / "found.json").read_text())["engine"] == "torch"
+
+
+def test_a_target_whose_weights_are_not_the_checkpoints_fails(run, llama: Pair, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(llama.bundle, bundle)
+    rewrite_graph(bundle, "target", llama.bundle / "target" / "model.onnx", lambda weights: weights * 1.01)
+    resave(bundle)
+    result = run("verify", bundle, "--only", "checkpoint", "--checkpoint", llama.checkpoint)
+    assert result.code == 1
+    assert "checkpoint  logits" in result.out
+    assert "FAIL" in result.out
+
+
+# What is refused.
+
+
+def test_no_bundle_is_refused_by_name(run, tmp_path):
+    assert_refused(run("verify", tmp_path / "nothing"), "is no directory; make one with export-models")
+
+
+def test_the_checkpoint_of_another_model_is_refused(run, llama: Pair, tmp_path):
+    other = tiny_llama(tmp_path / "other", num_hidden_layers=1)
+    result = run("verify", llama.bundle, "--only", "checkpoint", "--checkpoint", other)
+    assert result.code == 2
+    assert "is not the one" in result.err
+    assert "layers 1 instead of 2" in result.err
+
+
+def test_a_check_of_the_checkpoint_needs_one(run, llama: Pair):
+    assert_refused(run("verify", llama.bundle, "--only", "checkpoint"), "--only checkpoint needs --checkpoint DIR")
+
+
+@pytest.mark.parametrize("value", ["0", "1", "half"])
+def test_a_total_variation_that_is_none_is_refused(run, value: str):
+    assert_refused(run("verify", "b", "--total-variation", value), "expected a number from 0.001 to 1")
+
+
+def test_an_unknown_check_is_refused(run):
+    assert_refused(run("verify", "b", "--only", "speed"), "invalid choice: 'speed'")

@@ -1,0 +1,80 @@
+import argparse
+import math
+from dataclasses import fields
+
+import pytest
+from trt_spec.runtime import RequestError, SamplingParams
+from trt_spec.runtime.sampling.params import HELP
+from trt_spec.tools.flags.sampling import add_sampling_flags, flag, sampling_params
+
+from ..conftest import assert_refused
+
+GIVEN = {
+    "max_new_tokens": (["7"], 7),
+    "temperature": (["0.5"], 0.5),
+    "draft_temperature": (["0"], 0.0),
+    "top_k": (["9"], 9),
+    "top_p": (["0.75"], 0.75),
+    "min_p": (["0.1"], 0.1),
+    "repetition_penalty": (["1.2"], 1.2),
+    "presence_penalty": (["-0.5"], -0.5),
+    "frequency_penalty": (["0.25"], 0.25),
+    "logit_bias": (["3=1.5", "4=-inf"], {3: 1.5, 4: -math.inf}),
+    "stop": (["one", "two three"], ["one", "two three"]),
+    "stop_token_ids": (["5", "6"], [5, 6]),
+    "ignore_eos": ([], True),
+    "seed": (["11"], 11),
+    "logprobs": (["2"], 2),
+    "rule": (["coupled"], "coupled"),
+    "lenience": (["0.5"], 0.5),
+}
+
+
+def parse(*arguments: str) -> SamplingParams:
+    parser = argparse.ArgumentParser()
+    add_sampling_flags(parser)
+    return sampling_params(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_every_field_has_a_flag_that_reaches_it_and_no_other(name):
+    texts, value = GIVEN[name]
+    arguments = [part for text in texts for part in (flag(name), text)] or [flag(name)]
+    params = parse(*arguments)
+    assert params == SamplingParams(**{name: value})
+    assert params != SamplingParams()
+
+
+def test_every_field_has_a_help_text():
+    assert list(HELP) == [field.name for field in fields(SamplingParams)]
+
+
+def test_no_flag_means_the_defaults():
+    assert parse() == SamplingParams()
+
+
+def test_a_command_may_fix_a_field():
+    assert sampling_params(argparse.Namespace(unrelated=1, top_k=3), ignore_eos=True) == SamplingParams(
+        top_k=3, ignore_eos=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0, expected 0 or a number from 1e-05 to 100000"),
+        (["--temperature", "nan"], "temperature is nan, expected 0 or a number from 1e-05 to 100000"),
+        (["--top-p", "0"], "top_p is 0.0, expected a number in (0, 1]"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0, expected a whole number >= 1"),
+        (["--rule", "best"], "rule is 'best', expected one of rejection, coupled"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_library_itself(run, arguments, message):
+    with pytest.raises(RequestError):
+        parse(*arguments)
+    assert_refused(run("generate", "--bundle", "never-opened", "--prompt", "a", *arguments), message)
+
+
+def test_a_bias_that_is_no_pair_is_refused(run):
+    result = run("generate", "--bundle", "b", "--prompt", "a", "--logit-bias", "3:1")
+    assert_refused(result, "argument --logit-bias: '3:1' is no ID=VALUE, expected for instance 42=-1.5")

@@ -1,0 +1,150 @@
+"""Drafts learn from their target, pairs from nothing, and both say by held-out measures what it brought."""
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from trt_spec.engines import ExportError, RequestError
+from trt_spec.export import export_bundle
+from trt_spec.tools.making import distil_draft
+from trt_spec.tools.making import train_pair as train_pair_tool
+from trt_spec.tools.making.distil_draft import distil
+from trt_spec.tools.making.grow_pair import Shape
+from trt_spec.tools.making.train_pair import source_files, train_pair
+from trt_spec.tools.making.training import Windows, distillation_loss
+
+from ...models import tiny_llama
+
+SMALL = {"samples": 20, "length": 24, "steps": 40, "rate": 5e-3}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("training") / "target", initializer_range=0.15)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_distilled_draft_agrees_more_often_on_what_was_held_out(target: Path, tmp_path: Path, reverse: bool):
+    found = distil(str(target), tmp_path / "draft", ["abc", "def f("], layers=1, hidden=32, reverse=reverse, **SMALL)
+    assert found["after"][1.0] > found["before"][1.0] + 0.02
+    assert set(found["before"]) == {0.0, 1.0}
+    models = export_bundle(target, tmp_path / "bundle", draft=tmp_path / "draft").models
+    assert [model.role for model in models] == ["target", "draft"], "the two are a pair"
+
+
+def test_a_draft_is_distilled_further_from_a_checkpoint(target: Path, tmp_path: Path):
+    given = tiny_llama(tmp_path / "given", num_hidden_layers=1, initializer_range=0.15, seed=3)
+    distil(str(target), tmp_path / "draft", ["abc"], draft=str(given), **SMALL | {"steps": 2})
+    before, after = (load_file(path / "model.safetensors") for path in (given, tmp_path / "draft"))
+    assert {name: weight.shape for name, weight in before.items()} == {name: w.shape for name, w in after.items()}
+    assert any(not torch.equal(before[name].bfloat16(), after[name]) for name in before)
+
+
+def test_a_draft_with_another_tokenizer_is_refused_and_nothing_is_written(target: Path, tmp_path: Path):
+    other = tiny_llama(tmp_path / "other", vocab=63)
+    with pytest.raises(Exception, match="the tokenizers of target and draft differ"):
+        distil(str(target), tmp_path / "draft", ["abc"], draft=str(other), **SMALL)
+    assert not (tmp_path / "draft").exists()
+    with pytest.raises(ExportError, match="is no directory, and no name of a model"):
+        distil(str(tmp_path / "missing"), tmp_path / "draft", ["abc"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"samples": 1}, "--samples is 1, expected at least 2"),
+        ({"length": 1}, "--length is 1, expected at least 2"),
+        ({"layers": 0}, "--layers is 0, expected at least 1"),
+        ({"steps": 0}, "--steps is 0, expected at least 1"),
+        ({"hidden": 100}, "--hidden is 100, expected a multiple of 64, or an even number below"),
+        ({"rate": math.nan}, "--rate is nan, expected a number between 0 and 1"),
+        ({"device": "warp"}, "--device is 'warp', which torch cannot use here"),
+        ({"prompts": ["", ""]}, "the longest prompt has 0 tokens, expected 1 to "),
+        ({"length": 10_000}, "the longest prompt has 3 tokens, expected 1 to -"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_and_nothing_is_written(
+    target: Path, tmp_path: Path, settings: dict[str, Any], said: str
+):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        distil(str(target), tmp_path / "draft", **{"prompts": ["abc"]} | SMALL | settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        (distil_draft, ["--prompts", "missing"], "prompt file missing cannot be read"),
+        (train_pair_tool, ["--draft-steps", "0"], "--draft-steps is 0, expected at least 1"),
+        (train_pair_tool, ["--device", "warp"], "--device is 'warp', which torch cannot use here"),
+    ],
+)
+def test_the_tools_say_what_is_wrong_in_one_line(
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    tool: Any,
+    arguments: list[str],
+    said: str,
+):
+    own = ["--target", str(target)] if tool is distil_draft else []
+    with (
+        patch.object(sys, "argv", ["tool", *own, "--out", str(tmp_path / "out"), *arguments]),
+        pytest.raises(SystemExit) as stopped,
+    ):
+        tool.main()
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_both_divergences_vanish_for_the_same_model_and_only_then(target: Path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    other = AutoModelForCausalLM.from_config(model.config).eval()
+    tokens = torch.arange(40).view(2, 20)
+    for reverse in (False, True):
+        assert float(distillation_loss(model, model, reverse)(tokens)) == pytest.approx(0, abs=1e-6)
+        assert float(distillation_loss(other, model, reverse)(tokens)) > 0.01
+
+
+def test_a_pair_is_trained_from_nothing_and_the_same_from_the_same_seed(tmp_path: Path):
+    files = []
+    for index in range(6):
+        file = tmp_path / f"{index}.py"
+        file.write_text(f"def function_{index}(argument):\n    return argument + {index}\n" * 40)
+        files.append(file)
+    shapes = (Shape(64, 2, 1, 1, 128), Shape(64, 1, 1, 1, 64))
+    options = {"shapes": shapes, "vocab_size": 300, "width": 32, "batch": 4, "steps": 25, "draft_steps": 25}
+    found = [train_pair(tmp_path / name, (files[1:], files[:1]), **options) for name in ("one", "two")]
+    assert found[0] == found[1]
+    assert found[0]["target_loss"] < 0.8 * math.log(300), "it has learned something"
+    assert found[0]["acceptance"][1.0] > 0.3
+    for model in ("target", "draft"):
+        weights = [load_file(tmp_path / name / model / "model.safetensors") for name in ("one", "two")]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    export_bundle(tmp_path / "one" / "target", tmp_path / "bundle", draft=tmp_path / "one" / "draft", check=False)
+
+
+def test_held_out_files_are_never_learned_from():
+    learned, held_out = source_files()
+    assert len(held_out) > 20
+    assert not set(learned) & set(held_out)
+    assert len(learned) > 19 * len(held_out)
+
+
+def test_windows_are_drawn_by_their_seed_and_measured_ones_do_not_overlap():
+    stream = torch.arange(100)
+    first, second = (Windows(stream, 9, 4, seed=1) for _ in range(2))
+    assert torch.equal(first.draw(), second.draw())
+    assert not torch.equal(first.draw(), Windows(stream, 9, 4, seed=2).draw())
+    assert torch.equal(first.fixed(5), stream[:50].view(5, 10))
+    with pytest.raises(RequestError, match="the text has 100 tokens, expected more than 100"):
+        Windows(stream, 100, 1, 0)

@@ -1,0 +1,43 @@
+"""The report on auto compares runs that lie side by side, and says how sure it is."""
+
+import json
+import math
+
+import pytest
+from trt_spec.tools.measuring.auto_report import LENGTHS, SETS, compared, interval, main
+
+from ...runtime.lengths.test_controller import known_costs
+
+
+def test_a_ratio_has_its_geometric_mean_and_an_interval_around_it():
+    found = interval([2.0, 0.5, 1.0, 1.0])
+    assert found["mean"] == pytest.approx(1)
+    assert found["low"] == pytest.approx(1 / found["high"])
+    error = math.log(found["high"]) / 1.96
+    assert error == pytest.approx(math.log(2) * math.sqrt(2 / 3) / 2)
+    assert interval([1.25]) == {"mean": pytest.approx(1.25), "low": 0.0, "high": math.inf}
+
+
+def test_settings_are_compared_run_by_run_and_the_best_by_the_mean():
+    rows = [[4.0, 3.0, 2.0, 2.0], [4.0, 1.0, 4.0, 1.0]]
+    found = compared(rows, [0, 2, 4])
+    assert found["speed_ups"] == [1.0, 2.0, pytest.approx(4 / 3)]
+    assert found["best_draft_length"] == 2
+    assert found["auto_speed_up"] == pytest.approx(8 / 3)
+    assert found["auto_against_plain"]["mean"] == pytest.approx(math.sqrt(2 * 4))
+    assert found["auto_against_best"]["mean"] == pytest.approx(math.sqrt(1.5 * 1))
+
+
+def test_every_set_and_the_mixture_have_a_row(llama, capsys, tmp_path):
+    with known_costs():
+        arguments = ["--bundle", str(llama.bundle), "--repeats", "1", "--new-tokens", "20"]
+        assert main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[1:-1]] == [*SETS, "mixture"]
+        found = json.loads(lines[-1])
+        assert found == json.loads((tmp_path / "out.json").read_text())
+        for one in (*found["sets"].values(), found["mixture"]):
+            assert len(one["speed_ups"]) == len(LENGTHS)
+            assert one["auto_against_plain"]["low"] < one["auto_against_plain"]["mean"]
+        assert main([*arguments, "--drafter", "mixed"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["draft_lengths"] == [0]

@@ -1,0 +1,107 @@
+"""The trace page: the output's own text, each token under the name of who wrote it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound
+from trt_spec.runtime.requests.text import TextStream
+from trt_spec.tools.making.demo_bundle import TARGET
+from trt_spec.tools.pages.trace_page import trace_page, written
+
+from ..conftest import assert_refused
+from ..reading_pages import assert_self_contained
+
+TOKENIZER = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+PROMPT = "<script>alert('&')</script>\r\n\n  é"
+END = 0  # of text, in the demo's vocabulary
+
+
+def ended_request(tokens, stop=()):
+    """A request that got these tokens in rounds of one to four, of which the last is the target's own."""
+    prompt = TOKENIZER.encode("def f").ids
+    params = SamplingParams(max_new_tokens=len(tokens), stop=stop)
+    text = TextStream(TOKENIZER, prompt, stop)
+    request = Request(
+        prompt, params, 3, "none", frozenset({END}), text, unavailable={}, longest_draft=16, controller=None, trace=True
+    )
+    while not request.finished:
+        done = len(request.token_ids)
+        group = tokens[done : done + 1 + done % 4]
+        kept, accepted = request.commit(group, len(group) - 1, []), len(group) - 1
+        early = kept <= accepted
+        chances = (0.5,) * accepted
+        traced = TracedRound(
+            tuple(group[:-1]), min(kept, accepted), None if early else group[-1], chances, chances, 0.5
+        )
+        request.trace.append(traced)
+        request.speculation.add_round(accepted, accepted, kept)
+    return request
+
+
+CHARACTERS = TOKENIZER.encode("é漢字🙂\r\n <b>&amp;</b>\t\u202e end").ids
+
+
+@given(
+    st.lists(st.sampled_from([*CHARACTERS, *range(300)]), min_size=1, max_size=40), st.sampled_from([(), ("b>", " ")])
+)
+@settings(deadline=None)
+def test_the_texts_of_the_tokens_add_up_to_the_outputs_text(tokens, stop):
+    request = ended_request(tokens, stop)
+    output = request.output()
+    pieces = list(written(request.prompt, output, TOKENIZER))
+    assert "".join(one.text for one in pieces) == output.text
+    assert tuple(one.token for one in pieces) == output.token_ids
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them():
+    tokens = TOKENIZER.encode("漢x").ids
+    assert len(tokens) > 2
+    pieces = list(written((), ended_request(tokens).output(), TOKENIZER))
+    assert [one.text for one in pieces] == [*[""] * (len(tokens) - 2), "漢", "x"]
+
+
+@pytest.fixture
+def generate(run, llama):
+    return lambda *arguments: run("generate", "--bundle", llama.bundle, "--max-new-tokens", 24, *arguments)
+
+
+def test_a_browser_shows_prompt_and_output_as_they_are(generate, llama, tmp_path):
+    out = tmp_path / "trace.html"
+    result = generate("--prompt", PROMPT, "--ignore-eos", "--trace-html", out)
+    with Decoder.open(llama.bundle, max_batch=1) as decoder:
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+        [output] = decoder.generate(PROMPT, params, trace=True)
+    assert result.out == output.text + "\n"
+    page = assert_self_contained(out.read_bytes().decode())
+    assert page.find("div", "text") == [PROMPT + output.text]
+    from_draft = sum(traced.accepted for traced in output.trace)
+    accepted, own = (
+        [e for e in page.elements if e[1].get("tabindex") and e[1]["class"] == w] for w in ("draft", "target")
+    )
+    assert (len(accepted), len(own)) == (from_draft, 24 - from_draft)
+    assert f"{from_draft} proposed by the draft, accepted" in page.find("span", "draft")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
+
+
+def test_a_token_says_its_round_p_and_q_and_what_it_replaced(llama):
+    with Decoder.open(llama.bundle, max_batch=1) as decoder:
+        request = decoder.submit("ab", SamplingParams(max_new_tokens=2), draft_length=3, trace=True)
+        a, b, c = (decoder.tokenizer.encode(text).ids[0] for text in "abc")
+        request.trace.append(TracedRound((a, b, c), 1, c, (0.5, 0.25, 0.1), (0.75, 1.0, 0.2), 0.625))
+        request.commit([a, c], 1, [])
+        page = assert_self_contained(trace_page("ab", request, decoder))
+    tips = [attributes["data-tip"] for _, attributes, _ in page.elements if "data-tip" in attributes]
+    assert tips == [
+        f"'a', token {a}, in round 1: proposal 1 of 3, accepted\np = 0.5000 by the target, q = 0.7500 by the draft",
+        f"'c', token {c}, in round 1: the target's own\np = 0.6250 by the target\n"
+        "in place of 'b', proposal 2, rejected: p = 0.2500 by the target, q = 1.0000 by the draft",
+    ]
+    assert [at["data-rejected"] for _, at, _ in page.elements if "data-rejected" in at] == ["'b'"]
+
+
+def test_a_request_that_fails_leaves_no_page(generate, tmp_path):
+    assert_refused(generate("--prompt", "", "--trace-html", tmp_path / "out.html"), "the prompt is empty")
+    assert not list(tmp_path.iterdir())
+    message = f"output {tmp_path / 'no' / 'out.html'} cannot be written"
+    assert_refused(generate("--prompt", "a", "--trace-html", tmp_path / "no" / "out.html"), message)

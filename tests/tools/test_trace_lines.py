@@ -1,0 +1,70 @@
+import io
+
+import pytest
+from trt_spec.runtime import TracedRound
+from trt_spec.tools.trace_lines import Marks, shown
+
+TEXTS = {1: " self", 2: ".x", 3: "\n", 4: "\x1b[31m", 5: "\ufffd", 6: "\u202e", 7: "é"}
+REJECTED = TracedRound((1, 2, 3), accepted=1, next_token=7, p=(0.5, 0.25, 0.1), q=(0.75, 1.0, 0.2), next_p=0.625)
+
+
+class Vocabulary:
+    def decode(self, ids, skip_special_tokens):
+        assert not skip_special_tokens
+        return TEXTS[ids[0]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_marks_tell_accepted_rejected_and_next_token_apart():
+    line = Marks(coloured=False).line(12, REJECTED, Vocabulary())
+    assert line == "  12  +' self' 0.50/0.75  -'.x' 0.25/1.00  ='é' 0.62"
+
+
+def test_colours_are_green_red_and_blue():
+    line = Marks(coloured=True).line(1, REJECTED, Vocabulary())
+    assert "\x1b[32m' self'\x1b[0m 0.50/0.75" in line
+    assert "\x1b[31m'.x'\x1b[0m 0.25/1.00" in line
+    assert "\x1b[34m'é'\x1b[0m 0.62" in line
+
+
+def test_a_fully_accepted_round_has_no_rejected_token():
+    accepted = TracedRound((1, 2), accepted=2, next_token=3, p=(0.5, 0.5), q=(0.5, 0.5), next_p=1.0)
+    assert Marks(False).line(1, accepted, Vocabulary()) == "   1  +' self' 0.50/0.50  +'.x' 0.50/0.50  ='\\n' 1.00"
+
+
+def test_a_text_that_ends_inside_the_proposals_has_neither_rejected_nor_next_token():
+    ended = TracedRound((1, 2, 3), accepted=1, next_token=None, p=(0.5, 0.5, 0.5), q=(0.5, 0.5, 0.5), next_p=1.0)
+    assert Marks(False).line(1, ended, Vocabulary()) == "   1  +' self' 0.50/0.50"
+
+
+def test_a_round_without_proposals_is_its_next_token():
+    plain = TracedRound((), accepted=0, next_token=2, p=(), q=(), next_p=0.5)
+    assert Marks(False).line(1, plain, Vocabulary()) == "   1  ='.x' 0.50"
+
+
+def test_control_characters_never_reach_the_terminal():
+    assert shown(3, Vocabulary()) == r"'\n'"
+    assert shown(4, Vocabulary()) == r"'\x1b[31m'"
+    assert shown(6, Vocabulary()) == r"'\u202e'"
+
+
+def test_a_token_that_is_part_of_a_character_is_shown_by_its_number():
+    assert shown(5, Vocabulary()) == "<5>"
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [(None, True), ("", True), ("1", False)])
+def test_no_color_turns_colours_off(monkeypatch, no_color, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    assert Marks.suited_to(Terminal()).coloured is coloured
+
+
+def test_what_is_no_terminal_gets_plain_marks(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert not Marks.suited_to(io.StringIO()).coloured
+    assert Marks(False).legend().startswith("+accepted   -rejected   =the target's own")

@@ -1,0 +1,178 @@
+"""Measure draft lengths against each other and against what theory predicts from the parts of a round.
+
+Tokens per second count decoding only, not the reading of prompts. Round overhead is the time of a round over the time
+of the bare engine runs in it: 1.00 is perfect. The last line of output is one JSON object.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...engines import MAX_DRAFT_LENGTH
+from ...runtime import Decoder, SamplingParams
+from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
+from ...runtime.drafters.propose import SOURCES
+from ...runtime.requests.request import AUTO, MIXED
+from ..console import in_bytes, table
+from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.sampling import add_sampling_flags, positive, sampling_params
+from ..measuring.against_transformers import Theirs, compared_checkpoints, open_checkpoints
+from ..measuring.bandwidth import read_bandwidth
+from ..measuring.bench_result import SAMPLING, bench_result
+from ..measuring.conditions import memory_used
+from ..measuring.measure import Measured, Setting, measure
+from ..measuring.prompt_pack import add_prompts_flag, bench_prompts
+from ..output_json import lossy
+from ..pages.bench_page import report_page
+from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
+from ..whole_file import whole_file
+
+DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
+HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    add_prompts_flag(parser)
+    parser.add_argument(
+        "--draft-lengths",
+        type=draft_lengths,
+        default=DRAFT_LENGTHS,
+        metavar="K,K,…",
+        help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, and auto once costs are known)",
+    )
+    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), help="default: the draft model if there is one")
+    parser.add_argument(
+        "--all-drafters", action="store_true", help=f"a row for each other drafter, too, at K = {DEFAULT_DRAFT_LENGTH}"
+    )
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="write a page of charts and tables, as HTML")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/s over K, as .png or .svg")
+    parser.add_argument("--compare", choices=("hf",), help="take turns with transformers running the checkpoints")
+    for role in ("target", "draft"):
+        help_text = f"what the bundle's {role} was exported from, for --compare"
+        parser.add_argument(f"--{role}-checkpoint", type=Path, metavar="DIR", help=help_text)
+    add_engine_flags(parser)
+    add_sampling_flags(parser, only=SAMPLING)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        require_drawable(arguments.plot)
+    if arguments.report:
+        require_matplotlib()
+    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write equally much
+    params = replace(params, seed=params.seed or 0)
+    with ExitStack() as stack:
+        asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
+        out = {name: stack.enter_context(whole_file(path)) for name, path in asked.items()}
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
+        result = _measure_all(decoder, params, arguments)
+        print(_report(result))
+        print(json.dumps(result))
+        if "json" in out:
+            print(json.dumps(result), file=out["json"])
+        if "report" in out:
+            out["report"].write(report_page(result))
+        if "plot" in out:
+            save(speed_over_draft_length(result), arguments.plot, out["plot"])
+    return 0
+
+
+def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
+    assert params.seed is not None
+    prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
+    whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # others would not compare
+    prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
+    each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
+    drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
+    fixed = sorted({0, *(k for k in arguments.draft_lengths if isinstance(k, int))})
+    settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
+    if arguments.all_drafters:
+        k = min(DEFAULT_DRAFT_LENGTH, decoder.target.engine.verify_width - 1)
+        settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
+    if AUTO in arguments.draft_lengths or decoder.default_draft_length(drafter) == AUTO:
+        decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
+        settings.append(Setting(0, drafter, auto=True))
+    checkpoints = compared_checkpoints(arguments, decoder.bundle, drafter) if arguments.compare else {}
+    for setting in settings:
+        _progress(f"warming up {setting}")
+        measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
+    memory = memory_used(arguments.device)
+    measured, theirs = [Measured(setting) for setting in settings], []
+    turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
+    if checkpoints:
+        other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
+        ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
+        theirs = [Theirs(setting) for setting in settings if not (setting.auto or setting.beside)]
+        for one in theirs:
+            name = f"{one.setting} in transformers"
+            _progress(f"warming up {name}")
+            other.measure(ids[:1], each[:1], Theirs(one.setting))
+            turns[name] = partial(other.measure, ids, each, one)
+    bandwidth = read_bandwidth(arguments.device)
+    for repeat in range(arguments.repeats):
+        for name in sorted(turns):  # theirs right after ours
+            _progress(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
+            turns[name]()
+    bandwidth = max(bandwidth, read_bandwidth(arguments.device))
+    return bench_result(decoder, measured, theirs, bandwidth, memory, params, len(prompts), arguments)
+
+
+def _report(result: dict[str, Any]) -> str:
+    rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
+    rows += [_row(f"{one['drafter']} {one['draft_length']}", one) for one in result["drafters"]]
+    if auto := result["auto"]:
+        acceptance = "-" if auto["acceptance"] is None else f"{auto['acceptance']:.3f}"
+        rate, speed_up = f"{auto['tokens_per_second']:.1f}", f"{auto['speed_up']:.2f}"
+        rows.append((AUTO, rate, acceptance, f"{auto['tokens_per_round']:.2f}", "-", speed_up, "-"))
+    roof = result["roof"]
+    note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
+    theirs = "".join(
+        f"transformers, K = {one['draft_length']}: {one['tokens_per_second']:.1f} tokens/s\n"
+        for one in result["transformers"]
+    )
+    return (
+        f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
+        f"bare target, one token: {roof['bare_ms']:.2f} ms, {roof['bare_over_roof']:.2f} × the roof of "
+        f"{in_bytes(roof['weight_bytes'])} of weights at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
+    )
+
+
+def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        name,
+        f"{one['tokens_per_second']:.1f}",
+        "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
+        f"{one['tokens_per_round']:.2f}",
+        f"{one['round_overhead']:.3f}",
+        f"{one['speed_up']:.2f}",
+        f"{one['predicted']:.2f}",
+    )
+
+
+def draft_lengths(text: str) -> tuple[int | str, ...]:
+    fixed = [part for part in text.split(",") if part != AUTO]
+    lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
+    return (*lengths, AUTO) if AUTO in text.split(",") else lengths
+
+
+def fixed_draft_lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = (-1,)
+    if not all(0 <= length <= MAX_DRAFT_LENGTH for length in lengths):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers from 0 to {MAX_DRAFT_LENGTH} like 0,2,4")
+    return lengths
+
+
+def _progress(stage: str) -> None:
+    print(stage, file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""Compile TensorRT plans for the graphs of a bundle: one for each role and GPU generation, kept in the bundle."""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engines import MAX_DRAFT_LENGTH, EngineError
+from ..console import in_bytes, table
+from ..extras import install_command
+from ..flags.sampling import positive
+
+if TYPE_CHECKING:
+    from ...export.build import BuildReport
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument(
+        "--engine",
+        required=True,
+        choices=("tensorrt", "tensorrt-rtx"),
+        help="tensorrt compiles on the GPU that will run the plans; tensorrt-rtx needs none",
+    )
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        default=(),
+        metavar="X.Y",
+        help="GPU generations to compile for (default: that of the GPU here)",
+    )
+    parser.add_argument(
+        "--batch", type=batch_range, default=(1, 8), metavar="N[..M]", help="requests at once (default 1..8)"
+    )
+    parser.add_argument("--draft-length", type=int, default=4, metavar="K", help=f"0 to {MAX_DRAFT_LENGTH} (default 4)")
+    parser.add_argument(
+        "--prefill-width",
+        type=int,
+        default=128,
+        metavar="N",
+        help="tokens of a prompt that one call reads (default 128); 0 leaves prefill to the other plans",
+    )
+    parser.add_argument("--workspace", type=positive, metavar="MIB", help="memory the compiler may plan with")
+    parser.add_argument(
+        "--unfused-attention", action="store_true", help="allow attention that the library has no fused kernel for"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def batch_range(text: str) -> tuple[int, int]:
+    smallest, dots, largest = text.partition("..")
+    try:
+        return int(smallest), int(largest if dots else smallest)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch, expected for instance 1 or 1..8") from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        from ...export.build import BuildOptions, build_plans
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"compiling needs {error.name}, which is not installed; {install_command('export')}"
+        ) from error
+
+    options = BuildOptions(
+        engine=arguments.engine,
+        compute_capabilities=arguments.compute_capability,
+        batch=arguments.batch,
+        draft_length=arguments.draft_length,
+        prefill_width=arguments.prefill_width,
+        workspace=None if arguments.workspace is None else arguments.workspace << 20,
+        unfused_attention=arguments.unfused_attention,
+    )
+    report = build_plans(arguments.bundle, options, lambda stage: print(stage, file=sys.stderr, flush=True))
+    if arguments.json:
+        print(json.dumps({"built": report.built, "seconds": report.seconds, "plans": list(map(asdict, report.plans))}))
+    else:
+        print(_report(report))
+    return 0
+
+
+def _report(report: "BuildReport") -> str:
+    rows = [("model", "role", "GPU", "width", "batch", "size", "seconds")]
+    sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for plan in report.plans:
+        key = plan.key
+        sizes[key.model, key.compute_capability].append(plan.bytes)
+        batch = "..".join(map(str, sorted(set(key.batch))))
+        rows.append(
+            (
+                key.model,
+                plan.role,
+                key.compute_capability,
+                str(key.width),
+                batch,
+                in_bytes(plan.bytes),
+                f"{plan.build_seconds:.1f}",
+            )
+        )
+    lines = [table(rows, left=3)]
+    for (model, capability), each in sizes.items():
+        weights = report.bundle.weight_bytes(model)
+        lines.append(
+            f"{model} on {capability}: {len(each)} plans of {in_bytes(sum(each))}, each with its own copy of "
+            f"{in_bytes(weights)} of weights"
+        )
+    lines.append(f"{report.built} of {len(report.plans)} plans compiled in {report.seconds:.1f} s, the rest was there")
+    return "\n".join(lines)

@@ -1,0 +1,85 @@
+"""Complete a prompt with and without the draft model: the same text, sooner. Exit code 1 if the texts differ."""
+
+import argparse
+import json
+import sys
+from statistics import median
+from typing import Any
+
+import torch
+
+from ...runtime import Decoder, Output, SamplingParams
+from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
+from ..flags.prompt import PYTHON_PROMPTS
+from ..flags.sampling import positive
+from ..making.demo_bundle import demo_bundle
+from ..output_json import output_json, summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", metavar="TEXT", default=PYTHON_PROMPTS[0], help="the beginning of Python source")
+    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N", help="default 128")
+    parser.add_argument(
+        "--draft-length",
+        type=positive,
+        default=DEFAULT_DRAFT_LENGTH,
+        metavar="K",
+        help=f"proposals a round (default {DEFAULT_DRAFT_LENGTH})",
+    )
+    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="timed runs of each way (default 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    params = SamplingParams(max_new_tokens=arguments.max_new_tokens, ignore_eos=True)
+    bundle = demo_bundle(_progress)
+    torch.set_num_threads(1)  # a round's small operations: torch's threads would fight the engine's
+    with Decoder.open(bundle, max_batch=1) as decoder:
+        plain: list[Output] = []
+        drafted: list[Output] = []
+        for _ in range(1 + arguments.repeats):  # the first warms up
+            plain += decoder.generate(arguments.prompt, params, drafter="none")
+            drafted += decoder.generate(arguments.prompt, params, draft_length=arguments.draft_length)
+    identical = len({output.token_ids for output in (*plain, *drafted)}) == 1
+    result = {
+        "prompt": arguments.prompt,
+        "draft_length": arguments.draft_length,
+        "repeats": arguments.repeats,
+        "identical": identical,
+        "plain": _side(plain),
+        "speculative": _side(drafted),
+    }
+    result["speed_up"] = result["speculative"]["tokens_per_second"] / result["plain"]["tokens_per_second"]
+    print(json.dumps(result) if arguments.json else _report(result, plain[-1], drafted[-1]))
+    return 0 if identical else 1
+
+
+def _side(outputs: list[Output]) -> dict[str, Any]:
+    """The last output, and the median speed of those after the warm-up."""
+    rates = [len(output.token_ids) / output.seconds for output in outputs[1:]]
+    return output_json(outputs[-1]) | {"tokens_per_second": median(rates)}
+
+
+def _report(result: dict[str, Any], plain: Output, drafted: Output) -> str:
+    if result["identical"]:
+        texts = [
+            result["prompt"] + plain.text,
+            "",
+            f"With and without the draft: the same {len(plain.token_ids)} tokens, one by one.",
+        ]
+    else:
+        texts = ["Without the draft:", plain.text, "", "With the draft, and DIFFERENT:", drafted.text]
+    return "\n".join(
+        [
+            *texts,
+            "",
+            f"target alone      {result['plain']['tokens_per_second']:7.1f} tokens/s",
+            f"target and draft  {result['speculative']['tokens_per_second']:7.1f} tokens/s, "
+            f"{result['speed_up']:.2f} × as fast",
+            f"{summary(drafted.speculation)}, K = {result['draft_length']}",
+        ]
+    )
+
+
+def _progress(stage: str) -> None:
+    print(stage, file=sys.stderr, flush=True)

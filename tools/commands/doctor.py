@@ -1,0 +1,162 @@
+"""Show what this machine can run, what is missing, and how to get it. Exit code 1 if no engine can run.
+
+With --target and --draft: whether the two make a good pair, before anything is exported; or with --target BUNDLE.
+"""
+
+import argparse
+import json
+import os
+import platform
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..console import in_bytes, table
+from ..extras import PACKAGE, install_command, installed, requirements
+
+CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+ENGINES = (  # name, device, and the library it loads besides torch
+    ("onnxruntime", "cpu", "onnxruntime"),
+    ("onnxruntime", "cuda", "onnxruntime"),
+    ("torch", "cpu", "onnx"),
+    ("torch", "cuda", "onnx"),
+    ("tensorrt", "cuda", "tensorrt"),
+    ("tensorrt", "cuda", "tensorrt_rtx"),
+)
+CUDA = "CUDAExecutionProvider"
+PURPOSES = {
+    "cpu": "run bundles in ONNX Runtime",
+    "cuda": "run bundles in ONNX Runtime on an NVIDIA GPU, instead of cpu (--device cuda)",
+    "torch": "run bundles in torch, on the CPU or a GPU (--engine torch)",
+    "export": "make bundles (export-models, demo)",
+    "tensorrt": "compile TensorRT plans on the GPU that runs them (trt-spec build, then --engine tensorrt)",
+    "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
+    "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",
+    "test": "run the project's tests",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--target", metavar="DIR_OR_ID", help="a checkpoint, or a bundle with a draft")
+    parser.add_argument("--draft", metavar="DIR_OR_ID", help="a checkpoint that may draft for it")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="the text on which they are compared")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.target or arguments.draft or arguments.text:
+        return _run_pair(arguments)
+    found = examine()
+    print(json.dumps(found) if arguments.json else _report(found))
+    return 0 if any(engine["runs"] for engine in found["engines"]) else 1
+
+
+def _run_pair(arguments: argparse.Namespace) -> int:
+    """All that is needed for it is imported here: the rest must work where it is missing."""
+    from ...engines import RequestError
+    from ..flags.prompt import read_text
+    from ..measuring.pair_fit import examine_pair, report
+
+    if not arguments.target:
+        raise RequestError("--draft and --text compare a draft with a target; name the --target, too")
+    text = None if arguments.text is None else read_text(arguments.text, "text")
+    found = examine_pair(arguments.target, arguments.draft, text)
+    print(json.dumps(found) if arguments.json else report(found))
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    packages = requirements()
+    return {
+        "trt-spec": installed(PACKAGE),
+        "python": platform.python_version(),
+        "packages": {name: installed(name) for name in packages[None]},
+        **machine(),
+        "engines": [_engine(*engine) for engine in ENGINES],
+        "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
+    }
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "cpu": {
+            "model": _proc_field("cpuinfo", "model name") or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "features": [name for name in CPU_FEATURES if name in (_proc_field("cpuinfo", "flags") or "").split()],
+        },
+        "memory": {"total_bytes": _memory("MemTotal"), "available_bytes": _memory("MemAvailable")},
+        "gpus": sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")),
+    }
+
+
+def _engine(name: str, device: str, library: str) -> dict[str, Any]:
+    """Whether it loads here: being installed is not enough."""
+    reason = None
+    try:
+        torch, loaded = import_module("torch"), import_module(library)
+        if device == "cuda" and not torch.cuda.is_available():
+            reason = "torch finds no GPU that it can use"
+        elif (name, device) == ("onnxruntime", "cuda") and CUDA not in loaded.get_available_providers():
+            reason = "the onnxruntime package here is the one without CUDA"
+    except (ImportError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    return {"name": name, "device": device, "library": library, "runs": reason is None, "reason": reason}
+
+
+def _extra(name: str, needed: list[str]) -> dict[str, Any]:
+    packages = {package: installed(package) for package in needed}
+    complete = all(packages.values())
+    return {
+        "name": name,
+        "purpose": PURPOSES[name],
+        "packages": packages,
+        "complete": complete,
+        "install": None if complete else install_command(name),
+    }
+
+
+def _proc_field(file: str, name: str) -> str | None:
+    """The first value of a field of /proc; None where there is no such thing."""
+    try:
+        lines = Path("/proc", file).read_text().splitlines()
+    except OSError:
+        return None
+    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name)
+    return next(values, None)
+
+
+def _memory(name: str) -> int | None:
+    value = _proc_field("meminfo", name)
+    return None if value is None else int(value.removesuffix(" kB")) * 1024
+
+
+def _report(found: dict[str, Any]) -> str:
+    cpu, memory = found["cpu"], found["memory"]
+    packages = ", ".join(f"{name} {version or 'MISSING'}" for name, version in found["packages"].items())
+    total, available = (in_bytes(memory[f"{kind}_bytes"] or 0) for kind in ("total", "available"))
+    engines = [_engine_line(engine) for engine in found["engines"]]
+    extras = [
+        (extra["name"], "complete" if extra["complete"] else extra["install"], extra["purpose"])
+        for extra in found["extras"]
+    ]
+    return "\n".join(
+        [
+            f"trt-spec {found['trt-spec']}, Python {found['python']}, {packages}",
+            f"CPU: {cpu['model']}, {cpu['cores']} cores, {' '.join(cpu['features']) or 'no vector features found'}",
+            f"memory: {total}, {available} of it free",
+            f"GPU: {', '.join(found['gpus']) or 'none found'}",
+            "",
+            "engines",
+            *(f"  {line}" for line in engines),
+            "",
+            "extras",
+            *(f"  {line}" for line in table(extras, left=3).splitlines()),
+        ]
+    )
+
+
+def _engine_line(engine: dict[str, Any]) -> str:
+    library = "" if engine["library"] in (engine["name"], "onnx") else f" ({engine['library']})"
+    where = f"{engine['name']}{library} on {engine['device']}"
+    return f"{where}: can run" if engine["runs"] else f"{where}: cannot run ({engine['reason']})"

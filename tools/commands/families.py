@@ -1,0 +1,22 @@
+"""Show which model families can be exported, and why the others cannot."""
+
+import argparse
+import json
+
+from ...export.family_table import REFUSED, WORKS
+from ..console import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, model type to reason or null")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    reasons: dict[str, str | None] = dict.fromkeys(WORKS) | REFUSED
+    if arguments.json:
+        print(json.dumps(reasons))
+        return 0
+    rows = [(kind, "works" if reason is None else f"refused: {reason}") for kind, reason in sorted(reasons.items())]
+    print(table(rows, left=2))
+    print(f"\n{len(WORKS)} work. Seen on random checkpoints of each family; every export checks itself again.")
+    return 0

@@ -1,0 +1,83 @@
+"""Complete a prompt with a bundle."""
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from ...engines import RequestError
+from ...runtime import Decoder, Output, Request
+from ..flags.controller import add_controller_flags, draft_length
+from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.prompt import add_prompt_flags, chosen_prompt
+from ..flags.sampling import add_sampling_flags, sampling_params
+from ..output_json import lossy, output_json, summary
+from ..pages.trace_page import trace_page
+from ..trace_lines import Marks
+from ..whole_file import whole_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    add_prompt_flags(parser)
+    add_engine_flags(parser)
+    add_controller_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument(
+        "--trace-html", type=Path, metavar="OUT", help="write a page that shows who wrote which token, and why"
+    )
+    parser.add_argument("--trace", action="store_true", help="print each round on a line, then the text")
+    add_sampling_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.stream and (arguments.json or arguments.trace):
+        raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
+    params = sampling_params(arguments)
+    prompt = chosen_prompt(arguments)
+    with ExitStack() as stack:
+        page = stack.enter_context(whole_file(arguments.trace_html)) if arguments.trace_html else None
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=1))
+        request = decoder.submit(
+            prompt,
+            params,
+            draft_length=draft_length(arguments),
+            drafter=arguments.drafter,
+            trace=arguments.trace or page is not None,
+        )
+        if arguments.trace and not arguments.json:
+            _print_rounds(decoder, request)
+        while not request.finished:
+            decoder.step()
+            if arguments.stream:
+                print("".join(piece.text for piece in request.take()), end="", flush=True)
+        if page is not None:
+            page.write(trace_page(prompt, request, decoder))
+        _print_result(request.output(), arguments)
+    if params.lenient:
+        print(lossy(params.lenience), file=sys.stderr)
+    return 0
+
+
+def _print_rounds(decoder: Decoder, request: Request) -> None:
+    marks = Marks.suited_to(sys.stdout)
+    print(marks.legend())
+    printed = 0
+    while not request.finished:
+        decoder.step()
+        for traced in (request.trace or [])[printed:]:
+            printed += 1
+            print(marks.line(printed, traced, decoder.tokenizer), flush=True)
+
+
+def _print_result(output: Output, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps(output_json(output)))
+    elif arguments.stream:
+        print()
+    else:
+        if arguments.trace:
+            print(f"{summary(output.speculation)}\n")
+        print(output.text)

@@ -1,0 +1,149 @@
+"""Show what is in a bundle: models, contracts, sizes, checks, and the memory it takes to run."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ...engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, Contract, ModelEntry, RequestError
+from ...runtime.memory.cache import KVCache
+from ..console import in_bytes, table
+from ..flags.sampling import positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="requests at once (default 1)")
+    parser.add_argument("--length", type=positive, metavar="L", help="tokens of each (default: all the bundle allows)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    bundle = Bundle.open(arguments.bundle)
+    length = arguments.length or bundle.max_length
+    if length > bundle.max_length:
+        raise RequestError(f"--length is {length}, expected at most the {bundle.max_length} tokens the bundle allows")
+    found = describe(bundle, arguments.batch, length)
+    print(json.dumps(found) if arguments.json else _report(found))
+    return 0
+
+
+def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
+    models = bundle.models
+    tokenizer = bundle.tokenizer
+    weight_bytes = sum(map(bundle.weight_bytes, models))
+    cache_bytes = sum(_cache_bytes(model.contract, batch, length) for model in models.values())
+    return {
+        "path": str(bundle.path),
+        "made_by": bundle.made_by,
+        "bytes": sum(entry["bytes"] for entry in bundle.files.values()),
+        "files": len(bundle.files),
+        "max_length": bundle.max_length,
+        "tokenizer": {
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_ids": list(tokenizer.eos_token_ids),
+            "chat_template": tokenizer.chat_template is not None,
+        },
+        "models": {role: _model_json(bundle, role, model, length) for role, model in models.items()},
+        "memory": {
+            "batch": batch,
+            "length": length,
+            "weight_bytes": weight_bytes,
+            "cache_bytes": cache_bytes,
+            "total_bytes": weight_bytes + cache_bytes,
+        },
+    }
+
+
+def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> dict[str, Any]:
+    contract = model.contract
+    return {
+        "name": model.name,
+        "architecture": model.architecture,
+        "parameters": model.parameters,
+        "quantised": model.weights,
+        "dtype": contract.dtype,
+        "layers": contract.layers,
+        "heads": contract.heads,
+        "kv_heads": contract.kv_heads,
+        "head_dim": contract.head_dim,
+        "vocab_size": contract.vocab_size,
+        "max_length": contract.max_length,
+        "graph_bytes": bundle.files[f"{role}/model.onnx"]["bytes"],
+        "weight_bytes": bundle.weight_bytes(role),
+        "kv_bytes_per_token": contract.cache_bytes_per_token,
+        "kv_bytes_per_row": contract.cache_bytes_per_token * length,
+        "inputs": [str(spec) for spec in contract.inputs],
+        "outputs": [str(spec) for spec in contract.outputs],
+        "aliases": contract.aliases,
+        "check": model.check,
+    }
+
+
+def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
+    """What the runtime's own rule of growth allocates for it, without memory behind."""
+    cache = KVCache(contract, "meta", 1, GRANULE)
+    cache.fit(batch, length + MAX_DRAFT_LENGTH, {})
+    return sum(buffer.nbytes for buffer in cache.buffers.values())
+
+
+def _report(found: dict[str, Any]) -> str:
+    tokenizer, memory = found["tokenizer"], found["memory"]
+    made_by = ", ".join(f"{name} {version}" for name, version in found["made_by"].items()) or "unknown"
+    models = found["models"].values()
+    rows = [("", *found["models"])]
+    for title, text in (
+        ("name", lambda m: m["name"]),
+        ("architecture", lambda m: m["architecture"]),
+        ("parameters", lambda m: f"{m['parameters']:,}"),
+        ("dtype", lambda m: m["dtype"]),
+        ("layers", lambda m: str(m["layers"])),
+        ("heads (key/value)", lambda m: f"{m['heads']} ({m['kv_heads']}) of {m['head_dim']}"),
+        ("vocabulary", lambda m: f"{m['vocab_size']:,}"),
+        ("longest sequence", lambda m: f"{m['max_length']:,}"),
+        ("graph", lambda m: in_bytes(m["graph_bytes"])),
+        ("quantised", lambda m: m["quantised"]),
+        ("weights", lambda m: in_bytes(m["weight_bytes"])),
+        ("cache of a token", lambda m: in_bytes(m["kv_bytes_per_token"])),
+        (f"cache of {memory['length']:,} tokens", lambda m: in_bytes(m["kv_bytes_per_row"])),
+        ("checked", lambda m: _checked(m["check"])),
+    ):
+        rows.append((title, *map(text, models)))
+    contract = found["models"]["target"]
+    return "\n".join(
+        [
+            f"{found['path']}: {found['files']} files, {in_bytes(found['bytes'])}, all as their manifest says",
+            f"made by {made_by}",
+            f"tokenizer: {tokenizer['vocab_size']:,} tokens, ends with {_ids(tokenizer['eos_token_ids'])}, "
+            f"{'a' if tokenizer['chat_template'] else 'no'} chat template",
+            "",
+            table(rows, left=len(rows[0])),
+            "",
+            "contract of the target",
+            *(f"  in   {line}" for line in _folded(contract["inputs"])),
+            *(f"  out  {line}" for line in _folded(contract["outputs"])),
+            "  every present_* is the memory of its past_*",
+            "",
+            f"memory for {memory['batch']} × {memory['length']:,} tokens: {in_bytes(memory['weight_bytes'])} weights + "
+            f"{in_bytes(memory['cache_bytes'])} cache = {in_bytes(memory['total_bytes'])}, and what the engine needs",
+        ]
+    )
+
+
+def _checked(check: dict[str, Any]) -> str:
+    if not check:
+        return "no"
+    return f"worst error {check['worst_error']:.1e} of {check['tolerance']:.1e} allowed"
+
+
+def _ids(ids: list[int]) -> str:
+    return " or ".join(map(str, ids)) or "no token"
+
+
+def _folded(specs: list[str]) -> list[str]:
+    """The first and the last of the cache tensors stand for all of them."""
+    cached = [spec for spec in specs if spec.startswith(("past_", "present_"))]
+    plain = [spec for spec in specs if spec not in cached]
+    first, last = cached[0].split(" ")[0], cached[-1]
+    return [*plain, f"{first} … {last} ({len(cached)})"]

@@ -1,0 +1,93 @@
+"""Calculate what speculation yields before anything is exported: from the acceptance and the costs of a round.
+
+Costs are in target steps of width one. What a pair's acceptance and costs are, trt-spec doctor and bench measure.
+"""
+
+import argparse
+import json
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ..console import table
+from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
+from ..pages.charts import planned_speed_up, require_drawable, save
+from ..whole_file import whole_file
+
+HEADER = ("K", "tokens/round", "speed-up", "operations")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--alpha", type=float, required=True, metavar="A", help="acceptance of an examined proposal")
+    parser.add_argument("--cost", type=float, default=0.0, metavar="C", help="of a draft step (default 0)")
+    parser.add_argument("--verify-cost", type=float, default=1.0, metavar="V", help="of the verify pass (default 1)")
+    parser.add_argument(
+        "--operations", type=float, metavar="C", help="of a draft step, in the target's operations (default: --cost)"
+    )
+    parser.add_argument(
+        "--longest",
+        type=int,
+        default=8,
+        metavar="K",
+        help=f"the last K of the table, to {MAX_DRAFT_LENGTH} (default 8)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw speed-up over K, as .png or .svg")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        require_drawable(arguments.plot)
+    operations = arguments.cost if arguments.operations is None else arguments.operations
+    found = plan(arguments.alpha, arguments.cost, arguments.verify_cost, operations, arguments.longest)
+    if arguments.plot:
+        with whole_file(arguments.plot) as out:
+            save(planned_speed_up(found), arguments.plot, out)
+    print(json.dumps(found) if arguments.json else _report(found))
+    return 0
+
+
+def plan(alpha: float, cost: float, verify_cost: float, operations: float, longest: int) -> dict[str, Any]:
+    if not 0 <= alpha <= 1:
+        raise RequestError(f"--alpha is {alpha}, expected a share from 0 to 1")
+    for name, value, least in (("cost", cost, 0), ("verify-cost", verify_cost, 1), ("operations", operations, 0)):
+        if not (isfinite(value) and value >= least):
+            raise RequestError(f"--{name} is {value}, expected a number of target steps, at least {least}")
+    if not 1 <= longest <= MAX_DRAFT_LENGTH:
+        raise RequestError(f"--longest is {longest}, expected 1 to {MAX_DRAFT_LENGTH}")
+    settings = [
+        {
+            "draft_length": k,
+            "tokens_per_round": tokens_per_round(alpha, k),
+            "speed_up": speed_up(alpha, k, cost, verify_cost),
+            "operations_growth": operations_growth(alpha, k, operations),
+        }
+        for k in range(longest + 1)
+    ]
+    best = best_draft_length(alpha, cost, MAX_DRAFT_LENGTH, verify_cost)
+    return {
+        "alpha": alpha,
+        "cost": cost,
+        "verify_cost": verify_cost,
+        "settings": settings,
+        "best_draft_length": best,
+        "best_speed_up": speed_up(alpha, best, cost, verify_cost),
+        "oracle_tokens_per_round": None if alpha == 1 else oracle_tokens_per_round(alpha),
+    }
+
+
+def _report(found: dict[str, Any]) -> str:
+    rows = [
+        (
+            str(one["draft_length"]),
+            f"{one['tokens_per_round']:.2f}",
+            f"{one['speed_up']:.2f}",
+            f"{one['operations_growth']:.2f}",
+        )
+        for one in found["settings"]
+    ]
+    best, oracle = found["best_draft_length"], found["oracle_tokens_per_round"]
+    advice = f"best K up to {MAX_DRAFT_LENGTH}: {best}, {found['best_speed_up']:.2f} × as fast as without a draft"
+    bound = "no bound on tokens a round" if oracle is None else f"at most {oracle:.2f} tokens a round, whatever K"
+    return f"{table([HEADER, *rows], left=0)}\n{advice if best else 'no K pays: decode without a draft'}; {bound}"

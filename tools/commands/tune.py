@@ -1,0 +1,229 @@
+"""Measure what rounds cost here over draft length and batch, and keep it in the bundle.
+
+From then on the draft length is chosen for each round anew (auto, the default), from these costs and from what a
+request's own proposals were worth so far. The last line of output is one JSON object.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...engines import RequestError
+from ...runtime import Decoder, SamplingParams, Speculation
+from ...runtime.decoder import Prompt
+from ...runtime.lengths.costs import Costs, machine_name, model_identities
+from ..console import table
+from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.sampling import add_sampling_flags, positive, sampling_params
+from ..measuring.bench_result import setting_json
+from ..measuring.measure import Measured, Setting, measure
+from ..measuring.prompt_pack import add_prompts_flag, bench_prompts
+from ..measuring.theory import tokens_per_round
+from ..output_json import total
+from ..whole_file import whole_file
+from .bench import fixed_draft_lengths
+
+DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
+BATCHES = (1, 2, 4, 8)
+NEW_TOKENS = 32
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
+MOST_OF_COPY = 8
+COSTS_AS = {"suffix": "lookup"}  # it knows before a round how much it will propose, and costs nothing without
+HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="made by export-models")
+    add_prompts_flag(parser)
+    parser.add_argument(
+        "--draft-lengths",
+        type=fixed_draft_lengths,
+        metavar="K,K,…",
+        help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, or what plans were compiled for)",
+    )
+    parser.add_argument(
+        "--batches",
+        type=_batches,
+        default=BATCHES,
+        metavar="N,N,…",
+        help=f"requests decoded together (default {','.join(map(str, BATCHES))})",
+    )
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
+    add_engine_flags(parser)
+    add_sampling_flags(parser, only=SAMPLING)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    params = sampling_params(arguments, ignore_eos=True)
+    given = "max_new_tokens" in vars(arguments)
+    params = replace(params, seed=params.seed or 0, max_new_tokens=params.max_new_tokens if given else NEW_TOKENS)
+    with ExitStack() as stack:
+        out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
+        longest = decoder.target.engine.verify_width - 1
+        lengths = arguments.draft_lengths or tuple(k for k in DRAFT_LENGTHS if k <= longest)
+        if max(lengths) > longest:
+            raise RequestError(f"--draft-lengths goes to {max(lengths)}, the engine's plans only to {longest}")
+        prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
+        measured = _measure_all(decoder, sorted({0, *lengths}), arguments, prompts, params)
+        costs = _costs(decoder, measured, arguments)
+        result = _result(costs, measured)
+        result["file"] = str(costs.save(decoder.bundle))
+        if out is not None:
+            print(json.dumps(result), file=out)
+    print(_report(result))
+    print(json.dumps(result))
+    return 0
+
+
+Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
+
+
+def _measure_all(
+    decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
+) -> Grid:
+    assert params.seed is not None
+    drafters = [name for name in decoder.drafters if name != "random"]
+    settings = [Setting(0, "none")]
+    for drafter in drafters:
+        alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # its acceptance is all there is to measure
+        settings += [Setting(k, drafter) for k in (alone if drafter in COSTS_AS else lengths) if k]
+    grid: Grid = {
+        (setting.drafter, batch, setting.draft_length): Measured(setting)
+        for batch in arguments.batches
+        for setting in settings
+    }
+    for repeat in range(arguments.repeats + 1):
+        for (drafter, batch, k), one in grid.items():
+            stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
+            print(f"{stage}, batch {batch}, {drafter}, K = {k}", file=sys.stderr, flush=True)
+            chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
+            each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
+            measure(decoder, chosen, each, one if repeat else Measured(one.setting))
+    return grid
+
+
+def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs:
+    lengths = tuple(sorted({k for _, _, k in grid}))
+    drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
+    counts = {drafter: _counted(grid, drafter) for drafter in drafters}
+    return Costs(
+        engine=arguments.engine,
+        device=arguments.device,
+        machine=machine_name(arguments.device),
+        models=model_identities(decoder.bundle),
+        batches=arguments.batches,
+        draft_lengths=lengths,
+        round_ms={
+            drafter: tuple(
+                tuple(median(grid[COSTS_AS.get(drafter, drafter) if k else "none", batch, k].round_ms) for k in lengths)
+                for batch in arguments.batches
+            )
+            for drafter in drafters
+        },
+        acceptance={name: counted.acceptance or 0.0 for name, counted in counts.items()},
+        proposing={
+            name: 1.0 if name in COSTS_AS else sum(counted.histogram) / counted.rounds
+            for name, counted in counts.items()
+        },
+    )
+
+
+def _counted(grid: Grid, drafter: str) -> Speculation:
+    """Over all batches and draft lengths."""
+    return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
+
+
+def _result(costs: Costs, grid: Grid) -> dict[str, Any]:
+    settings = []
+    for (drafter, batch, _), one in grid.items():
+        found = setting_json(one, grid["none", batch, 0])
+        host_ms = found["round_ms"] - found["draft_ms"] - found["verify_ms"]
+        settings.append({"drafter": drafter, "batch": batch, "host_ms": host_ms, **found})
+    return {
+        "engine": costs.engine,
+        "device": costs.device,
+        "machine": costs.machine,
+        "settings": settings,
+        "drafters": [_advice(costs, drafter, _counted(grid, drafter)) for drafter in costs.acceptance],
+    }
+
+
+def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
+    """What the measured costs and the acceptance over all prompts recommend."""
+    by_batch = []
+    for batch in costs.batches:
+        times = costs.round_times(drafter, batch)
+        chance, alpha = costs.proposing[drafter], costs.acceptance[drafter]
+        expected = [1 + chance * (tokens_per_round(alpha, k) - 1) for k in range(costs.longest + 1)]
+        speed_ups = [tokens * times[0] / ms for tokens, ms in zip(expected, times, strict=True)]
+        best = max(range(len(times)), key=speed_ups.__getitem__)
+        by_batch.append(
+            {
+                "batch": batch,
+                "best_draft_length": best,
+                "speed_up": speed_ups[best],
+                "oracle_speed_up": _oracle(costs.acceptance[drafter], costs.proposing[drafter], times),
+            }
+        )
+    return {
+        "drafter": drafter,
+        "acceptance": costs.acceptance[drafter],
+        "acceptance_by_position": counted.acceptance_by_position,
+        "stops_paying_at": next((row["batch"] for row in by_batch if not row["best_draft_length"]), None),
+        "batches": by_batch,
+    }
+
+
+def _oracle(alpha: float, proposing: float, times: list[float]) -> float:
+    """The speed-up if each round knew how many would be accepted, and proposed the best number up to that."""
+    longest = len(times) - 1
+    shares = [proposing * alpha**n * (1 - alpha if n < longest else 1) for n in range(longest + 1)]
+    shares[0] += 1 - proposing
+    lengths = [max(range(n + 1), key=lambda k: (k + 1) / times[k]) for n in range(longest + 1)]
+    tokens = sum(share * (k + 1) for share, k in zip(shares, lengths, strict=True))
+    return tokens * times[0] / sum(share * times[k] for share, k in zip(shares, lengths, strict=True))
+
+
+def _report(result: dict[str, Any]) -> str:
+    rows = [
+        (
+            one["drafter"],
+            str(one["batch"]),
+            str(one["draft_length"]),
+            f"{one['round_ms']:.2f}",
+            f"{one['host_ms']:.2f}",
+            "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
+            f"{one['tokens_per_round']:.2f}",
+            f"{one['speed_up']:.2f}",
+            f"{one['predicted']:.2f}",
+        )
+        for one in result["settings"]
+    ]
+    lines = [table([HEADER, *rows])]
+    for drafter in result["drafters"]:
+        by_position = ["-" if share is None else f"{share:.0%}" for share in drafter["acceptance_by_position"]]
+        lines.append(
+            f"{drafter['drafter']}: {drafter['acceptance']:.0%} of examined proposals accepted, at position 1, 2, …: "
+            f"{' '.join(by_position)}"
+        )
+        for row in drafter["batches"]:
+            k = row["best_draft_length"]
+            best = f"best K {k}, {row['speed_up']:.2f} ×" if k else "no K pays"
+            lines.append(f"  batch {row['batch']}: {best}; {row['oracle_speed_up']:.2f} × if K were always just right")
+        if drafter["stops_paying_at"] is not None:
+            lines.append(f"  speculation stops paying at batch {drafter['stops_paying_at']}")
+    return "\n".join([*lines, f"kept in {result['file']}; draft length auto is the default from now on"])
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers >= 1 like 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,152 @@
+"""Teach a draft to speak like its target: trained on what the target itself samples, towards its probabilities.
+
+    python -m trt_spec.tools.making.distil_draft --target T --out OUT --prompts FILE
+        [--draft D | --layers 2 --hidden 128]
+
+Starts from the checkpoint --draft, or from nothing: a Llama of --layers and --hidden with the target's vocabulary. The
+target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
+KL(target ‖ draft), or with --reverse KL(draft ‖ target). Acceptance before and after is measured on what was held out.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engines import RequestError, TrtSpecError
+from ...export.aside import built_aside
+from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.pair import refuse_unequal
+from ...export.quiet import quiet_libraries
+from ...export.vocabulary import read_vocabulary
+from ..flags.prompt import read_prompts
+from .training import Windows, acceptance, distillation_loss, refuse_below, refuse_device, train
+
+HELD_OUT = 10  # one continuation in so many
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+def distil(
+    target: str,
+    out: Path,
+    prompts: Sequence[str],
+    draft: str | None = None,
+    layers: int = 2,
+    hidden: int = 128,
+    samples: int = 400,
+    length: int = 128,
+    steps: int = 2000,
+    rate: float = 1e-3,
+    reverse: bool = False,
+    device: str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the distilled draft to `out`; returns the acceptance before and after, by temperature."""
+    refuse_below(2, samples=samples, length=length)
+    refuse_below(1, layers=layers, steps=steps)
+    if hidden < 2 or hidden % min(64, hidden) or hidden % 2:
+        raise RequestError(f"--hidden is {hidden}, expected a multiple of 64, or an even number below")
+    if not 0 < rate < 1:
+        raise RequestError(f"--rate is {rate}, expected a number between 0 and 1")
+    refuse_device(device)
+    with quiet_libraries(), built_aside(out) as folder:
+        checkpoint = open_checkpoint(target)
+        vocabulary = read_vocabulary(checkpoint)
+        ids = [ids for prompt in prompts if (ids := vocabulary.tokenizer.encode(prompt).ids)]
+        longest = max(map(len, ids), default=0)
+        if not 0 < longest <= checkpoint.shape.positions - length:
+            raise RequestError(
+                f"the longest prompt has {longest} tokens, expected 1 to {checkpoint.shape.positions - length}: the "
+                f"target has {checkpoint.shape.positions} positions, and --length is {length}"
+            )
+        teacher = load_model(checkpoint, "float32").to(device)
+        torch.manual_seed(seed)
+        student = _student(checkpoint, vocabulary, draft, layers, hidden).to(device)
+        spoken = sample(teacher, ids, samples, length, device)
+        learned = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT])
+        kept = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT == 0])
+        width = min(length, len(kept) - 1)
+        measured = Windows(kept, width, 1, seed).fixed()
+        before = acceptance(teacher, student, measured)
+        windows = Windows(learned, width, batch=16, seed=seed)
+        train(student, distillation_loss(student, teacher, reverse), windows, steps, rate, _say)
+        after = acceptance(teacher, student, measured)
+        student.to("cpu", torch.bfloat16).save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            if (checkpoint.path / name).is_file():
+                shutil.copyfile(checkpoint.path / name, folder / name)
+    parameters = sum(weight.numel() for weight in student.parameters())
+    return {"parameters": parameters, "before": before, "after": after, "held_out_tokens": measured.numel()}
+
+
+def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers: int, hidden: int) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    if draft is not None:
+        given = open_checkpoint(draft)
+        refuse_unequal(vocabulary, read_vocabulary(given))
+        return load_model(given, "float32")
+    head_dim = min(64, hidden)
+    config = LlamaConfig(
+        vocab_size=checkpoint.shape.vocab_size,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // head_dim,
+        num_key_value_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=checkpoint.shape.positions,
+        tie_word_embeddings=True,
+        bos_token_id=vocabulary.bos_token_id,
+        eos_token_id=vocabulary.eos_token_ids[0] if vocabulary.eos_token_ids else None,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@torch.no_grad()
+def sample(model: Any, prompts: Sequence[Sequence[int]], count: int, length: int, device: str) -> list[Tensor]:
+    """What the model says at temperature 1 after the prompts in turn, `count` times, without the prompts."""
+    spoken = []
+    for index in range(count):
+        prompt = torch.tensor([prompts[index % len(prompts)]], device=device)
+        mask = torch.ones_like(prompt)
+        full = model.generate(
+            prompt, attention_mask=mask, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length
+        )
+        spoken.append(full[0, prompt.shape[1] :].cpu())
+        if index % max(1, count // 10) == 0:
+            _say(f"sampled {index + 1} of {count}")
+    return spoken
+
+
+def _say(stage: str) -> None:
+    print(stage, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True, metavar="DIR_OR_ID")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
+    parser.add_argument("--draft", metavar="DIR_OR_ID", help="start from this checkpoint")
+    sizes = {"layers": 2, "hidden": 128, "samples": 400, "length": 128, "steps": 2000, "seed": 0}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--reverse", action="store_true", help="KL(draft ‖ target) instead of KL(target ‖ draft)")
+    parser.add_argument("--device", default="cpu")
+    arguments = vars(parser.parse_args())
+    try:
+        print(json.dumps(distil(**arguments | {"prompts": read_prompts(arguments["prompts"])})))
+    except TrtSpecError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

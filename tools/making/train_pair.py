@@ -1,0 +1,163 @@
+"""Train the demo pair from nothing: a tokenizer, a Llama target, and a draft towards the target's probabilities.
+
+    python -m trt_spec.tools.making.train_pair --out DIR [--steps 6000] [--draft-steps 6000] [--device cuda]
+
+The text is Python source: the standard library of the running interpreter and the packages installed beside it, in the
+order of their paths. Every twentieth file of the standard library is held out. Byte-level BPE of 4,096 tokens; target
+384 × 8 layers (14.2M parameters), draft 128 × 2 (0.9M), windows of 512 tokens in batches of 16, AdamW at 1e-3 and
+2e-3 with a cosine to nothing; the draft by KL(target ‖ draft). The same seed and files give the same pair on one
+machine.
+"""
+
+import argparse
+import json
+import random
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from ...engines import TrtSpecError
+from ...export.aside import built_aside
+from .grow_pair import Shape
+from .training import (
+    Windows,
+    acceptance,
+    distillation_loss,
+    held_out_loss,
+    next_token_loss,
+    refuse_below,
+    refuse_device,
+    train,
+)
+
+TARGET = Shape(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
+DRAFT = Shape(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
+END = "<|endoftext|>"  # id 0, between files
+HELD_OUT = 20  # one file of the standard library in so many
+LARGEST_FILE = 200_000  # bytes; longer ones are tables
+
+
+def source_files() -> tuple[list[Path], list[Path]]:
+    """The files to learn from, and those held out."""
+    library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
+    own = [file for file in _python_files(library) if packages not in file.parents]
+    learned = [file for index, file in enumerate(own) if index % HELD_OUT]
+    return [*learned, *_python_files(packages)], own[::HELD_OUT]
+
+
+def _python_files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.rglob("*.py")) if 0 < file.stat().st_size <= LARGEST_FILE]
+
+
+def texts(files: Sequence[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            yield file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # a few test files are meant to be no UTF-8
+            continue
+
+
+def train_tokenizer(files: Sequence[Path], size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts(files), trainer)
+    return tokenizer
+
+
+def stream(tokenizer: Tokenizer, files: Sequence[Path]) -> Tensor:
+    """All tokens of the files, each behind an end of text."""
+    parts = [torch.tensor([0, *tokenizer.encode(text).ids]) for text in texts(files)]
+    return torch.cat(parts)
+
+
+def new_model(shape: Shape, vocab_size: int, positions: int) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=64,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def train_pair(
+    out: Path,
+    files: tuple[Sequence[Path], Sequence[Path]],
+    shapes: tuple[Shape, Shape] = (TARGET, DRAFT),
+    vocab_size: int = 4096,
+    width: int = 512,
+    batch: int = 16,
+    steps: int = 6000,
+    draft_steps: int = 6000,
+    device: str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write `out/target` and `out/draft`; returns their held-out losses and the acceptance by temperature."""
+    refuse_below(1, steps=steps, draft_steps=draft_steps, batch=batch, width=width)
+    refuse_device(device)
+    learned, held_out = files
+    random.Random(seed).shuffle(order := list(learned))
+    with built_aside(out) as folder:
+        tokenizer = train_tokenizer(order, vocab_size)
+        text = stream(tokenizer, order)
+        measured = Windows(stream(tokenizer, held_out), width, 1, seed).fixed(64)
+        _say(f"{len(text):,} tokens to learn from, {measured.numel():,} to measure on")
+        torch.manual_seed(seed)
+        target, draft = (new_model(shape, vocab_size, 4 * width).to(device) for shape in shapes)
+        train(target, next_token_loss(target), Windows(text, width, batch, seed), steps, 1e-3, _say)
+        train(draft, distillation_loss(draft, target), Windows(text, width, batch, seed + 1), draft_steps, 2e-3, _say)
+        found = {
+            "tokens": len(text),
+            "target_loss": held_out_loss(target, measured),
+            "draft_loss": held_out_loss(draft, measured),
+            "acceptance": acceptance(target, draft, measured),
+        }
+        for name, model in (("target", target), ("draft", draft)):
+            model.to("cpu", torch.bfloat16).save_pretrained(folder / name)
+            tokenizer.save(str(folder / name / "tokenizer.json"))
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
+            (folder / name / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    return found
+
+
+def _say(stage: str) -> None:
+    print(stage, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    for name, default in (("steps", 6000), ("draft-steps", 6000), ("batch", 16), ("width", 512), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", default="cpu")
+    try:
+        print(json.dumps(train_pair(files=source_files(), **vars(parser.parse_args()))))
+    except TrtSpecError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What training a pair and distilling a draft share: batches, the loss against a target, one loop, and the measures."""
+
+from collections.abc import Callable
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ...engines import RequestError
+from ...export.quality import overlap
+
+WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
+MEASURED = 16  # held-out windows on which a model is measured
+Loss = Callable[[Tensor], Tensor]  # of a batch of token windows [B, T + 1]
+
+
+def refuse_below(least: int, **settings: int) -> None:
+    for name, value in settings.items():
+        if value < least:
+            raise RequestError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
+
+
+def refuse_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # a name that torch does not know, or no such device here
+        raise RequestError(
+            f"--device is {name!r}, which torch cannot use here; expected cpu, or cuda with a GPU"
+        ) from error
+
+
+class Windows:
+    """Windows of T + 1 tokens from one long stream, drawn by a fixed seed."""
+
+    def __init__(self, stream: Tensor, width: int, batch: int, seed: int) -> None:
+        if len(stream) <= width:
+            raise RequestError(f"the text has {len(stream)} tokens, expected more than {width}, the width of a window")
+        self.stream, self.width, self.batch = stream, width, batch
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> Tensor:
+        begins = torch.randint(len(self.stream) - self.width, (self.batch,), generator=self._generator)
+        return self.stream[begins[:, None] + torch.arange(self.width + 1)]
+
+    def fixed(self, count: int = MEASURED) -> Tensor:
+        """Windows side by side from the beginning on, to measure on."""
+        count = min(count, len(self.stream) // (self.width + 1))
+        return self.stream[: count * (self.width + 1)].view(count, self.width + 1)
+
+
+def next_token_loss(model: Any) -> Loss:
+    def loss(tokens: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1], use_cache=False).logits.float()
+        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    return loss
+
+
+def distillation_loss(draft: Any, target: Any, reverse: bool = False) -> Loss:
+    """KL(target ‖ draft), which covers all the target may say, or KL(draft ‖ target), which avoids what it does not."""
+
+    def loss(tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            p = target(tokens[:, :-1], use_cache=False).logits.float().log_softmax(-1)
+        q = draft(tokens[:, :-1], use_cache=False).logits.float()[..., : p.shape[-1]].log_softmax(-1)
+        first, second = (q, p) if reverse else (p, q)
+        divergence: Tensor = (first.exp() * (first - second)).sum(-1).mean()
+        return divergence
+
+    return loss
+
+
+def train(model: Any, loss: Loss, windows: Windows, steps: int, rate: float, progress: Callable[[str], None]) -> None:
+    """AdamW with a warm-up and a cosine down to nothing; bfloat16 arithmetic where the device has it."""
+    device = next(model.parameters()).device
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    others = [weight for weight in model.parameters() if weight.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+    warm = max(1, round(WARM_UP * steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / warm, 0.5 * (1 + cos(pi * min(1, step / steps)))),
+    )
+    model.train()
+    for step in range(steps):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            value = loss(windows.draw().to(device))
+        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step % max(1, steps // 20) == 0 or step == steps - 1:
+            progress(f"step {step + 1} of {steps}: loss {float(value.detach()):.3f}")
+    model.eval()
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, windows: Tensor) -> float:
+    device = next(model.parameters()).device
+    return sum(float(next_token_loss(model)(row[None].to(device))) for row in windows) / len(windows)
+
+
+@torch.no_grad()
+def acceptance(target: Any, draft: Any, windows: Tensor) -> dict[float, float]:
+    """α by temperature on these windows: greedy agreement at 0, mean Σ min(p, q) at 1."""
+    device = next(target.parameters()).device
+    found = {0.0: 0.0, 1.0: 0.0}
+    for row in windows:
+        p, q = (model(row[None, :-1].to(device), use_cache=False).logits[0].float() for model in (target, draft))
+        for temperature in found:
+            found[temperature] += overlap(p, q, temperature) / len(windows)
+    return found

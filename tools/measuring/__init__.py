@@ -1,0 +1,1 @@
+"""Measurements, and what they are compared with."""

@@ -1,0 +1,149 @@
+"""The bundle's checkpoints in transformers: its generate, assisted generation and prompt lookup, to be measured."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ...engines import Bundle, EngineError, ModelEntry, PairError, RequestError
+from ...export.checkpoint import open_checkpoint
+from ...export.quiet import quiet_libraries
+from ...runtime import SamplingParams
+from ..extras import install_command, installed
+from .bandwidth import all_cores
+from .measure import Setting, Waits
+
+PLAIN = Setting(0, "none")
+
+
+@dataclass
+class Theirs:
+    """What was seen of one setting in all repeats; as with ours, the rate begins after the first tokens."""
+
+    setting: Setting
+    tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
+    waits: Waits = field(default_factory=Waits)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "draft_length": self.setting.draft_length,
+            "tokens_per_second": median(self.tokens_per_second),
+            "tokens_per_second_each": self.tokens_per_second,
+            **self.waits.to_json(),
+        }
+
+
+class Arrivals:
+    """What generate streams to: when how many tokens came, in milliseconds from its call."""
+
+    def __init__(self) -> None:
+        self.tokens: list[tuple[float, int]] = []
+        self._began = perf_counter()
+        self._prompt_came = False
+
+    def put(self, tokens: torch.Tensor) -> None:
+        if self._prompt_came:
+            self.tokens.append((1e3 * (perf_counter() - self._began), tokens.numel()))
+        self._prompt_came = True
+
+    def end(self) -> None:
+        pass
+
+
+class Transformers:
+    """A target, and a draft if there is one, with all cores and the attention that transformers chooses itself."""
+
+    def __init__(self, target: Path, draft: Path | None, dtype: str = "float32", device: str = "cpu") -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        self._models: dict[str, Any] = {}
+        for role, path in (("target", target), ("draft", draft)):
+            if path is not None:
+                with quiet_libraries():
+                    model = AutoModelForCausalLM.from_pretrained(
+                        path, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True
+                    )
+                # Only what is asked for: no end of text, no penalty that came with the checkpoint.
+                model.generation_config = GenerationConfig()
+                self._models[role] = model.to(device).eval()
+        if draft is not None:  # K is what was asked for, in every round
+            self._models["draft"].generation_config.num_assistant_tokens_schedule = "constant"
+            self._models["draft"].generation_config.assistant_confidence_threshold = 0.0
+
+    def parameters(self, role: str) -> int:
+        return sum(parameter.numel() for parameter in self._models[role].parameters())
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, setting: Setting = PLAIN, arrivals: Arrivals | None = None
+    ) -> list[int]:
+        """As many tokens as asked for, whatever they are."""
+        options: dict[str, Any] = {"max_new_tokens": params.max_new_tokens, "do_sample": not params.greedy}
+        if not params.greedy:
+            options |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+            options |= {"min_p": params.min_p or None}
+        if setting.drafter == "model":
+            options["assistant_model"] = self._models["draft"]
+            self._models["draft"].generation_config.num_assistant_tokens = setting.draft_length
+        elif setting.drafter == "lookup":
+            options["prompt_lookup_num_tokens"] = setting.draft_length
+        target = self._models["target"]
+        ids = torch.tensor([list(prompt)], device=target.device)
+        torch.manual_seed(params.seed or 0)
+        with all_cores(), quiet_libraries():
+            whole = target.generate(ids, attention_mask=torch.ones_like(ids), streamer=arrivals, **options)
+        found: list[int] = whole[0, len(prompt) :].tolist()
+        return found
+
+    def measure(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs) -> None:
+        """One repeat."""
+        tokens, ms = 0, 0.0
+        for prompt, param in zip(prompts, params, strict=True):
+            arrivals = Arrivals()
+            self.generate(prompt, param, into.setting, arrivals)
+            before = 0.0
+            for at_ms, count in arrivals.tokens:
+                into.waits.add(count, at_ms - before, first=before == 0)
+                before = at_ms
+            tokens += sum(count for _, count in arrivals.tokens[1:])
+            ms += arrivals.tokens[-1][0] - arrivals.tokens[0][0]
+        into.tokens_per_second.append(1e3 * tokens / ms)
+
+
+def compared_checkpoints(arguments: argparse.Namespace, bundle: Bundle, drafter: str) -> dict[str, Path]:
+    """By role, those that were named; refused before any weight is read if they were not exported to this bundle."""
+    if installed("transformers") is None:
+        raise EngineError(f"--compare hf runs transformers, which is not installed; {install_command('export')}")
+    roles = ("target", "draft") if drafter == "model" else ("target",)
+    named: dict[str, Path] = {role: getattr(arguments, f"{role}_checkpoint") for role in roles}
+    if missing := [f"--{role}-checkpoint" for role, path in named.items() if path is None]:
+        raise RequestError(f"--compare hf runs the checkpoints of the bundle; name {' and '.join(missing)}")
+    if arguments.batch > 1:
+        raise RequestError(f"--batch is {arguments.batch}, but transformers assists one prompt at a time; use 1")
+    for role, path in named.items():
+        checkpoint, entry = open_checkpoint(path), bundle.models[role]
+        found = checkpoint.shape.contract(entry.contract.max_length, entry.contract.dtype)
+        if (checkpoint.architecture, found) != (entry.architecture, entry.contract):
+            raise _not_of_the_bundle(role, path, entry, f"a {checkpoint.architecture} of another shape")
+        named[role] = checkpoint.path
+    return named
+
+
+def open_checkpoints(bundle: Bundle, checkpoints: dict[str, Path], device: str) -> Transformers:
+    dtype = bundle.target.contract.dtype
+    opened = Transformers(checkpoints["target"], checkpoints.get("draft"), dtype, device)
+    for role, path in checkpoints.items():
+        if (found := opened.parameters(role)) != bundle.models[role].parameters:
+            raise _not_of_the_bundle(role, path, bundle.models[role], f"a model of {found:,} parameters")
+    return opened
+
+
+def _not_of_the_bundle(role: str, path: Path, entry: ModelEntry, found: str) -> PairError:
+    return PairError(
+        f"--{role}-checkpoint {path} is {found}, the bundle's {role} {entry.name} is a {entry.architecture} of "
+        f"{entry.parameters:,} parameters; name the checkpoint that it was exported from"
+    )

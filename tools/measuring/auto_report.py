@@ -1,0 +1,139 @@
+"""What choosing the draft length for each round gains and costs: against no draft, and against every fixed length.
+
+Each prompt of the five kinds is decoded by all settings in turn, several times over, so that each ratio compares runs
+of one prompt that lie side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune before.
+
+    python -m trt_spec.tools.measuring.auto_report --bundle B [--drafter D] [--repeats N] [--json OUT]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from time import perf_counter
+from typing import Any
+
+from ...engines import RequestError
+from ...runtime import Decoder, SamplingParams
+from ...runtime.decoder import DraftLength, Prompt
+from ...runtime.drafters.propose import SOURCES
+from ...runtime.requests.request import AUTO, MIXED
+from ..console import table
+from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.sampling import positive
+from ..whole_file import whole_file
+from .prompt_pack import WRITTEN, bench_prompts
+
+SETS = (*WRITTEN, "random")
+LENGTHS = (0, 1, 2, 3, 4, 6, 8)
+SURE = 1.96  # standard errors to either side: 95 %
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), default="model")
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--new-tokens", type=positive, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    add_engine_flags(parser)
+    arguments = parser.parse_args(argv)
+    params = SamplingParams(
+        max_new_tokens=arguments.new_tokens, ignore_eos=True, temperature=arguments.temperature, seed=0
+    )
+    with ExitStack() as stack:
+        out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=1))
+        result = report(decoder, arguments.drafter, params, arguments.repeats)
+        if out is not None:
+            print(json.dumps(result), file=out)
+    print(shown(result))
+    print(json.dumps(result))
+    return 0
+
+
+def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int) -> dict[str, Any]:
+    longest = decoder.target.engine.verify_width - 1
+    fixed = [k for k in LENGTHS if k <= longest and (k == 0 or drafter != MIXED)]
+    settings: list[DraftLength] = [*fixed, AUTO]
+    seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
+    for kind in SETS:
+        room = decoder.bundle.max_length - params.max_new_tokens
+        prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
+        for k in settings:
+            decode(decoder, prompts[0], params, k, drafter)  # warms up
+        seconds[kind] = []
+        for repeat in range(repeats):
+            print(f"{kind}, repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+            for prompt in prompts:
+                seconds[kind].append([decode(decoder, prompt, params, k, drafter) for k in settings])
+    return {
+        "drafter": drafter,
+        "new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "draft_lengths": fixed,
+        "sets": {kind: compared(rows, fixed) for kind, rows in seconds.items()},
+        "mixture": compared([row for rows in seconds.values() for row in rows], fixed),
+    }
+
+
+def decode(decoder: Decoder, prompt: Prompt, params: SamplingParams, k: DraftLength, drafter: str) -> float:
+    """Seconds from the first round on."""
+    decoder.forget_outputs()
+    request = decoder.submit(prompt, params, draft_length=k, drafter=drafter if k else "none")
+    while not request.token_ids:
+        decoder.step()
+    began, before = perf_counter(), len(request.token_ids)
+    while not request.finished:
+        decoder.step()
+    elapsed = perf_counter() - began
+    if len(request.token_ids) == before:
+        raise RequestError(f"{params.max_new_tokens} new tokens are too few to time; raise --new-tokens")
+    return elapsed / (len(request.token_ids) - before)
+
+
+def fitted(decoder: Decoder, prompt: Prompt, room: int) -> list[int]:
+    ids = decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
+    return ids[-room:]
+
+
+def compared(rows: Sequence[Sequence[float]], fixed: Sequence[int]) -> dict[str, Any]:
+    """Speed of the last column relative to the first and to the best fixed one; means are over equal token counts."""
+    means = [fmean(column) for column in zip(*rows, strict=True)]
+    best = min(range(len(fixed)), key=means.__getitem__)
+    return {
+        "speed_ups": [means[0] / mean for mean in means[: len(fixed)]],
+        "auto_speed_up": means[0] / means[-1],
+        "best_draft_length": fixed[best],
+        "auto_against_plain": interval([row[0] / row[-1] for row in rows]),
+        "auto_against_best": interval([row[best] / row[-1] for row in rows]),
+    }
+
+
+def interval(ratios: Sequence[float]) -> dict[str, float]:
+    """Geometric mean, and where it lies with 95 %."""
+    logs = [log(ratio) for ratio in ratios]
+    mean = fmean(logs)
+    error = SURE * stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else float("inf")
+    return {"mean": exp(mean), "low": exp(mean - error), "high": exp(mean + error)}
+
+
+def shown(result: dict[str, Any]) -> str:
+    header = ("prompts", *(f"K {k}" for k in result["draft_lengths"]), AUTO, "auto / K 0", "auto / best K")
+    rows = []
+    for name, one in [*result["sets"].items(), ("mixture", result["mixture"])]:
+        spans = [
+            f"{span['mean']:.3f} ({span['low']:.3f} to {span['high']:.3f})"
+            for span in (one["auto_against_plain"], one["auto_against_best"])
+        ]
+        rows.append((name, *(f"{value:.2f}" for value in one["speed_ups"]), f"{one['auto_speed_up']:.2f}", *spans))
+    return table([header, *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

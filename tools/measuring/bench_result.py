@@ -1,0 +1,111 @@
+"""What bench measured, as one JSON object: all that its table, its charts and its page are made of."""
+
+import argparse
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from ...runtime import Decoder, SamplingParams
+from ..output_json import total
+from .against_transformers import Theirs
+from .conditions import conditions
+from .measure import PARTS, Measured
+from .theory import tokens_per_round
+
+SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
+
+
+def bench_result(
+    decoder: Decoder,
+    measured: Sequence[Measured],
+    theirs: Sequence[Theirs],
+    bandwidth: float,
+    memory: dict[str, int | None],
+    params: SamplingParams,
+    prompts: int,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    bundle, plain = decoder.bundle, measured[0]
+    # A tied embedding is stored twice and read once; of quantised weights the embedding is a small part.
+    target = bundle.target
+    size = 4 if target.contract.dtype == "float32" else 2
+    weight_bytes = size * target.parameters if target.weights == "none" else bundle.weight_bytes("target")
+    roof_ms = 1e3 * weight_bytes / bandwidth
+    return {
+        "bundle": str(arguments.bundle),
+        "target": bundle.target.name,
+        "weights": target.contract.dtype if target.weights == "none" else target.weights,
+        "draft": None if bundle.draft is None else bundle.draft.name,
+        "engine": arguments.engine,
+        "device": arguments.device,
+        "drafter": [one.setting.drafter for one in measured if not one.setting.beside][-1],
+        "batch": arguments.batch,
+        "prompts": prompts,
+        "prompts_from": arguments.prompts,
+        "repeats": arguments.repeats,
+        "lossless": not params.lenient,
+        "sampling": {name: getattr(params, name) for name in SAMPLING},
+        "roof": {
+            "weight_bytes": weight_bytes,
+            "bandwidth_bytes_per_second": bandwidth,
+            "roof_ms": roof_ms,
+            "bare_ms": plain.verify_ms,
+            "bare_over_roof": plain.verify_ms / roof_ms,
+        },
+        "memory": memory,
+        "conditions": conditions(bundle, arguments.engine, arguments.device, compared=bool(theirs)),
+        "settings": [setting_json(one, plain) for one in measured if not (one.setting.auto or one.setting.beside)],
+        "drafters": [
+            {"drafter": one.setting.drafter, **setting_json(one, plain)} for one in measured if one.setting.beside
+        ],
+        "auto": next((auto_json(one, plain) for one in measured if one.setting.auto), None),
+        "transformers": [one.to_json() for one in theirs],
+    }
+
+
+def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:
+    """Of rounds whose draft length was chosen for each."""
+    counts = total(measured.speculation)
+    speed_ups = zip(measured.tokens_per_second, plain.tokens_per_second, strict=True)
+    return {
+        "drafter": measured.setting.drafter,
+        "tokens_per_second": median(measured.tokens_per_second),
+        "tokens_per_second_each": measured.tokens_per_second,
+        "acceptance": counts.acceptance,
+        "tokens_per_round": counts.tokens_per_round,
+        "mean_draft_length": counts.proposed / counts.rounds,
+        "speed_up": median(ours / theirs for ours, theirs in speed_ups),
+        **measured.waits.to_json(),
+        "speculation": counts.to_json(),
+    }
+
+
+def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
+    """Times, and the speed-up theory predicts from the measured c, v and α alone."""
+    k, t = measured.setting.draft_length, plain.verify_ms
+    rate = median(measured.tokens_per_second)
+    counts = total(measured.speculation)
+    alpha = counts.acceptance
+    c, v = measured.draft_ms / k / t if k else 0.0, measured.verify_ms / t
+    proposing = sum(counts.histogram) / counts.rounds  # some drafters propose only where they find a match
+    each = (tokens_per_round(alpha or 0.0, one.proposed) * rounds for one, rounds in counts.outcomes.items())
+    expected = sum(each) / counts.rounds
+    return {
+        "draft_length": k,
+        "tokens_per_second": rate,
+        "tokens_per_second_each": measured.tokens_per_second,
+        "acceptance": alpha,
+        "tokens_per_round": counts.tokens_per_round,
+        "round_overhead": measured.round_overhead,
+        "speed_up": rate / median(plain.tokens_per_second),
+        "predicted": expected / (c * k + v),
+        "c": c,
+        "v": v,
+        "proposing": proposing,
+        "round_ms": median(measured.round_ms),
+        "parts_ms": dict(zip(PARTS, map(median, zip(*measured.parts_ms, strict=True)), strict=True)),
+        "draft_ms": measured.draft_ms,
+        "verify_ms": measured.verify_ms,
+        **measured.waits.to_json(),
+        "speculation": counts.to_json(),
+    }

@@ -1,0 +1,44 @@
+"""Under what a measurement was made: when, with which versions, on which machine, in how much memory."""
+
+import platform
+import resource
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from ...engines import Bundle
+from ..commands.doctor import machine
+from ..extras import PACKAGE, installed
+
+LIBRARIES = {  # of which the engine's own is the one that is here
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "tensorrt": ("tensorrt", "tensorrt-rtx"),
+    "torch": (),
+    "torch-compiled": ("triton",),
+}
+
+
+def conditions(bundle: Bundle, engine: str, device: str, compared: bool) -> dict[str, Any]:
+    packages = [PACKAGE, "torch", *LIBRARIES[engine], *(["transformers"] if compared else [])]
+    found = machine()
+    if device.startswith("cuda"):
+        found["gpus"] = [torch.cuda.get_device_name(device)]
+    return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()}
+        | {name: version for name in packages if (version := installed(name)) is not None},
+        "bundle_made_by": bundle.made_by,
+        "machine": found,
+    }
+
+
+def memory_used(device: str) -> dict[str, int | None]:
+    """Of this process at its peak so far; on a GPU what all processes hold there now."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    on_gpu = None
+    if device.startswith("cuda"):
+        free, total = torch.cuda.mem_get_info(device)
+        on_gpu = total - free
+    return {"peak_resident_bytes": peak if sys.platform == "darwin" else 1024 * peak, "gpu_bytes": on_gpu}

@@ -1,0 +1,320 @@
+"""All that is to be seen on a GPU, in one run: parity with transformers, speed at size, and whether TensorRT runs.
+
+    python -m trt_spec.tools.measuring.gpu_report --work DIR [--device cuda] [--shapes 0.1B 3B 8B] [--json OUT]
+
+Parity is that of the demo pair in each engine and dtype. Speed is that of pairs grown from it (see grow_pair), so texts
+and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the parts of a
+round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown and exported
+once, into DIR. Prints a table of each and, last, one JSON line.
+"""
+
+import argparse
+import gc
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ...engines import Bundle, TrtSpecError, open_engine
+from ...engines.errors import first_line
+from ...export.pipeline import export_bundle
+from ...export.quality import checkpoint_logits, engine_logits
+from ...runtime import Decoder, SamplingParams
+from ..certificate.probe import Probe
+from ..certificate.same_text import ask_alone, in_another_engine
+from ..certificate.subject import Subject
+from ..console import table
+from ..flags.prompt import PYTHON_PROMPTS
+from ..making.demo_bundle import DRAFT, TARGET
+from ..making.grow_pair import Shape, grow
+from ..making.training import refuse_device
+from ..output_json import total
+from .against_transformers import PLAIN, Transformers
+from .bandwidth import read_bandwidth, wait_for
+from .measure import Measured, Setting, measure
+from .theory import speed_up
+
+DTYPES = ("float32", "float16", "bfloat16")
+BATCHES = (1, 4, 16)
+DRAFT_LENGTHS = (0, 2, 4, 6, 8)
+SHAPES = {  # of target and draft; None is the demo draft itself
+    "0.1B": (Shape(768, 12, 12, 4, 2048), None),
+    "3B": (Shape(3072, 28, 48, 16, 8192), Shape(2048, 16, 32, 8, 8192)),  # of Llama 3.2's 3B and 1B, heads of 64
+    "8B": (Shape(4096, 32, 64, 16, 14336), None),
+}
+MODES = {"eager": ("torch", False), "captured": ("torch", True), "compiled": ("torch-compiled", True)}
+MAX_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Parity:
+    """One engine against transformers on the demo pair."""
+
+    engine: str
+    dtype: str
+    logit_error: float  # ‖found − expected‖ ÷ ‖expected‖, the checkpoint in float32
+    same_text: str  # greedy outputs equal to those of ONNX Runtime on the CPU, of all
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Decoding of one pair by one setting; milliseconds are of a round, by the device's own clock but the first."""
+
+    pair: str
+    mode: str
+    batch: int
+    temperature: float
+    draft_length: int
+    tokens_per_second: float
+    round_ms: float
+    draft_ms: float
+    verify_ms: float
+    accept_ms: float
+    over_kernels: float  # the round over its parts: what gaps and the host add
+    roof_share: float | None  # of plain decoding: the time the weights alone need over the round's
+    speed_up: float
+    of_theory: float | None
+
+
+def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[str, Any]]:
+    """Logits and greedy text in all dtypes, of which the CPU's float32 text is the reference."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    tokens: list[int] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).encode("".join(PYTHON_PROMPTS)).ids
+    expected = checkpoint_logits(model, tokens)
+    params = SamplingParams(max_new_tokens=new_tokens, temperature=0)
+    reference = texts(exported(work / "demo-float32", TARGET, DRAFT, "float32"), params)
+    rows = []
+    for dtype in DTYPES:
+        bundle = exported(work / f"demo-{dtype}", TARGET, DRAFT, dtype)
+        if engine == "onnxruntime" and device == "cpu" and dtype != "float32":
+            continue  # no kernels
+        found = engine_logits_of(bundle, engine, device, tokens)
+        same = sum(a == b for a, b in zip(texts(bundle, params, engine, device), reference, strict=True))
+        error = float((found - expected).norm() / expected.norm())
+        rows.append(asdict(Parity(engine, dtype, error, f"{same} of {len(reference)}")))
+    return rows
+
+
+def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[str, Any]:
+    """The coupled rule on the device against plain decoding on the CPU; the arbiter rules on each difference."""
+    here = Subject(Bundle.open(work / "demo-float32"), "onnxruntime", "cpu", batch=4)
+    params = SamplingParams(max_new_tokens=new_tokens, temperature=1.0, rule="coupled", seed=11)
+    asked = ask_alone(here, [(prompt, params) for prompt in here.prompts()])
+    probe = Probe(here)
+    try:
+        return asdict(in_another_engine(replace(here, engine=engine, device=device), asked, probe))
+    finally:
+        probe.close()
+
+
+def exported(path: Path, target: Path, draft: Path, dtype: str) -> Path:
+    if not (path / "manifest.json").exists():
+        export_bundle(target, path, draft, max_length=MAX_LENGTH, dtype=dtype, check=False, progress=say)
+    return path
+
+
+def engine_logits_of(path: Path, engine: str, device: str, tokens: list[int]) -> Tensor:
+    bundle = Bundle.open(path)
+    opened = open_engine(engine, bundle.graph("target"), bundle.target.contract, device)
+    try:
+        return engine_logits(opened, tokens).cpu().float()
+    finally:
+        opened.close()
+
+
+def texts(
+    bundle: Path, params: SamplingParams, engine: str = "onnxruntime", device: str = "cpu"
+) -> list[tuple[int, ...]]:
+    with Decoder.open(bundle, engine, device, max_batch=4) as decoder:
+        outputs = decoder.generate(list(PYTHON_PROMPTS), params, draft_length=4)
+    return [output.token_ids for output in outputs]
+
+
+def speeds(name: str, bundle: Path, device: str, mode: str, new_tokens: int) -> list[dict[str, Any]]:
+    """All settings of a mode are interleaved, on the same prompts."""
+    opened = Bundle.open(bundle)
+    weight_bytes = opened.target.parameters * (4 if opened.target.contract.dtype == "float32" else 2)
+    roof_ms = 1e3 * weight_bytes / read_bandwidth(device)
+    engine, capture = MODES[mode]
+    found = []
+    with Decoder.open(opened, engine, device, max(BATCHES), capture=capture) as decoder:
+        for batch, temperature in product(BATCHES, (0.0, 1.0)):
+            of = (name, mode, batch, temperature)
+            say(", ".join(map(str, of)))
+            measured = measure_all(decoder, batch, temperature, new_tokens)
+            found += [asdict(speed_of(one, measured[0], of, roof_ms)) for one in measured]
+    return found
+
+
+def measure_all(decoder: Decoder, batch: int, temperature: float, new_tokens: int, repeats: int = 3) -> list[Measured]:
+    prompts = [PYTHON_PROMPTS[i % len(PYTHON_PROMPTS)] for i in range(batch)]
+    params = SamplingParams(max_new_tokens=new_tokens, temperature=temperature, ignore_eos=True)
+    each = [replace(params, seed=i) for i in range(batch)]
+    settings = [Setting(k, "model" if k else "none") for k in DRAFT_LENGTHS]
+    for setting in settings:  # warms up, compiles and records
+        measure(decoder, prompts, each, Measured(setting))
+    measured = [Measured(setting) for setting in settings]
+    for _ in range(repeats):
+        for one in measured:
+            measure(decoder, prompts, each, one)
+    return measured
+
+
+def speed_of(one: Measured, plain: Measured, of: tuple[str, str, int, float], roof_ms: float) -> Speed:
+    counts, base = total(one.speculation), total(plain.speculation)
+    k, rounds = one.setting.draft_length, counts.rounds
+    draft, verify, accept = (part / rounds for part in (counts.draft_ms, counts.verify_ms, counts.accept_ms))
+    plain_ms = base.verify_ms / base.rounds
+    rate = median(one.tokens_per_second)
+    gain = rate / median(plain.tokens_per_second)
+    predicted = speed_up(counts.acceptance or 0.0, k, draft / k / plain_ms, verify / plain_ms) if k else None
+    round_ms = mean(one.round_ms)
+    return Speed(
+        *of,
+        draft_length=k,
+        tokens_per_second=rate,
+        round_ms=round_ms,
+        draft_ms=draft,
+        verify_ms=verify,
+        accept_ms=accept,
+        over_kernels=round_ms / (draft + verify + accept),
+        roof_share=None if k else roof_ms / round_ms,
+        speed_up=gain,
+        of_theory=None if predicted is None else gain / predicted,
+    )
+
+
+def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_tokens: int) -> dict[str, float]:
+    """Tokens per second of its generate, and of its assisted generation at a constant K of 4, greedy, batch 1."""
+    other = Transformers(target, draft, dtype, device)
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    prompts = [tokenizer.encode(prompt).ids for prompt in PYTHON_PROMPTS]
+    params = SamplingParams(max_new_tokens=new_tokens)
+    rates = {}
+    for name, setting in (("generate", PLAIN), ("assisted", Setting(4, "model"))):
+        taken = []
+        for _ in range(3):
+            wait_for(device)
+            began = perf_counter()
+            for prompt in prompts:
+                other.generate(prompt, params, setting)
+            wait_for(device)
+            taken.append(perf_counter() - began)
+        rates[name] = len(PYTHON_PROMPTS) * new_tokens / min(taken)
+    return rates
+
+
+def try_rtx(bundle: Path, device: str) -> str:
+    """Whether TensorRT for RTX runs on this GPU, which may not be on its list: what it says."""
+    from ...export.build import BuildOptions, build_plans
+
+    try:
+        build_plans(bundle, BuildOptions("tensorrt-rtx", batch=(1, 4), unfused_attention=True), say)
+        params = SamplingParams(max_new_tokens=32, temperature=0)
+        same = texts(bundle, params, "tensorrt", device) == texts(bundle, params, "torch", device)
+    except TrtSpecError as error:
+        return f"no: {error}"
+    return f"yes, its text is {'that' if same else 'not that'} of the engine torch"
+
+
+def grown_pair(work: Path, name: str, dtype: str) -> str:
+    """The folder of the checkpoints of target and draft, and their bundle; made once."""
+    folder = work / f"grown-{name}"
+    if not (folder / "bundle" / "manifest.json").exists():
+        for role, shape in zip(("target", "draft"), SHAPES[name], strict=True):
+            source = TARGET if role == "target" else DRAFT
+            say(f"{name}: {role}")
+            if shape is None:
+                shutil.copytree(source, folder / role, dirs_exist_ok=True)
+            else:
+                grow(source, folder / role, shape, getattr(torch, dtype))
+        exported(folder / "bundle", folder / "target", folder / "draft", dtype)
+    return str(folder)
+
+
+def release() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def say(stage: str) -> None:
+    print(stage, file=sys.stderr, flush=True)
+
+
+def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: Path | None) -> dict[str, Any]:
+    """What was found, part by part, kept after each: one that fails says why and stops no other."""
+    refuse_device(device)
+    work.mkdir(parents=True, exist_ok=True)
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu"}
+    found |= {"parity": [], "speed": [], "failed": {}}
+
+    def part(name: str, run: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            result = run(*arguments)
+        except Exception as error:  # of any library: it is the result of this part
+            found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
+        else:
+            found[name] = found[name] + result if isinstance(result, list) else result
+        release()
+        if out is not None:
+            out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+    part("bandwidth_bytes_per_second", read_bandwidth, device)
+    for engine in ("torch", "onnxruntime"):
+        part("parity", parity, work, device, engine, new_tokens)
+    part("coupled", coupled_ties, work, device, "torch", new_tokens)
+    if device != "cpu":
+        part("tensorrt_for_rtx", try_rtx, work / "demo-float16", device)
+    for pair in pairs:
+        part(f"grown {pair}", grown_pair, work, pair, dtype)
+        target, draft, bundle = (work / f"grown-{pair}" / name for name in ("target", "draft", "bundle"))
+        for mode in MODES:
+            part("speed", speeds, pair, bundle, device, mode, new_tokens)
+        part(f"transformers {pair}", transformers_speeds, target, draft, dtype, device, new_tokens)
+    return found
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    def cell(value: Any) -> str:
+        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    return table([list(rows[0]), *([cell(value) for value in row.values()] for row in rows)], left=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="where grown checkpoints and bundles are kept")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    arguments = parser.parse_args()
+    try:
+        found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)
+    except (TrtSpecError, OSError) as error:
+        parser.error(str(error))
+    for part in ("parity", "speed"):
+        if found[part]:
+            print(f"\n{as_table(found[part])}")
+    for part, reason in found["failed"].items():
+        print(f"\n{part} failed: {reason}")
+    print(json.dumps(found))
+    sys.exit(1 if found["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Timing of one setting: whole rounds as they come, and between them the bare runs that they are made of.
+
+Any run of a round may be repeated after it: it writes the same values to the same cache entries. So the bare runs
+happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from ...engines import RequestError, Step
+from ...runtime import Decoder, Request, SamplingParams, Speculation
+from ...runtime.decoder import Prompt
+from ...runtime.requests.request import AUTO, State
+from .bandwidth import wait_for
+
+ROUNDS_PER_REPLAY = 4
+PARTS = ("draft", "verify", "accept", "host")  # of a round
+PERCENTILES = (50, 99)
+
+
+@dataclass(frozen=True)
+class Setting:
+    draft_length: int
+    drafter: str  # "none" where draft_length is 0
+    auto: bool = False  # each round's draft length is chosen for it
+    beside: bool = False  # another drafter than the one whose draft lengths are compared
+
+    def __str__(self) -> str:
+        return f"K = {AUTO if self.auto else self.draft_length}" + (f", {self.drafter}" if self.beside else "")
+
+
+@dataclass
+class Bare:
+    """Milliseconds of the engine's own runs."""
+
+    first_draft: list[float] = field(default_factory=list)  # two tokens wide, or all in one step
+    draft: list[float] = field(default_factory=list)
+    verify: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Waits:
+    """Milliseconds from submission to the first token, and from each token to the next.
+
+    The tokens of a round come together: the first of them has waited for the round, the others for nothing.
+    """
+
+    first_token: list[float] = field(default_factory=list)
+    between_tokens: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int, waited_ms: float, first: bool) -> None:
+        (self.first_token if first else self.between_tokens).append(waited_ms)
+        self.between_tokens += [0.0] * (tokens - 1)
+
+    def to_json(self) -> dict[str, dict[str, float]]:
+        return {
+            f"{name}_ms": {f"p{share}": float(np.percentile(waits, share)) for share in PERCENTILES}
+            for name, waits in (("first_token", self.first_token), ("between_tokens", self.between_tokens))
+        }
+
+
+@dataclass
+class Measured:
+    """What was seen of one setting in all repeats. But for `waits` it begins once all rows are live."""
+
+    setting: Setting
+    tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
+    round_ms: list[float] = field(default_factory=list)
+    parts_ms: list[list[float]] = field(default_factory=list)  # the PARTS of each of those rounds
+    waits: Waits = field(default_factory=Waits)
+    bare: Bare = field(default_factory=Bare)
+    speculation: list[Speculation] = field(default_factory=list)  # one a request
+
+    @property
+    def draft_ms(self) -> float:
+        """All bare draft steps of a round."""
+        k = self.setting.draft_length
+        if not self.bare.first_draft:
+            return 0.0
+        return median(self.bare.first_draft) + (k - 1) * (median(self.bare.draft) if self.bare.draft else 0.0)
+
+    @property
+    def verify_ms(self) -> float:
+        return median(self.bare.verify)
+
+    @property
+    def round_overhead(self) -> float:
+        return median(self.round_ms) / (self.draft_ms + self.verify_ms)
+
+
+def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured) -> None:
+    """One repeat: decode all prompts, `max_batch` at a time, none of which was ever seen before."""
+    decoder.forget_outputs()
+    tokens, seconds = 0, 0.0
+    for first in range(0, len(prompts), decoder.max_batch):
+        group = slice(first, first + decoder.max_batch)
+        counted, elapsed = _decode_group(decoder, prompts[group], params[group], into)
+        tokens, seconds = tokens + counted, seconds + elapsed
+    if not into.bare.verify:
+        raise RequestError(
+            f"{into.setting}: with {params[0].max_new_tokens} new tokens no round runs whole while "
+            "all prompts decode; raise --max-new-tokens or lower --batch"
+        )
+    into.tokens_per_second.append(tokens / seconds)
+
+
+def _decode_group(
+    decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured
+) -> tuple[int, float]:
+    setting = into.setting
+    length = AUTO if setting.auto else setting.draft_length
+    began = perf_counter()
+    requests = [
+        decoder.submit(prompt, param, draft_length=length, drafter=setting.drafter)
+        for prompt, param in zip(prompts, params, strict=True)
+    ]
+    clock = perf_counter() - began  # replays do not move it
+    arrived = [0.0] * len(requests)
+    tokens, seconds, rounds = 0, 0.0, 0
+    while live := [request for request in requests if not request.finished]:
+        only_rounds = all(request.state is State.LIVE for request in live)
+        before, parts_before = [len(request.token_ids) for request in requests], _parts(requests[0])
+        began = perf_counter()
+        decoder.step()
+        if rounds % ROUNDS_PER_REPLAY == 0:  # a round in flight ends on the clock, before the bare runs
+            wait_for(decoder.target.engine.device)
+        elapsed = perf_counter() - began
+        clock += elapsed
+        new = [len(request.token_ids) - count for request, count in zip(requests, before, strict=True)]
+        for row, count in enumerate(new):
+            if count:
+                into.waits.add(count, 1e3 * (clock - arrived[row]), first=before[row] == 0)
+                arrived[row] = clock
+        if not only_rounds:
+            continue
+        tokens, seconds, rounds = tokens + sum(new), seconds + elapsed, rounds + 1
+        if len(live) == len(requests):
+            into.round_ms.append(1e3 * elapsed)
+            parts = zip(_parts(requests[0]), parts_before, strict=True)
+            into.parts_ms.append([after - earlier for after, earlier in parts])
+            if rounds % ROUNDS_PER_REPLAY == 1 and not any(request.finished for request in requests):
+                _replay(decoder, into.bare)
+    into.speculation += [request.speculation for request in requests]
+    return tokens, seconds
+
+
+def _parts(request: Request) -> list[float]:
+    """Milliseconds of all its rounds."""
+    return [getattr(request.speculation, f"{part}_ms") for part in PARTS]
+
+
+def _replay(decoder: Decoder, bare: Bare) -> None:
+    frame, device = decoder.last_frame, decoder.target.engine.device
+    assert frame is not None
+    with decoder.between_rounds():
+        for first, step in enumerate(frame.draft_runs):
+            (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
+        bare.verify.append(_run_ms(frame.verify, device))
+
+
+def _run_ms(step: Step, device: str) -> float:
+    wait_for(device)
+    began = perf_counter()
+    step.run()
+    wait_for(device)
+    return 1e3 * (perf_counter() - began)

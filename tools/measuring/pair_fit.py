@@ -1,0 +1,131 @@
+"""Whether a draft suits a target, before anything is exported: what they share, how often they agree, what it buys."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engines import Bundle, ExportError, PairError, blank_step, open_engines
+from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.pair import refuse_unequal
+from ...export.pipeline import SAMPLE
+from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
+from ...export.quiet import quiet_libraries
+from ...export.vocabulary import read_vocabulary
+from .theory import best_draft_length, speed_up
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+LONGEST_DRAFT = 8
+RUNS = 15
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model: its logits `[L, V]` on the text, and a run of one token to be timed."""
+
+    name: str
+    logits: Tensor
+    one_token: Callable[[], object]
+
+
+def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, Any]:
+    """From two checkpoints, or from one bundle that holds both."""
+    text = SAMPLE.read_text(encoding="utf-8") if text is None else text
+    with quiet_libraries():
+        if (Path(target) / "manifest.json").exists():
+            found, sides = _bundle_sides(target, draft, text)
+        elif draft is None:
+            raise PairError(f"{target} is no bundle and there is no --draft; name the checkpoint of a draft")
+        else:
+            found, sides = _checkpoint_sides(target, draft, text)
+    ours, theirs = sides
+    t_ms, d_ms = (median(times) for times in _interleaved([ours.one_token, theirs.one_token]))
+    cost = d_ms / t_ms
+    found |= {"target_ms": t_ms, "draft_ms": d_ms, "cost_ratio": cost, "temperatures": []}
+    for temperature in TEMPERATURES:
+        alpha = overlap(ours.logits, theirs.logits, temperature)
+        k = best_draft_length(alpha, cost, LONGEST_DRAFT)
+        found["temperatures"].append(
+            {"temperature": temperature, "alpha": alpha, "best_draft_length": k, "speed_up": speed_up(alpha, k, cost)}
+        )
+    return found
+
+
+def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any], list[Side]]:
+    checkpoints = [open_checkpoint(name) for name in (target, draft)]
+    vocabularies = [read_vocabulary(checkpoint) for checkpoint in checkpoints]
+    notes = refuse_unequal(*vocabularies)
+    size = vocabularies[0].entry().vocab_size
+    positions = [checkpoint.shape.positions for checkpoint in checkpoints]
+    tokens = _read(vocabularies[0].tokenizer, text, min(positions))
+    sides = [_side(checkpoint, tokens, size) for checkpoint in checkpoints]
+    return {"source": "checkpoints", "notes": notes, "positions": positions, "tokens": len(tokens)}, sides
+
+
+def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int) -> Side:
+    model = load_model(checkpoint, "float32")
+    last = torch.tensor([tokens[-1:]])
+
+    @torch.no_grad()
+    def one_token() -> object:
+        return model(last, use_cache=False)
+
+    return Side(checkpoint.name, checkpoint_logits(model, tokens)[:, :vocab_size], one_token)
+
+
+def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, Any], list[Side]]:
+    if draft is not None:
+        raise PairError(f"{path} is a bundle, which holds its own draft; leave out --draft {draft}")
+    bundle = Bundle.open(path)
+    if bundle.draft is None:
+        raise PairError(f"{path} holds no draft model; export it with --draft")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bundle.tokenizer_file))
+    tokens = _read(tokenizer, text, bundle.max_length)
+    engines = open_engines("onnxruntime", [(bundle.graph(role), m.contract) for role, m in bundle.models.items()])
+    sides = []
+    for engine, entry in zip(engines, bundle.models.values(), strict=True):
+        logits = engine_logits(engine, tokens)[:, : bundle.tokenizer.vocab_size]
+        sides.append(Side(entry.name, logits, blank_step(engine, 0, 1, 1, 1).run))
+    positions = [entry.contract.max_length for entry in bundle.models.values()]
+    return {"source": "bundle", "notes": [], "positions": positions, "tokens": len(tokens)}, sides
+
+
+def _read(tokenizer: Any, text: str, positions: int) -> list[int]:
+    tokens: list[int] = tokenizer.encode(text).ids[: min(LONGEST, positions)]
+    if len(tokens) < 2:
+        raise ExportError(f"the text has {len(tokens)} tokens, expected at least 2 to compare the models on")
+    return tokens
+
+
+def _interleaved(runs: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Milliseconds of each, in turn, after one warm-up."""
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(RUNS + 1):
+        for run, mine in zip(runs, times, strict=True):
+            began = perf_counter()
+            run()
+            if turn:
+                mine.append(1e3 * (perf_counter() - began))
+    return times
+
+
+def report(found: dict[str, Any]) -> str:
+    lines = [
+        "one token map, one set of special ids" + "".join(f"; {note}" for note in found["notes"]),
+        f"positions: {found['positions'][0]:,} of the target, {found['positions'][1]:,} of the draft",
+        f"one token: target {found['target_ms']:.2f} ms, draft {found['draft_ms']:.2f} ms, cost ratio "
+        f"c = {found['cost_ratio']:.3f} (in {'torch' if found['source'] == 'checkpoints' else 'ONNX Runtime'})",
+        f"on a text of {found['tokens']} tokens, verifying taken to cost one token:",
+    ]
+    for row in found["temperatures"]:
+        k = row["best_draft_length"]
+        advice = f"predicted {row['speed_up']:.2f} × at K = {k}" if k else "no draft length pays"
+        lines.append(f"  temperature {row['temperature']:g}: α = {row['alpha']:.3f}, {advice}")
+    return "\n".join(lines)

@@ -1,0 +1,194 @@
+"""The charts of reports, drawn by matplotlib: as figures, as files, and as SVG whose colours are the page's own."""
+
+import io
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TextIO
+
+from ...engines import EngineError, RequestError
+from ..extras import install_command
+from ..measuring.measure import PARTS
+from ..measuring.theory import speed_up
+
+COLOURS = {  # on white; a page may give each name another value
+    "ink": "#1f2429",
+    "muted": "#59636f",
+    "line": "#d3d9e1",
+    "blue": "#0b62c5",
+    "orange": "#b4530a",
+    "violet": "#7a3fb1",
+    "green": "#1a7f38",
+    "grey": "#8a939e",
+}
+PART_COLOURS = dict(zip(PARTS, ("green", "blue", "orange", "grey"), strict=True))
+SIZE = (5.0, 3.1)  # inches: about a telephone's width at full size
+TEXT = 11
+MOST_LABELS = 9  # that fit above the bars side by side
+FORMATS = (".png", ".svg")
+ALPHA_STEP = 0.1
+FREE_DRAFT = 0.05  # what the neighbour of a draft without cost costs
+
+
+def require_matplotlib() -> None:
+    """Before the work whose result it is to draw."""
+    try:
+        import_module("matplotlib")
+    except ImportError as error:
+        raise EngineError(f"charts are drawn by matplotlib, which is not here; {install_command('report')}") from error
+
+
+def require_drawable(path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise RequestError(f"--plot {path} ends in {path.suffix!r}, expected {' or '.join(FORMATS)}")
+    require_matplotlib()
+
+
+def speed_over_draft_length(result: dict[str, Any]) -> Any:
+    """Tokens per second measured, with the range of the repeats; as predicted; and as transformers does."""
+    figure, (axes,) = _figure("K, proposals a round", "tokens/s")
+    settings = result["settings"]
+    lengths = [one["draft_length"] for one in settings]
+    plain = settings[0]["tokens_per_second"]
+    _rates(axes, settings, "measured", "blue", "o")
+    axes.plot(lengths, [one["predicted"] * plain for one in settings], "--", color=COLOURS["orange"], label="predicted")
+    if result["transformers"]:
+        _rates(axes, result["transformers"], "transformers", "violet", "s")
+    axes.set_xticks(lengths)
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+    return figure
+
+
+def accepted_histogram(setting: dict[str, Any]) -> Any:
+    """How many of the rounds that proposed accepted 0, 1, … K."""
+    counts = setting["speculation"]["histogram"]
+    figure, (axes,) = _figure("proposals accepted", "rounds")
+    shares = [count / sum(counts) for count in counts]
+    bars = axes.bar(range(len(counts)), [100 * share for share in shares], color=COLOURS["blue"], width=0.7)
+    if len(counts) <= MOST_LABELS:
+        axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2, fontsize=TEXT - 1, color=COLOURS["ink"])
+    axes.set_xticks(range(len(counts)))
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    axes.margins(y=0.12)
+    return figure
+
+
+def acceptance_by_position(setting: dict[str, Any]) -> Any:
+    """Of the proposals examined at each position, how many were accepted, beside α, which is all of them."""
+    figure, (axes,) = _figure("position of the proposal", "accepted of examined")
+    shares = setting["speculation"]["acceptance_by_position"]
+    seen = [(position, share) for position, share in enumerate(shares, 1) if share is not None]
+    axes.plot(*zip(*seen, strict=True), "o-", color=COLOURS["blue"], label="accepted")
+    alpha = setting["acceptance"]
+    axes.axhline(alpha, linestyle="--", color=COLOURS["orange"], label=f"α = {alpha:.2f}")
+    axes.set_xticks(range(1, len(shares) + 1))
+    axes.set_ylim(0, 1.04)
+    _legend(axes)
+    return figure
+
+
+def round_timeline(plain: dict[str, Any], setting: dict[str, Any]) -> Any:
+    """One round of plain decoding, one with K proposals, and the bare engine runs in that, from left to right."""
+    figure, (axes,) = _figure("milliseconds", "", grid="x")
+    bare = {"draft": setting["draft_ms"], "verify": setting["verify_ms"]}
+    rows = {"bare runs": bare, f"K = {setting['draft_length']}": setting["parts_ms"], "K = 0": plain["parts_ms"]}
+    begun = [0.0] * len(rows)
+    for part in PARTS:
+        widths = [row.get(part, 0.0) for row in rows.values()]
+        axes.barh(list(rows), widths, left=begun, height=0.55, color=COLOURS[PART_COLOURS[part]], label=part)
+        begun = [left + width for left, width in zip(begun, widths, strict=True)]
+    axes.set_xlim(0, 1.03 * max(begun))
+    _legend(axes)
+    return figure
+
+
+def planned_speed_up(found: dict[str, Any]) -> Any:
+    """Speed-up over K as calculated, on the left beside other acceptances, on the right beside other costs."""
+    alpha, cost, v = found["alpha"], found["cost"], found["verify_cost"]
+    lengths = [one["draft_length"] for one in found["settings"]]
+    figure, (left, right) = _figure("K, proposals a round", "speed-up", panels=2)
+    alphas = sorted({max(0.0, alpha - ALPHA_STEP), alpha, min(1.0, alpha + ALPHA_STEP)}, reverse=True)
+    costs = [cost / 2, cost, cost * 2] if cost else [0.0, FREE_DRAFT, 2 * FREE_DRAFT]
+    for axes, curves in (
+        (left, [(f"α = {a:.3g}", a, cost) for a in alphas]),
+        (right, [(f"c = {c:.3g}", alpha, c) for c in costs]),
+    ):
+        others = iter((("green", ":"), ("orange", "--")))
+        for label, a, c in curves:
+            given = (a, c) == (alpha, cost)
+            colour, style = ("blue", "-") if given else next(others)
+            speeds = [speed_up(a, k, c, v) for k in lengths]
+            axes.plot(lengths, speeds, style, color=COLOURS[colour], linewidth=2.4 if given else 1.6, label=label)
+    for axes in (left, right):
+        axes.axhline(1, color=COLOURS["muted"], linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _legend(axes)
+    return figure
+
+
+def save(figure: Any, path: Path, out: TextIO) -> None:
+    """As a picture on white, in the format that the name of the file asks for."""
+    if path.suffix == ".svg":
+        out.write(_svg(figure, facecolor="white"))
+    else:
+        figure.savefig(out.buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+
+
+def inline_svg(figure: Any, name: str, label: str) -> str:
+    """An element for a page that gives the colours their values, as --ink and so on; ids begin with `name`."""
+    text = _svg(figure, facecolor="none")
+    text = text[text.index("<svg") :]
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    for colour, value in COLOURS.items():
+        text = text.replace(value, f"var(--{colour})")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def _svg(figure: Any, facecolor: str) -> str:
+    """The same figure gives the same text; its own text stays text."""
+    out = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with import_module("matplotlib").rc_context({"svg.fonttype": "none", "svg.hashsalt": "trt-spec"}):
+        figure.savefig(out, format="svg", facecolor=facecolor, metadata=nothing)
+    return out.getvalue()
+
+
+def _figure(x: str, y: str, panels: int = 1, grid: str = "y") -> tuple[Any, Sequence[Any]]:
+    width, height = SIZE
+    figure = import_module("matplotlib.figure").Figure((width * (1 + 0.7 * (panels - 1)), height), layout="constrained")
+    all_axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    for axes in all_axes:
+        axes.set_facecolor("none")
+        axes.set_xlabel(x, color=COLOURS["muted"], fontsize=TEXT)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(COLOURS["line"])
+        axes.tick_params(colors=COLOURS["ink"], labelsize=TEXT, length=0, pad=5)
+        axes.grid(axis=grid, color=COLOURS["line"], linewidth=0.8)
+        axes.set_axisbelow(True)
+    all_axes[0].set_ylabel(y, color=COLOURS["muted"], fontsize=TEXT)
+    return figure, all_axes
+
+
+def _rates(axes: Any, settings: Sequence[dict[str, Any]], label: str, colour: str, marker: str) -> None:
+    lengths, rates = ([one[name] for one in settings] for name in ("draft_length", "tokens_per_second"))
+    each = [one["tokens_per_second_each"] for one in settings]
+    axes.vlines(lengths, list(map(min, each)), list(map(max, each)), color=COLOURS[colour], alpha=0.45, linewidth=3)
+    axes.plot(lengths, rates, f"{marker}-", color=COLOURS[colour], label=label)
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=4,
+        frameon=False,
+        fontsize=TEXT,
+        labelcolor=COLOURS["ink"],
+        handlelength=1.6,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )
