@@ -10,16 +10,21 @@ from typing import Any
 from .contract import GRANULE, SLACK, Contract
 from .errors import BundleError, ContractError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine, and no part of what its manifest vouches for
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # of each model, in a folder of its own
+
+
+TARGET, DRAFT = "target", "draft"
+KINDS = (TARGET, DRAFT)  # what a model of a bundle may be there for
 
 
 @dataclass(frozen=True)
 class ModelEntry:
     """One model of a bundle: where it came from, what its graph promises, and how it was checked."""
 
+    kind: str  # one of KINDS
     name: str
     architecture: str
     parameters: int
@@ -49,22 +54,31 @@ class Bundle:
     """A verified bundle directory."""
 
     path: Path
-    target: ModelEntry
-    draft: ModelEntry | None
+    models: dict[str, ModelEntry]  # by name, which is also that of the model's folder
     tokenizer: TokenizerEntry
     made_by: dict[str, str]  # library name to version
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
 
+    def first(self, kind: str) -> str | None:
+        """The name of the first model of a kind; None if there is none."""
+        return next((name for name, model in self.models.items() if model.kind == kind), None)
+
     @property
-    def models(self) -> dict[str, ModelEntry]:
-        """By role."""
-        return {"target": self.target} | ({} if self.draft is None else {"draft": self.draft})
+    def target(self) -> ModelEntry:
+        name = self.first(TARGET)
+        assert name is not None, "no bundle is opened without one"
+        return self.models[name]
 
-    def graph(self, role: str) -> Path:
-        return self.path / role / GRAPH
+    @property
+    def draft(self) -> ModelEntry | None:
+        name = self.first(DRAFT)
+        return None if name is None else self.models[name]
 
-    def weight_bytes(self, role: str) -> int:
-        return int(self.files[f"{role}/{WEIGHTS}"]["bytes"])
+    def graph(self, name: str) -> Path:
+        return self.path / name / GRAPH
+
+    def weight_bytes(self, name: str) -> int:
+        return int(self.files[f"{name}/{WEIGHTS}"]["bytes"])
 
     @property
     def tokenizer_file(self) -> Path:
@@ -94,8 +108,7 @@ class Bundle:
         fields = {
             "format": FORMAT,
             "made_by": self.made_by,
-            "target": asdict(self.target),
-            "draft": None if self.draft is None else asdict(self.draft),
+            "models": {name: asdict(model) for name, model in self.models.items()},
             "tokenizer": asdict(self.tokenizer),
             "files": self.files,
         }
@@ -111,8 +124,7 @@ class Bundle:
             files = dict(fields["files"])
             bundle = cls(
                 path=path,
-                target=_model(fields["target"]),
-                draft=None if fields["draft"] is None else _model(fields["draft"]),
+                models={str(name): _model(entry) for name, entry in fields["models"].items()},
                 tokenizer=_tokenizer(fields["tokenizer"]),
                 made_by=dict(fields["made_by"]),
                 files=files,
@@ -122,6 +134,10 @@ class Bundle:
             raise BundleError(
                 f"{path / MANIFEST} is damaged ({type(error).__name__}: {error}); export the bundle again"
             ) from error
+        if (kinds := [model.kind for model in bundle.models.values()]).count(TARGET) != 1:
+            raise BundleError(
+                f"{path / MANIFEST} lists models of the kinds {kinds}, expected one target; export it again"
+            )
         for model in bundle.models.values():
             if model.contract.vocab_size < bundle.tokenizer.vocab_size:
                 raise BundleError(
@@ -130,7 +146,7 @@ class Bundle:
                 )
         for name in [
             "tokenizer.json",
-            *(f"{role}/{file}" for role in bundle.models for file in (GRAPH, WEIGHTS)),
+            *(f"{name}/{file}" for name in bundle.models for file in (GRAPH, WEIGHTS)),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
@@ -173,6 +189,8 @@ def content_hash(fields: dict[str, Any]) -> str:
 
 
 def _model(fields: dict[str, Any]) -> ModelEntry:
+    if fields["kind"] not in KINDS:
+        raise ValueError(f"a model of the kind {fields['kind']!r}, expected one of {', '.join(KINDS)}")
     return ModelEntry(**{**fields, "contract": Contract.from_json(fields["contract"])})
 
 

@@ -1,10 +1,13 @@
 """The contract of a graph: every input and output, its shape and dtype, and which output is which input's memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ContractError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WIDEST_STEP = 17  # a graph runs at any width; speculation uses at most K + 1 = 17 rows
 MAX_DRAFT_LENGTH = WIDEST_STEP - 1
@@ -29,6 +32,19 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Capability:
+    """Something that only some graphs can do, with the inputs and outputs that it adds to their contract."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    # Fills its inputs, before each run, where the caller of a step brings no tensors for them; it gets all inputs.
+    fill: "Callable[[Mapping[str, Tensor]], None] | None" = None
+
+
+CAPABILITIES: dict[str, Capability] = {}  # by the name under which contracts list them
+
+
+@dataclass(frozen=True)
 class Contract:
     """The numbers that fix a graph's interface; `inputs` and `outputs` spell them out."""
 
@@ -39,11 +55,15 @@ class Contract:
     vocab_size: int  # columns of the logits, padding included
     max_length: int  # longest sequence the positions allow
     dtype: str  # of weights and cache; logits are always float32
+    capabilities: tuple[str, ...] = ()  # beyond what every graph can do
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "dtype" and (type(value) is not int or value < 1):
+            if name not in ("dtype", "capabilities") and (type(value) is not int or value < 1):
                 raise ContractError(f"contract field {name} is {value!r}, expected a positive integer")
+        for name in self.capabilities:
+            if name not in CAPABILITIES:
+                raise ContractError(f"contract lists the capability {name!r}, which this version does not know")
         if self.dtype not in ("float32", "float16", "bfloat16"):
             raise ContractError(f"contract dtype is {self.dtype!r}, expected float32, float16 or bfloat16")
 
@@ -53,7 +73,7 @@ class Contract:
         if not isinstance(fields, dict) or set(fields) != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise ContractError(f"contract has the fields {found}, expected {sorted(names)}")
-        return cls(**fields)
+        return cls(**fields | {"capabilities": tuple(fields["capabilities"])})
 
     @property
     def cache_names(self) -> tuple[str, ...]:
@@ -70,6 +90,7 @@ class Contract:
             TensorSpec("input_ids", "int64", ("batch", "width")),
             TensorSpec("start", "int64", ("batch",)),
             TensorSpec("logit_rows", "int64", ("batch", "rows")),
+            *(spec for name in self.capabilities for spec in CAPABILITIES[name].inputs),
             *(TensorSpec(f"past_{name}", self.dtype, self.cache_shape) for name in self.cache_names),
         )
 
@@ -77,6 +98,7 @@ class Contract:
     def outputs(self) -> tuple[TensorSpec, ...]:
         return (
             TensorSpec("logits", "float32", ("batch", "rows", self.vocab_size)),
+            *(spec for name in self.capabilities for spec in CAPABILITIES[name].outputs),
             *(TensorSpec(f"present_{name}", self.dtype, self.cache_shape) for name in self.cache_names),
         )
 
@@ -89,6 +111,18 @@ class Contract:
     def cache_bytes_per_token(self) -> int:
         size = 4 if self.dtype == "float32" else 2
         return 2 * self.layers * self.kv_heads * self.head_dim * size
+
+    def sizes(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
+        """What the symbols of the shapes stand for in these tensors, which must be all that the contract lists."""
+        sizes: dict[str, int] = {}
+        for spec in (*self.inputs, *self.outputs):
+            found = tensors[spec.name].shape
+            expected = [
+                sizes.setdefault(dim, size) if isinstance(dim, str) else dim
+                for dim, size in zip(spec.shape, found, strict=True)
+            ]
+            assert list(found) == expected, f"{spec} got a tensor {list(found)} where {expected} is meant"
+        return sizes
 
     def check(self, graph: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Refuse a graph whose tensors are not exactly those of this contract."""

@@ -1,23 +1,34 @@
-"""The protocol every engine keeps: bind the cache once, make a step over fixed tensors, run it."""
+"""The protocol every engine keeps: make a step over fixed tensors, which the graph's contract names, and run it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
+from .contract import CAPABILITIES, Contract, TensorSpec
 
-from .contract import Contract
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call of the graph on the caller's own tensors: fill the inputs, `run()`, read the logits."""
+    """A call of the graph on the caller's own tensors, by contract name: fill the inputs, `run()`, read the outputs."""
 
-    input_ids: Tensor  # [B, S] int64
-    start: Tensor  # [B] int64, the cache row of each first token
-    logits: Tensor  # [B, R, V] float32, of the last R tokens of S
+    inputs: "Mapping[str, Tensor]"
+    outputs: "Mapping[str, Tensor]"
     run: Callable[[], None]
+
+    @property
+    def input_ids(self) -> "Tensor":  # [B, S] int64
+        return self.inputs["input_ids"]
+
+    @property
+    def start(self) -> "Tensor":  # [B] int64, the cache row of each first token
+        return self.inputs["start"]
+
+    @property
+    def logits(self) -> "Tensor":  # [B, R, V] float32, of the last R tokens of S
+        return self.outputs["logits"]
 
 
 class Engine(Protocol):
@@ -26,14 +37,17 @@ class Engine(Protocol):
     contract: Contract
     device: str
     static_capacity: bool  # the cache must have its full capacity from the start
+    own_threads: bool  # computes on threads of its own, which torch's would fight for the cores
     verify_width: int  # the most tokens of a step whose logits it gives
-    prefill_width: int  # the most tokens of a step
 
-    def bind(self, cache: Mapping[str, Tensor]) -> None:
-        """Use these cache buffers, by contract name, `[rows, kv_heads, T, head_dim]`, in all steps made from now on."""
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Refuse caches of up to so many rows of this capacity if no step could run over them."""
 
-    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        """A step over cache rows first_row … first_row + B - 1 that reads and writes these contiguous tensors."""
+    def step(self, inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]") -> Step:
+        """A step that reads and writes these contiguous tensors, all that the contract lists."""
+
+    def prefill_widths(self, tokens: int) -> list[int]:
+        """The widths of the steps in which it reads so many tokens best."""
 
     def capturable(self) -> bool:
         """Whether the steps that ran may be recorded in a CUDA graph of torch's current stream."""
@@ -41,11 +55,76 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def blank_step(engine: Engine, first_row: int, batch: int, width: int, rows: int) -> Step:
-    """A step on new tensors of its own, all zero."""
-    return engine.step(
-        first_row,
-        torch.zeros(batch, width, dtype=torch.int64, device=engine.device),
-        torch.zeros(batch, dtype=torch.int64, device=engine.device),
-        torch.zeros(batch, rows, engine.contract.vocab_size, device=engine.device),
-    )
+def chunks(tokens: int, most: int) -> list[int]:
+    """The widths that so many tokens are read in, `most` at a time."""
+    return [min(most, tokens - begin) for begin in range(0, tokens, most)]
+
+
+def last_rows(batch: int, width: int, rows: int, device: str) -> "Tensor":
+    """Which rows of a step give logits: the last ones."""
+    import torch
+
+    return torch.arange(width - rows, width, device=device).expand(batch, rows).contiguous()
+
+
+def make_step(
+    engine: Engine, cache: "Mapping[str, Tensor]", inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]"
+) -> Step:
+    """A step over the rows of `cache`, by contract name.
+
+    `inputs` and `outputs` may leave out what follows from the others: which rows give logits, the cache, and what a
+    capability can fill by itself.
+    """
+    import torch
+
+    contract, device = engine.contract, engine.device
+    (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
+    inputs = {f"past_{name}": tensor for name, tensor in cache.items()} | dict(inputs)
+    inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
+    outputs = {f"present_{name}": tensor for name, tensor in cache.items()} | dict(outputs)
+    sizes = {"batch": batch, "width": width, "rows": rows}
+
+    def blank(spec: TensorSpec) -> "Tensor":
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+        return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+
+    fills = []
+    for capability in (CAPABILITIES[name] for name in contract.capabilities):
+        absent = [spec for spec in capability.inputs if spec.name not in inputs]
+        if absent and capability.fill is not None:
+            fills.append(capability.fill)
+        inputs |= {spec.name: blank(spec) for spec in absent}
+        outputs |= {spec.name: blank(spec) for spec in capability.outputs if spec.name not in outputs}
+    step = engine.step(inputs, outputs)
+    if not fills:
+        return step
+
+    def run() -> None:
+        for fill in fills:
+            fill(inputs)
+        step.run()
+
+    return Step(inputs, outputs, run)
+
+
+def blank_step(
+    engine: Engine, cache: "Mapping[str, Tensor]", first_row: int, batch: int, width: int, rows: int
+) -> Step:
+    """A step on new tensors of its own, all zero, over the rows of `cache` from `first_row` on."""
+    import torch
+
+    views = {name: tensor[first_row : first_row + batch] for name, tensor in cache.items()}
+    inputs = {
+        "input_ids": torch.zeros(batch, width, dtype=torch.int64, device=engine.device),
+        "start": torch.zeros(batch, dtype=torch.int64, device=engine.device),
+    }
+    logits = torch.zeros(batch, rows, engine.contract.vocab_size, device=engine.device)
+    return make_step(engine, views, inputs, {"logits": logits})
+
+
+def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
+    """Cache buffers by contract name, all zero."""
+    import torch
+
+    size, dtype = (rows, contract.kv_heads, capacity, contract.head_dim), getattr(torch, contract.dtype)
+    return {name: torch.zeros(size, dtype=dtype, device=device) for name in contract.cache_names}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .bundle import WEIGHTS
 from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
-from .engine import Step
+from .engine import Step, chunks
 from .errors import EngineError, first_line
 from .onnx_graph import DTYPES
 
@@ -30,39 +30,46 @@ class Threads:
     stay_awake: bool
 
 
+def open_engines(
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+) -> "list[OnnxRuntimeEngine]":
+    shares = share_threads([graph for graph, _ in models])
+    return [
+        OnnxRuntimeEngine(*model, device, threads, exact_weights) for model, threads in zip(models, shares, strict=True)
+    ]
+
+
 class OnnxRuntimeEngine:
     """See `Engine`. On the CPU the cache may be any length: binding another one costs microseconds.
 
     On a GPU it runs on torch's stream of the moment it was opened, and a step that comes back is a CUDA graph.
     """
 
-    verify_width, prefill_width = WIDEST_STEP, PREFILL_WIDTH
+    verify_width = WIDEST_STEP
 
     def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:
         self.contract, self.device = contract, device
         if device != "cpu" and device.partition(":")[0] != "cuda":
             raise EngineError(f"engine onnxruntime runs on the device cpu or cuda, not on {device!r}; name one of them")
         self.static_capacity = self._on_gpu = device != "cpu"
+        self.own_threads = not self._on_gpu
         if contract.dtype != "float32" and not self._on_gpu:
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"
             )
         self._session: Any = open_session(graph, threads, exact_weights, device)
         contract.check(str(graph), *(_specs(tensors) for tensors in _interface(self._session)))
-        self._cache: Mapping[str, Tensor] = {}
         self._graph_ids = itertools.count(1)
 
-    def bind(self, cache: Mapping[str, Tensor]) -> None:
-        self._cache = cache
+    def reserve(self, rows: int, capacity: int) -> None:
+        """It runs any."""
 
-    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        (batch, width), rows = input_ids.shape, logits.shape[1]
-        last_rows = torch.arange(width - rows, width, device=self.device).expand(batch, rows).contiguous()
-        inputs = {"input_ids": input_ids, "start": start, "logit_rows": last_rows}
+    def prefill_widths(self, tokens: int) -> list[int]:
+        return chunks(tokens, PREFILL_WIDTH)
+
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        sizes = self.contract.sizes({**inputs, **outputs})
         session, binding = self._session, self._session.io_binding()
-        views = {name: buffer[first_row : first_row + batch] for name, buffer in self._cache.items()}
-        inputs |= {f"past_{name}": view for name, view in views.items()}
-        outputs = {"logits": logits} | {f"present_{name}": view for name, view in views.items()}
         kind, number = torch.device(self.device).type, torch.device(self.device).index or 0
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, tensor in tensors.items():
@@ -78,12 +85,12 @@ class OnnxRuntimeEngine:
                 session.run_with_iobinding(binding, next(settings))
             except Exception as error:  # the bindings raise a dozen unrelated types
                 raise EngineError(
-                    f"ONNX Runtime failed at batch {batch}, width {width}: {first_line(error)}"
+                    f"ONNX Runtime failed at batch {sizes['batch']}, width {sizes['width']}: {first_line(error)}"
                 ) from error
             if wait:
                 torch.cuda.synchronize(self.device)
 
-        return Step(input_ids, start, logits, run)
+        return Step(inputs, outputs, run)
 
     def _run_settings(self) -> Iterator[Any]:
         """How a step's runs differ: most steps of a prompt run once, and are not worth a graph."""
@@ -94,7 +101,6 @@ class OnnxRuntimeEngine:
         return False  # a session's work cannot be part of the caller's graph
 
     def close(self) -> None:
-        self._cache = {}
         self._session = None
 
 

@@ -12,20 +12,22 @@ from torch import Tensor
 
 from .bundle import PLANS
 from .contract import ALIGNMENT, Contract
-from .engine import Step
+from .engine import Step, chunks
 from .errors import EngineError, first_line
 from .tensorrt_plans import LIBRARIES, Plan, graph_identity, read_plan, write_whole
 
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
 
 
-def open_plans(models: Sequence[tuple[Path, Contract]], device: str) -> "list[TensorRTEngine]":
+def open_engines(
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+) -> "list[TensorRTEngine]":
     """The models' plans for this GPU. All of them share one scratch memory: they take turns on one stream."""
     capability = compute_capability(device)
     chosen = [choose_plans(models[0][0], capability)]
-    name = chosen[0][0].key.engine
-    chosen += [choose_plans(graph, capability, name) for graph, _ in models[1:]]
-    library = _Library(name)
+    library_name = chosen[0][0].key.engine
+    chosen += [choose_plans(graph, capability, library_name) for graph, _ in models[1:]]
+    library = _Library(library_name)
     opened: list[list[_Opened]] = []
     for (graph, contract), plans in zip(models, chosen, strict=True):
         opened.append([_Opened(library, graph.parents[1], plan, contract) for plan in plans])
@@ -101,17 +103,15 @@ class TensorRTEngine:
     """
 
     static_capacity = True
+    own_threads = False
 
     def __init__(self, contract: Contract, device: str, plans: "list[_Opened]", scratch: Tensor) -> None:
         self.contract, self.device = contract, device
         self._plans, self._scratch = plans, scratch
         self.verify_width = max(plan.key.rows for plan in plans)
-        self.prefill_width = max((plan.key.width for plan in plans if plan.key.batch[0] == 1), default=1)
         self._contexts: dict[tuple[_Opened, int], _Context] = {}
-        self._cache: Mapping[str, Tensor] = {}
 
-    def bind(self, cache: Mapping[str, Tensor]) -> None:
-        rows, _, capacity, _ = next(iter(cache.values())).shape
+    def reserve(self, rows: int, capacity: int) -> None:
         for key in (plan.key for plan in self._plans):
             if capacity != key.capacity:
                 raise EngineError(
@@ -123,35 +123,41 @@ class TensorRTEngine:
             if not plans:
                 raise self._no_plan(batch, 1, 1)
         self.verify_width = min(max(plan.key.rows for plan in plans) for plans in fitting)
-        self._cache = cache
 
-    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        (batch, width), rows = input_ids.shape, logits.shape[1]
-        context = self._context_for(batch, width, rows)
-        key, device = context.key, self.device
-        ids, scores = input_ids, logits
-        if width < key.width or input_ids.data_ptr() % ALIGNMENT:
-            ids = torch.zeros(batch, key.width, dtype=torch.int64, device=device)
-        if rows < key.rows:
-            scores = torch.zeros(batch, key.rows, self.contract.vocab_size, device=device)
-        last_rows = context.logit_rows(width - rows, width)
-        tensors = {"input_ids": ids, "start": start, "logit_rows": last_rows, "logits": scores}
-        for name, buffer in self._cache.items():
-            tensors[f"past_{name}"] = tensors[f"present_{name}"] = buffer[first_row : first_row + batch]
-        addresses = {}
-        for name, tensor in tensors.items():
+    def prefill_widths(self, tokens: int) -> list[int]:
+        return chunks(tokens, max((plan.key.width for plan in self._plans if plan.key.batch[0] == 1), default=1))
+
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        sizes = self.contract.sizes({**inputs, **outputs})
+        context = self._context_for(sizes["batch"], sizes["width"], sizes["rows"])
+        before, after = [], []  # what is copied into wider tensors, and out of them
+        bound: dict[str, Tensor] = {}
+        for spec in (*self.contract.inputs, *self.contract.outputs):
+            theirs = inputs[spec.name] if spec.name in inputs else outputs[spec.name]
+            shape = [context.sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+            ours = theirs
+            if list(theirs.shape) != shape or theirs.data_ptr() % ALIGNMENT:
+                ours = torch.zeros(shape, dtype=theirs.dtype, device=self.device)
+                part = ours[tuple(slice(size) for size in theirs.shape)]
+                if spec.name in inputs:
+                    before.append((part, theirs))
+                else:
+                    after.append((theirs, part))
+            bound[spec.name] = ours
+        for output, past in self.contract.aliases.items():
+            assert bound[output].data_ptr() == bound[past].data_ptr(), f"{output} must be the memory of {past}"
+        for name, tensor in bound.items():
             assert tensor.is_contiguous(), f"{name} must be contiguous"
-            assert tensor.data_ptr() % ALIGNMENT == 0, f"{name} must be aligned to {ALIGNMENT} bytes"
-            addresses[name] = tensor.data_ptr()
+        addresses = {name: tensor.data_ptr() for name, tensor in bound.items()}
 
-        def run(tensors: object = tensors) -> None:  # it keeps their memory alive
-            if ids is not input_ids:
-                ids[:, :width].copy_(input_ids)
-            context.run(addresses, current_stream(device))
-            if scores is not logits:
-                logits.copy_(scores[:, :rows])
+        def run(tensors: object = bound) -> None:  # it keeps their memory alive
+            for part, theirs in before:
+                part.copy_(theirs)
+            context.run(addresses, current_stream(self.device))
+            for theirs, part in after:
+                theirs.copy_(part)
 
-        return Step(input_ids, start, logits, run)
+        return Step(inputs, outputs, run)
 
     def capturable(self) -> bool:
         stream = current_stream(self.device)
@@ -161,7 +167,7 @@ class TensorRTEngine:
         self._contexts.clear()
         for plan in self._plans:
             plan.close()
-        self._plans, self._cache, self._scratch = [], {}, torch.empty(0)
+        self._plans, self._scratch = [], torch.empty(0)
 
     def _context_for(self, batch: int, width: int, rows: int) -> "_Context":
         fitting = [plan for plan in self._plans if plan.fits(batch, width, rows)]
@@ -241,26 +247,18 @@ class _Context:
     """A plan at one batch; what is bound stays bound until another step needs other memory."""
 
     def __init__(self, plan: _Opened, batch: int, scratch: Tensor) -> None:
-        self.key, self._plan, self._batch, self._device = plan.key, plan, batch, scratch.device
+        self.key, self._plan, self._batch = plan.key, plan, batch
         self._context = plan.new_context()
         self._context.set_device_memory(scratch.data_ptr(), scratch.numel())
-        sizes = {"batch": batch} | plan.key.sizes
+        self.sizes = {"batch": batch} | plan.key.sizes
         for spec in plan.contract.inputs:
-            shape = tuple(sizes.get(str(dim), dim) for dim in spec.shape)
+            shape = tuple(self.sizes.get(str(dim), dim) for dim in spec.shape)
             if not self._context.set_input_shape(spec.name, shape):
                 raise EngineError(
                     f"a plan of {plan.key.model} refuses {spec.name} {shape}: {plan.reason()}; build it again"
                 )
         self.has_run = False
         self._bound: dict[str, int] = {}
-        self._logit_rows: dict[tuple[int, int], Tensor] = {}
-
-    def logit_rows(self, first: int, end: int) -> Tensor:
-        """Rows [B, R] from `first` on, the last one again where they end: the same memory for all such steps."""
-        if (first, end) not in self._logit_rows:
-            rows = torch.arange(first, first + self.key.rows, device=self._device).clamp_(max=end - 1)
-            self._logit_rows[first, end] = rows.repeat(self._batch, 1)
-        return self._logit_rows[first, end]
 
     def run(self, addresses: Mapping[str, int], stream: int) -> None:
         done = True

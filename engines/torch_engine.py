@@ -1,7 +1,7 @@
 """The bundle's graph as torch ops on any torch device, converted for each shape of a call, run eagerly or compiled."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,22 @@ from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
 from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
-from .engine import Step
+from .engine import Step, chunks
 from .errors import EngineError, first_line
 from .onnx_graph import Graph, Node, read_graph
 from .torch_ops import FIXED, IGNORED, OPS
 
+Shape = tuple[tuple[str, int], ...]  # what each symbol of the contract stands for
+
 KEPT_SHAPES = 128  # converted graphs, a few hundred kilobytes each
+TRIAL: Shape = (("batch", 2), ("capacity", 5), ("rows", 2), ("width", 3))
+
+
+def open_engines(
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+) -> "list[TorchEngine]":
+    """Its weights are always exact."""
+    return [TorchEngine(*model, device, compiled=name == "torch-compiled") for model in models]
 
 
 class TorchEngine:
@@ -26,7 +36,8 @@ class TorchEngine:
     A step reads no tensor on the host and allocates by torch's own allocator alone, so a caller may capture it.
     """
 
-    verify_width, prefill_width = WIDEST_STEP, PREFILL_WIDTH
+    verify_width = WIDEST_STEP
+    own_threads = False
 
     def __init__(self, graph: Path, contract: Contract, device: str, compiled: bool) -> None:
         try:
@@ -45,54 +56,56 @@ class TorchEngine:
         self._nodes, self._constants = _fold(read, device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
-        self._convert(batch=2, width=3, rows=2, capacity=5)  # what cannot be converted is refused now
-        self._cache: Mapping[str, Tensor] = {}
+        self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
+        self._convert(TRIAL)  # what cannot be converted is refused now
 
-    def bind(self, cache: Mapping[str, Tensor]) -> None:
-        self._cache = cache
+    def reserve(self, rows: int, capacity: int) -> None:
+        """It runs any."""
 
-    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        (batch, width), rows = input_ids.shape, logits.shape[1]
-        views = [self._cache[name][first_row : first_row + batch] for name in self.contract.cache_names]
-        pieces, begin = [], 0
-        for size in _piece_widths(width) if rows == 1 else [width]:
-            shape = (batch, size, rows, views[0].shape[2])
-            last_rows = torch.arange(size - rows, size, device=self.device).expand(batch, rows)
-            pieces.append((shape, self._module(*shape), input_ids[:, begin : begin + size], begin, last_rows))
-            begin += size
+    def prefill_widths(self, tokens: int) -> list[int]:
+        """Powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""
+        return [width for chunk in chunks(tokens, PREFILL_WIDTH) for width in _powers_of_two(chunk)]
+
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        sizes = self.contract.sizes({**inputs, **outputs})
+        shape = tuple(sorted(sizes.items()))
+        module = self._module(shape)
+        given = [inputs[spec.name] for spec in self.contract.inputs]
+        wanted = [outputs[spec.name] for spec in self._computed]
         again = False
 
         def run() -> None:
             nonlocal again
             try:
                 with torch.inference_mode():
-                    for shape, module, ids, begin, last_rows in pieces:
-                        # A step that comes back is one of a round; prefill is too seldom to compile.
-                        compute = self._compiled_module(*shape) if self._compiled and again else module
-                        found = compute(ids, start + begin if begin else start, last_rows, *views)
-                    logits.copy_(found)
+                    # A step that comes back is one of a round; prefill is too seldom to compile.
+                    compute = self._compiled_module(shape) if self._compiled and again else module
+                    for place, found in zip(wanted, compute(*given), strict=True):
+                        place.copy_(found)
                 again = True
             except torch.OutOfMemoryError:  # whoever opened all models says how much they need
                 raise
             except (RuntimeError, IndexError) as error:
-                raise EngineError(f"torch failed at batch {batch}, width {width}: {first_line(error)}") from error
+                raise EngineError(
+                    f"torch failed at batch {sizes['batch']}, width {sizes['width']}: {first_line(error)}"
+                ) from error
 
-        return Step(input_ids, start, logits, run)
+        return Step(inputs, outputs, run)
 
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
     def close(self) -> None:
-        self._cache, self._constants = {}, {}
+        self._constants = {}
         self._module.cache_clear()
         self._compiled_module.cache_clear()
 
-    def _compile(self, *shape: int) -> Callable[..., Tensor]:
-        return torch.compile(self._module(*shape), fullgraph=True, dynamic=False)
+    def _compile(self, shape: Shape) -> Callable[..., tuple[Tensor, ...]]:
+        return torch.compile(self._module(shape), fullgraph=True, dynamic=False)
 
-    def _convert(self, batch: int, width: int, rows: int, capacity: int) -> fx.GraphModule:
-        """`(input_ids, start, logit_rows, past_key_0, …) -> logits` for these sizes; the cache is written in place."""
-        sizes = {"batch": batch, "width": width, "rows": rows, "capacity": capacity}
+    def _convert(self, shape: Shape) -> fx.GraphModule:
+        """From the contract's inputs to its outputs but the cache, which is written in place, for these sizes."""
+        sizes = dict(shape)
         recorder = _Recorder(self.device)
         values = dict(self._constants)
         for spec in self.contract.inputs:
@@ -100,11 +113,10 @@ class TorchEngine:
         with recorder:
             for node in self._nodes:
                 _run(node, values)
-        return recorder.module(values["logits"])
+        return recorder.module([values[spec.name] for spec in self._computed])
 
 
-def _piece_widths(width: int) -> list[int]:
-    """Powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""
+def _powers_of_two(width: int) -> list[int]:
     return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
 
 
@@ -128,8 +140,8 @@ class _Recorder(TorchFunctionMode):
         self._written[id(tensor)] = tensor, self._graph.placeholder(spec.name)
         return tensor
 
-    def module(self, output: Tensor) -> fx.GraphModule:
-        self._graph.output(self._node(output))
+    def module(self, outputs: Sequence[Tensor]) -> fx.GraphModule:
+        self._graph.output(tuple(self._node(output) for output in outputs))
         return fx.GraphModule(self._root, self._graph)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

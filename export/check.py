@@ -1,6 +1,6 @@
 """The built-in check: the written graph in ONNX Runtime against the checkpoint in torch, call by call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ..engines import Contract, ExportError, blank_step, open_engine
+from ..engines import Contract, Engine, ExportError, blank_step, open_engine
 from .oracle import branch_logits, continued_logits
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
@@ -69,14 +69,14 @@ def check_graph(
     quantised = kind != "none"
     engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
     try:
-        engine.bind(_cache(contract, ROWS, reference.script.capacity))
+        cache = _cache(contract, ROWS, reference.script.capacity)
         for call in reference.script.calls:
-            for row, logits in zip(call.rows, _run(engine, call), strict=True):
+            for row, logits in zip(call.rows, _run(engine, cache, call), strict=True):
                 expected = reference.branches[row.branch][row.start : row.start + row.live]
                 compare(call.scenario, logits[: row.live], expected)
         deep = reference.deep
-        engine.bind(_cache_holding(contract, deep.start, len(deep.tokens)))
-        logits = _run(engine, Call("deep cache", 0, [deep]))[0]
+        cache = _cache_holding(contract, deep.start, len(deep.tokens))
+        logits = _run(engine, cache, Call("deep cache", 0, [deep]))[0]
         compare("deep cache", logits[: deep.live], reference.deep_logits)
         if quantised:
             engine.close()
@@ -105,9 +105,9 @@ def check_graph(
     return report, sample_logits
 
 
-def _run(engine: Any, call: Call) -> Tensor:
+def _run(engine: Engine, cache: Mapping[str, Tensor], call: Call) -> Tensor:
     width = len(call.rows[0].tokens)
-    step = blank_step(engine, call.first_row, len(call.rows), width, width)
+    step = blank_step(engine, cache, call.first_row, len(call.rows), width, width)
     step.input_ids.copy_(torch.tensor([row.tokens for row in call.rows]))
     step.start.copy_(torch.tensor([row.start for row in call.rows]))
     step.run()

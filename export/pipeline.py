@@ -93,7 +93,7 @@ def export_bundle(
             logits += [] if read is None else [read[:, : tokens.vocab_size]]
         progress("hashing the files")
         entries = {model.role: model.entry for model in models}
-        Bundle(folder, entries["target"], entries.get("draft"), tokens, installed(MADE_BY), files={}).save()
+        Bundle(folder, entries, tokens, installed(MADE_BY), files={}).save()
     alpha = {t: overlap(logits[0], logits[1], t) for t in TEMPERATURES} if len(logits) == 2 else {}
     return ExportReport(Path(out), length, models, notes, alpha, time.perf_counter() - begun)
 
@@ -141,7 +141,7 @@ def _export_model(
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
-    entry = ModelEntry(checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
+    entry = ModelEntry(role, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits
 

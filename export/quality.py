@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Engine, blank_step
+from ..engines import Engine, blank_cache, blank_step
 from .oracle import computing_in_float32
 
 LONGEST = 256  # tokens of the text that are read …
@@ -46,24 +46,18 @@ def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
 @torch.no_grad()
 def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
     """Of the stored graph, `[L, V]`, read in chunks as a prompt is."""
-    engine.bind(_cache(engine, len(tokens)))
     return torch.cat(list(_chunks(engine, tokens)))
 
 
 def _chunks(engine: Engine, tokens: list[int]) -> Iterator[Tensor]:
+    cache = blank_cache(engine.contract, 1, len(tokens), engine.device)
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
-        step = blank_step(engine, 0, 1, len(chunk), len(chunk))
+        step = blank_step(engine, cache, 0, 1, len(chunk), len(chunk))
         step.input_ids[0] = torch.tensor(chunk)
         step.start[0] = start
         step.run()
         yield step.logits[0]
-
-
-def _cache(engine: Engine, capacity: int) -> dict[str, Tensor]:
-    contract = engine.contract
-    shape, dtype = (1, contract.kv_heads, capacity, contract.head_dim), getattr(torch, contract.dtype)
-    return {name: torch.zeros(shape, dtype=dtype, device=engine.device) for name in contract.cache_names}
 
 
 def measure(checkpoint: Tensor, stored: Tensor, tokens: list[int]) -> Quality:

@@ -11,7 +11,8 @@ from ..engines import (
 from .decoder import Decoder
 from .lengths.entropy import EntropyRule
 from .requests.metrics import Speculation
-from .requests.request import Output, Piece, Request, TokenLogprob, TracedRound, Usage
+from .requests.output import Output, Piece, TokenLogprob, TracedRound, Usage
+from .requests.request import Request
 from .sampling.params import SamplingParams
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,24 +12,22 @@ import torch
 from tokenizers import Tokenizer
 
 from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, open_engines
+from ..engines.bundle import DRAFT, TARGET
 from ..engines.errors import first_line
-from .drafters.ngram import read_ngrams
-from .drafters.propose import SOURCES, WITH_MODEL
+from .drafters import Resources, open_drafters
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
-from .lengths.entropy import EntropyRule
+from .lengths.drafting import DraftingRules, DraftLength
 from .memory.model import Model
 from .requests.metrics import Speculation
-from .requests.request import AUTO, MIXED, Output, Piece, Request
+from .requests.output import Output, Piece
+from .requests.request import Request
 from .requests.text import TextStream
 from .round.frame import Frame
 from .sampling.params import SamplingParams
-from .scheduler import Scheduler
-
-DEFAULT_DRAFT_LENGTH = 4
+from .scheduler import Occupant, Scheduler
 
 Prompt = str | Sequence[int]
-DraftLength = int | str | EntropyRule  # a number, "auto", or a rule of its own
 
 
 class Decoder:
@@ -47,37 +45,23 @@ class Decoder:
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = _read_tokenizer(bundle)
-        graphs = [(bundle.graph(role), entry.contract) for role, entry in bundle.models.items()]
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
-        with self._on_stream:
-            engines: list[Engine] = []
-            try:
-                engines += open_engines(engine, graphs, device)
-                models = [Model(opened, self.vocab_size, max_batch, bundle.capacity) for opened in engines]
-                ngrams = read_ngrams(bundle, device)
-            except BaseException as error:
-                for opened in engines:
-                    opened.close()
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise _no_memory(bundle, max_batch, error) from error
-                raise
+        names = [name for name in map(bundle.first, (TARGET, DRAFT)) if name is not None]
+        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
+        with ExitStack() as opened, self._on_stream, _memory_errors(bundle, max_batch):
+            engines: list[Engine] = open_engines(engine, graphs, device)
+            for one in engines:
+                opened.callback(one.close)
+            models = [Model(one, self.vocab_size, max_batch, bundle.capacity) for one in engines]
             self.target, self.draft = models[0], models[1] if len(models) > 1 else None
-            self._controller = Controller(costs, self._longest_draft) if costs else None
+            drafters, unavailable = open_drafters(Resources(bundle, self.target, self.draft, max_batch))
+            longest = self.target.engine.verify_width - 1
+            self._rules = DraftingRules(unavailable, longest, Controller(costs, longest) if costs else None)
             self._scheduler = Scheduler(
-                self.target, self.draft, ngrams, max_batch, bundle.capacity, capture, self._controller
+                self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture
             )
-        self._unavailable: dict[str, str] = {}  # drafters, and why
-        if self.draft is None:
-            self._unavailable |= dict.fromkeys(WITH_MODEL, "the bundle has no draft model; use drafter lookup or none")
-        elif self.draft.engine.verify_width < self.target.engine.verify_width:
-            self._unavailable["cascade"] = (
-                f"the draft model gives logits of {self.draft.engine.verify_width} tokens a step here, drafter cascade "
-                "needs as many as the target; use drafter model"
-            )
-        if ngrams is None:
-            self._unavailable["ngram"] = (
-                f"the bundle has no table of n-grams; count one with trt-spec ngram --bundle {bundle.path} --text FILE"
-            )
+            opened.pop_all()  # nothing went wrong: they stay open
+        self._own_threads = any(one.own_threads for one in engines)
         self._step_lock = threading.RLock()
         self._closed = False
 
@@ -99,9 +83,11 @@ class Decoder:
         return cls(opened, engine, device, max_batch, capture, read_costs(opened, engine, device))
 
     def close(self) -> None:
+        """Free all memory. Requests that have not ended by then fail."""
         with self._step_lock:
-            self._closed = True
-            self._scheduler.close()
+            if not self._closed:
+                self._closed = True
+                self._scheduler.close()
 
     def __enter__(self) -> Self:
         return self
@@ -123,8 +109,7 @@ class Decoder:
         trace: bool = False,
     ) -> list[Output]:
         """Complete prompts (text or token ids) together; the outputs come in the order of the prompts."""
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        each: Sequence[Any] = [prompts] if single else prompts
+        each = _prompts(prompts)
         settings = [params] * len(each) if params is None or isinstance(params, SamplingParams) else params
         if len(settings) != len(each):
             raise RequestError(f"there are {len(settings)} SamplingParams for {len(each)} prompts, expected one each")
@@ -154,6 +139,7 @@ class Decoder:
                 self.step()
                 yield from request.take()
             yield from request.take()  # another client's step may have finished it
+            request.output()  # raises what went wrong
         finally:
             self.cancel(request)
 
@@ -167,8 +153,13 @@ class Decoder:
         draft_length: DraftLength | None = None,
         drafter: str | None = None,
         trace: bool = False,
+        on_progress: Callable[[Request], None] | None = None,
     ) -> Request:
-        """Queue a request; it is validated here and starts in one of the next steps."""
+        """Queue a request; it is validated here and starts in one of the next steps.
+
+        The thread that steps calls `on_progress` with it after each of its rounds and when it ends; the callback must
+        return soon. `Request.wait` is another way to see the end.
+        """
         params = params or SamplingParams()
         ids = self._encode(prompt)
         room = self.bundle.max_length - params.max_new_tokens
@@ -184,22 +175,13 @@ class Decoder:
             raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
         drafter = drafter or ("lookup" if self.draft is None else "model")
         if draft_length is None:
-            draft_length = self.default_draft_length(drafter, params)
+            draft_length = self._rules.default(drafter, params)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(
             () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
         )
         text = TextStream(self.tokenizer, ids, params.stop)
         request = Request(
-            ids,
-            params,
-            draft_length,
-            drafter,
-            stop_ids,
-            text,
-            unavailable=self._unavailable,
-            longest_draft=self._longest_draft,
-            controller=self._controller,
-            trace=trace,
+            ids, params, draft_length, drafter, stop_ids, text, self._rules, trace=trace, on_progress=on_progress
         )
         self._require_open()
         self._scheduler.submit(request)
@@ -211,21 +193,18 @@ class Decoder:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
-        with self._step_lock, torch.inference_mode(), self._on_stream:
+        with self._inside(), _memory_errors(self.bundle, self.max_batch):
             self._require_open()
-            try:
-                return self._scheduler.step()
-            except torch.OutOfMemoryError as error:
-                raise _no_memory(self.bundle, self.max_batch, error) from error
+            return self._scheduler.step()
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
         """Where the last frame's steps may be run again, each on its own: they write what is there."""
-        with self._step_lock, torch.inference_mode(), self._on_stream:
+        with self._inside():
             yield
 
     def forget_outputs(self) -> None:
-        """What ended requests said, from which the drafter suffix copies, too."""
+        """Drop what drafters remember of ended requests, such as the outputs from which suffix copies."""
         with self._step_lock:
             self._scheduler.forget_outputs()
 
@@ -235,8 +214,8 @@ class Decoder:
         return self._scheduler.speculation
 
     @property
-    def live(self) -> tuple[Request, ...]:
-        """The requests that are decoding; request i has row i."""
+    def live(self) -> tuple[Occupant, ...]:
+        """The requests that are decoding; occupant i has row i."""
         return tuple(self._scheduler.live)
 
     @property
@@ -245,20 +224,24 @@ class Decoder:
         return self._scheduler.frame
 
     @property
-    def _longest_draft(self) -> int:
-        return self.target.engine.verify_width - 1
+    def longest_draft(self) -> int:
+        """The most proposals that a round can verify."""
+        return self._rules.longest
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The sources of proposals that this bundle has."""
-        return tuple(source for source in SOURCES if source not in self._unavailable)
+        return self._rules.drafters
 
     def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
         """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
-        known = self._controller is not None and drafter in self._controller.costs.acceptance
-        if drafter == MIXED or (known and not (params and params.keeps_its_draft)):
-            return AUTO
-        return min(DEFAULT_DRAFT_LENGTH, self._longest_draft)
+        return self._rules.default(drafter, params)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """One thread at a time, on the decoder's stream, with torch's threads out of the engines' way."""
+        with self._step_lock, torch.inference_mode(), self._on_stream, _one_torch_thread(self._own_threads):
+            yield
 
     def _require_open(self) -> None:
         if self._closed:
@@ -286,6 +269,29 @@ class Decoder:
             raise RequestError(f"{where} token id {token!r} is outside the vocabulary of {self.vocab_size} tokens")
 
 
+def _prompts(prompts: Any) -> Sequence[Any]:
+    """One prompt, be it text or token ids, or several of them."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of those")
+    return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
+
+
+@contextmanager
+def _one_torch_thread(needed: bool) -> Iterator[None]:
+    """A round's own operations are small, and torch's threads would fight the engine's for the cores."""
+    before = torch.get_num_threads()
+    if not needed or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _own_stream(device: str) -> AbstractContextManager[None]:
     """On the default stream nothing can be captured."""
     try:
@@ -296,14 +302,21 @@ def _own_stream(device: str) -> AbstractContextManager[None]:
         ) from error
 
 
-def _no_memory(bundle: Bundle, rows: int, error: torch.OutOfMemoryError) -> EngineError:
-    weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
-    per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
-    return EngineError(
-        f"the GPU has no memory left ({first_line(error)}): weights take {weights:,.0f} MiB, caches "
-        f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine its "
-        "workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
-    )
+@contextmanager
+def _memory_errors(bundle: Bundle, rows: int) -> Iterator[None]:
+    """Say in a sentence that memory has run out, and for what it is needed."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+            raise
+        weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
+        per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
+        raise EngineError(
+            f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
+            f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine "
+            "its workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
+        ) from error
 
 
 def _read_tokenizer(bundle: Bundle) -> Tokenizer:

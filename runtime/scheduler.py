@@ -1,29 +1,46 @@
-"""The core: which request has which row, what is prefilled when, and one round for all that are live."""
+"""The core: which request has which row, and one round after another for all that are live."""
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
-from math import inf
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from weakref import WeakSet
 
-import torch
-
-from ..engines import PREFILL_WIDTH
-from .drafters.ngram import NGrams
-from .drafters.propose import SOURCES, WITH_MODEL
-from .drafters.suffix import Suffixes
-from .lengths.controller import Controller
+from ..engines import PREFILL_WIDTH, RequestError
+from .drafters import DRAFTERS, Drafter
+from .lengths.chooser import Chooser
+from .lengths.drafting import Drafting, DraftingRules
 from .memory.model import Model
+from .planning import Planner, Share
+from .prefill import Prefill
 from .requests.metrics import Outcome, Speculation
 from .requests.request import Request, State
 from .round.capture import Flight, Rounds
 from .round.frame import Frame
+from .round.plan import Plan
 from .round.result import RowResult
-from .round.rows import BLOCK, Plan, Rows
-from .sampling.params import SamplingParams
+from .round.rows import BLOCK, Rows
 
-Source = tuple[int, str, float | None]  # how many proposals of a row, from where, and the entropy they end at
+
+@dataclass(eq=False)
+class Occupant:
+    """A request in a row, and what its rounds need to know of it."""
+
+    request: Request
+    drafting: Drafting  # what the chooser was made for
+    chooser: Chooser
+    uniform_blocks: list[int | None] = field(default_factory=lambda: [None, None])  # lengths the row has uniforms for
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether it may want to draft with the draft model."""
+        return any(DRAFTERS[name].needs_model for name in self.chooser.drafters)
+
+    @property
+    def wants_model(self) -> bool:
+        wanted = self.chooser.wanted
+        return wanted.length > 0 and DRAFTERS[wanted.drafter].needs_model
 
 
 class Scheduler:
@@ -36,35 +53,39 @@ class Scheduler:
         self,
         target: Model,
         draft: Model | None,
-        ngrams: NGrams | None,
+        drafters: Mapping[str, Drafter],
+        rules: DraftingRules,
         max_batch: int,
         capacity: int,
         capture: bool,
-        controller: Controller | None = None,
     ) -> None:
-        self.target, self.draft, self.ngrams, self._controller = target, draft, ngrams, controller
-        self.max_batch = max_batch
+        self.target, self.draft, self.max_batch = target, draft, max_batch
         self.speculation = Speculation()
-        self.live: list[Request] = []  # request i decodes in row i
-        self.prefilling: Request | None = None
+        self.live: list[Occupant] = []  # occupant i decodes in row i
+        self.prefilling: Occupant | None = None
         self.waiting: deque[Request] = deque()
-        self.rows = Rows.allocate(max_batch, capacity, target.vocab_size, target.engine.device)
-        self._suffixes = Suffixes()
-        self._plan: Plan | None = None
         self.frame: Frame | None = None  # of the last round
-        self._frames: dict[tuple[int, int, bool, bool, bool], Frame] = {}
-        self._rounds = Rounds([model.engine for model in (target, draft) if model is not None] if capture else [])
+        self._drafters, self._rules = drafters, rules
+        self._models = [model for model in (target, draft) if model is not None]
+        self._rows = Rows.allocate(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
+        self._planner = Planner(self._rows, drafters, target.vocab_size)
+        self._prefill = Prefill(self._rows, target, draft)
+        self._frames: dict[object, Frame] = {}
+        self._frames_of: list[int] = []  # versions of the caches that they were made for
+        self._rounds = Rounds([model.engine for model in self._models] if capture else [])
         self._ahead: Flight | None = None  # launched before the round it follows was read
-        self._view = self.rows.view(0)  # the live rows of the plan
-        self._plan_key: tuple[Source, ...] = ()
+        self._submitted: WeakSet[Request] = WeakSet()
         self._queue_lock = threading.Lock()
 
     def submit(self, request: Request) -> None:
         with self._queue_lock:
+            self._submitted.add(request)
             self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
         with self._queue_lock:
+            if request not in self._submitted:
+                raise RequestError("the request belongs to another decoder; cancel it there")
             if request in self.waiting:
                 self.waiting.remove(request)
                 request.finish("cancelled")
@@ -72,283 +93,243 @@ class Scheduler:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
+        began = perf_counter()
         try:
-            began = perf_counter()
-            if self._ahead is not None:
-                self._choose()
-                if not self._steady():
-                    self._end(self._ahead, began)
-                    began, self._ahead = perf_counter(), None
-            if self._ahead is None:  # rows may move, join and leave
-                self._leave()
-                self._prefill(PREFILL_WIDTH)
-            if self.live:
-                self._round(began)
-        except BaseException:
-            self.abort()  # no row may be left half advanced
+            flight = self._schedule(began)
+            if flight is not None:
+                self._launch_next(flight)
+                self._post_process(flight, began)
+                if all(occupant.request.finished for occupant in self.live):
+                    self._ahead = None  # nobody waits for it
+                if self._ahead is None:
+                    self._leave()
+        except BaseException as error:
+            self.abort(error)  # no row may be left half advanced
             raise
         return bool(self.live or self.prefilling or self.waiting)
 
     def forget_outputs(self) -> None:
-        self._suffixes = Suffixes()
+        for drafter in self._drafters.values():
+            drafter.forget()
 
     def close(self) -> None:
         """End every request and let go of all memory."""
         if self._ahead is not None:
             self._ahead.table()  # it writes to that memory
-        self.abort()
+        closed = RequestError("the decoder was closed before the request had ended; open another and submit it again")
+        with self._queue_lock:
+            waiting = list(self.waiting)
+            self.waiting.clear()
+        self.abort(closed)
+        for request in waiting:
+            _fail(request, closed)
         self._rounds.forget()
         self._frames.clear()
         self.frame = None
-        for model in (self.target, self.draft):
-            if model is not None:
-                model.close()
+        for model in self._models:
+            model.close()
 
-    def abort(self) -> None:
-        """End every request; the next one starts on clean rows."""
-        with self._queue_lock:
-            ended = [*self._occupants(), *self.waiting]
-            self.waiting.clear()
-        for request in ended:
-            if not request.finished:
-                request.finish("cancelled")
+    def abort(self, error: BaseException) -> None:
+        """End every request that has a row because of an error; the next ones start on clean rows."""
+        ended = [*self.live, *([self.prefilling] if self.prefilling else [])]
         self.live.clear()
-        self.prefilling, self._plan, self._ahead = None, None, None
+        self.prefilling, self._ahead = None, None
+        self._planner.forget()
+        for model in self._models:
+            model.cache.entries = [0] * self.max_batch
+        for occupant in ended:
+            _fail(occupant.request, error)
 
-    def _occupants(self) -> list[Request]:
-        return [*self.live, *([self.prefilling] if self.prefilling else [])]
+    # Schedule.
+
+    def _schedule(self, began: float) -> Flight | None:
+        """The round of this step: the one in flight where rows and kind stay the same, else a new one."""
+        if self._ahead is not None:
+            self._choose()
+            if self._steady():
+                flight, self._ahead = self._ahead, None
+                return flight
+            flight, self._ahead = self._ahead, None
+            self._post_process(flight, began)
+        self._leave()  # nothing is in flight: rows may move, join and leave
+        self._read_prompts(PREFILL_WIDTH)
+        return self._launch() if self.live else None
 
     def _leave(self) -> None:
         """Give up the rows of requests that have ended; the last live row takes each freed place."""
-        if self.prefilling is not None and self.prefilling.cancelled:
-            self.prefilling.finish("cancelled")
+        if self.prefilling is not None and self.prefilling.request.cancelled:
+            self._free(self.prefilling, len(self.live))
             self.prefilling = None
         for row in reversed(range(len(self.live))):
-            request = self.live[row]
-            if request.cancelled and not request.finished:
-                request.finish("cancelled")
-            if request.finished:
-                if request.context is not None:
-                    self._suffixes.remember(request)
-                self._plan = None
+            occupant = self.live[row]
+            if occupant.request.finished or occupant.request.cancelled:
+                self._free(occupant, row)
+                self._planner.forget()
                 last = self.live.pop()
                 if row < len(self.live):
                     self.live[row] = last
-                    self._move(last, len(self.live), row)
+                    self._move(len(self.live), row)
                 if self.prefilling is not None:
-                    self._move(self.prefilling, len(self.live) + 1, len(self.live))
+                    self._move(len(self.live) + 1, len(self.live))
 
-    def _move(self, request: Request, source: int, destination: int) -> None:
-        self.rows.move(source, destination)
-        self.target.cache.move(source, destination, request.target_entries)
-        if self.draft is not None:
-            self.draft.cache.move(source, destination, request.draft_entries)
+    def _free(self, occupant: Occupant, row: int) -> None:
+        if not occupant.request.finished:
+            occupant.request.finish("cancelled")
+            occupant.request.report()
+        for model in self._models:
+            model.cache.entries[row] = 0
+        for drafter in self._drafters.values():
+            drafter.ended(occupant.request)
 
-    def _prefill(self, budget: int) -> None:
-        """Feed prompts to the models, at most `budget` tokens, so that live rows never wait for a long prompt."""
-        while budget > 0:
-            if self.prefilling is None and not self._admit():
-                return
-            request = self.prefilling
-            assert request is not None
-            row = len(self.live)
-            wanted_by_target = len(request.prompt) - 1
-            wanted_by_draft = len(request.prompt) - 2 if request.may_draft_with_model else 0
-            if request.target_entries < wanted_by_target:
-                chunk = min(budget, wanted_by_target - request.target_entries)
-                self._feed(self.target, row, request.target_entries, chunk)
-                request.target_entries += chunk
-            elif self.draft is not None and request.draft_entries < wanted_by_draft:
-                chunk = min(budget, wanted_by_draft - request.draft_entries)
-                self._feed(self.draft, row, request.draft_entries, chunk)
-                request.draft_entries += chunk
+    def _move(self, source: int, destination: int) -> None:
+        self._rows.move(source, destination)
+        for model in self._models:
+            model.cache.move(source, destination)
+
+    def _read_prompts(self, budget: int) -> None:
+        """Feed at most `budget` tokens of prompts, so that live rows never wait for a long prompt."""
+        while budget > 0 and (self.prefilling is not None or self._admit()):
+            assert self.prefilling is not None
+            occupant, row = self.prefilling, len(self.live)
+            self._follow(occupant)
+            if fed := self._prefill.read_prompt(occupant.request, row, budget, occupant.uses_model):
+                budget -= fed
             else:
-                request.state = State.LIVE
-                self.live.append(request)
-                self.prefilling, self._plan = None, None
-                continue
-            budget -= chunk
+                occupant.request.state = State.LIVE
+                self.live.append(occupant)
+                self.prefilling = None
+                self._planner.forget()
 
     def _admit(self) -> bool:
         with self._queue_lock:
             if not self.waiting or len(self.live) == self.max_batch:
                 return False
             request = self.waiting.popleft()
-            self.prefilling = request
+            drafting = request.drafting
+            self.prefilling = Occupant(request, drafting, self._rules.chooser(drafting))
         request.state = State.PREFILLING
-        self.rows.admit(len(self.live), list(request.prompt), request.params, request.seed, self.target.vocab_size)
+        self._rows.admit(len(self.live), request.prompt, request.params, request.seed, self.target.vocab_size)
         return True
 
-    def _feed(self, model: Model, row: int, start: int, count: int) -> None:
-        """Write `count` cache entries of a row from its committed tokens."""
-        self._make_room(model, row + 1, start + count)
-        model.prefill(row, self.rows.tokens[row, start : start + count], start)
+    def _follow(self, occupant: Occupant) -> None:
+        """Make a new chooser where the request has asked for something else."""
+        if occupant.drafting is not occupant.request.drafting:
+            occupant.drafting = occupant.request.drafting
+            occupant.chooser = self._rules.chooser(occupant.drafting)
 
-    def _make_room(self, model: Model, rows: int, capacity: int) -> None:
-        """Before a call that writes below `capacity` in rows < `rows`."""
-        if model.has_room(rows, capacity):  # nearly always
-            return
-        entries = [r.target_entries if model is self.target else r.draft_entries for r in self._occupants()]
-        kept = {row: count for row, count in enumerate(entries) if count}
-        if model.make_room(max(rows, len(entries)), max([capacity, *entries]), kept):
-            self._frames.clear()
-            self._rounds.forget()
+    def _choose(self) -> None:
+        """Let each request say what it wants of the next round."""
+        for occupant in self.live:
+            self._follow(occupant)
+        if self._rules.controller is not None:
+            entries = self._draft_entries()
+            behind = [one.request.length - 2 > count for one, count in zip(self.live, entries, strict=True)]
+            self._rules.controller.choose([occupant.chooser for occupant in self.live], behind)
 
-    # A round.
-
-    def _round(self, began: float) -> None:
-        flight, self._ahead = self._ahead or self._launch(), None
-        if flight.replayed and self._steady():
-            self._refresh_uniforms(flight.plan)
-            assert self.frame is not None
-            self._ahead = self._rounds.launch(self._view, flight.plan, self.frame, self.rows.tokens.shape[1])
-        self._end(flight, began)
-        if all(request.finished for request in self.live):
-            self._ahead = None  # nobody waits for it
-        if self._ahead is None:
-            self._leave()
+    def _draft_entries(self) -> list[int]:
+        return [0] * len(self.live) if self.draft is None else self.draft.cache.entries[: len(self.live)]
 
     def _steady(self) -> bool:
         """Whether the next round is of the same kind for the same rows, whatever comes out of the one in flight."""
         return (
             not (self.waiting and len(self.live) < self.max_batch)
             and self.prefilling is None
-            and not any(request.finished or request.cancelled for request in self.live)
-            and self._plan_key == tuple((*request.wanted, request.entropy_limit) for request in self.live)
-            and not any(drafter == "suffix" for _, drafter, _ in self._plan_key)  # the host has to read first
-            and any(request.remaining > 1 for request in self.live)
+            and not any(one.request.finished or one.request.cancelled for one in self.live)
+            and self._planner.repeats([one.chooser.wanted for one in self.live])
+            and any(one.request.remaining > 1 for one in self.live)
         )
+
+    # Run.
 
     def _launch(self) -> Flight:
         """A round for the live rows as they are."""
         self._choose()
-        if self.draft is not None:
-            self._catch_up(self.draft)
-        plan = self._current_plan()
-        span = max(request.length for request in self.live)
-        self._make_room(self.target, plan.batch, span + plan.draft_length + 1)
-        if plan.runs_draft:
+        requests = [occupant.request for occupant in self.live]
+        self._prefill.catch_up(requests, [occupant.wants_model for occupant in self.live])
+        wanted = [occupant.chooser.wanted for occupant in self.live]
+        plan = self._planner.plan(requests, wanted, self._draft_entries())
+        span = max(request.length for request in requests)
+        self.target.make_room(plan.batch, span + plan.draft_length + 1)
+        if plan.with_model:
             assert self.draft is not None
-            self._make_room(self.draft, plan.batch, span + plan.draft_length + 1)
+            self.draft.make_room(plan.batch, span + plan.draft_length + 1)
         self._refresh_uniforms(plan)
-        if plan.suffix:
-            padded = [(request.suggested + [0] * plan.draft_length)[: plan.draft_length] for request in self.live]
-            self._view.suggested[:, : plan.draft_length] = torch.tensor(padded)
+        for source in plan.sources:
+            source.load(requests, plan.draft_length)
         self.frame = self._frame_for(plan)
-        return self._rounds.launch(self._view, plan, self.frame, span)
+        return self._rounds.launch(self._planner.view, plan, self.frame, span)
 
-    def _choose(self) -> None:
-        if self._controller is not None:
-            self._controller.choose(self.live)
-
-    def _end(self, flight: Flight, began: float) -> None:
-        """Give what a round decided to its requests; one that had ended before it gets nothing."""
-        decided = [
-            (request, drafter, result)
-            for request, (_, drafter, _), result in zip(self.live, self._plan_key, flight.results(), strict=True)
-            if not request.finished
-        ]
-        for request, drafter, result in decided:
-            self._commit(request, result, flight.plan, drafter)
-        times = flight.clock.parts()
-        host_ms = max(0.0, 1e3 * (perf_counter() - began) - sum(times))  # one that ran ahead took less of the host's
-        for request, _, _ in decided:
-            request.speculation.add_times(*times, host_ms)
-
-    def _catch_up(self, draft: Model) -> None:
-        """The draft's first step sees the last two tokens; it must have seen all before them.
-
-        A row that turns to the draft late owes it much, and drafts nothing until it has paid, a chunk a step.
-        """
-        for row, request in enumerate(self.live):
-            missing = request.length - 2 - request.draft_entries
-            if missing > 0 and request.wanted[1] in WITH_MODEL:
-                chunk = min(missing, PREFILL_WIDTH)
-                self._feed(draft, row, request.draft_entries, chunk)
-                request.draft_entries += chunk
+    def _launch_next(self, flight: Flight) -> None:
+        """Where a round is replayed, launch the one after it before it is read."""
+        if flight.replayed and self._steady():
+            self._refresh_uniforms(flight.plan)
+            assert self.frame is not None
+            span = self._rows.tokens.shape[1]
+            self._ahead = self._rounds.launch(self._planner.view, flight.plan, self.frame, span)
 
     def _refresh_uniforms(self, plan: Plan) -> None:
         """Those of a round that begins at the known length, or as far beyond it as one in flight may reach."""
         if not plan.rejection:
             return
-        for row, request in enumerate(self.live):
-            for length in (request.length, request.length + plan.draft_length + 1):
-                block = length // BLOCK
-                if request.uniform_blocks[block % 2] != block:
-                    self.rows.fill_uniforms(row, block)
-                    request.uniform_blocks[block % 2] = block
+        for row, occupant in enumerate(self.live):
+            length = occupant.request.length
+            for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
+                if occupant.uniform_blocks[block % 2] != block:
+                    self._rows.fill_uniforms(row, block)
+                    occupant.uniform_blocks[block % 2] = block
 
-    def _commit(self, request: Request, result: RowResult, plan: Plan, drafter: str) -> None:
+    def _frame_for(self, plan: Plan) -> Frame:
+        versions = [model.cache.version for model in self._models]
+        if versions != self._frames_of:
+            self._frames.clear()
+            self._rounds.forget()
+            self._frames_of = versions
+        key = (plan.batch, plan.draft_length, bool(plan.samplers), plan.with_model)
+        if key not in self._frames:
+            self._frames[key] = Frame(plan, self.target, self.draft)
+        return self._frames[key]
+
+    # Post-process.
+
+    def _post_process(self, flight: Flight, began: float) -> None:
+        """Give what a round decided to its requests; one that had ended before it gets nothing."""
+        shares = self._planner.shares
+        assert shares is not None
+        results = flight.results()
+        if self._rules.controller is not None:
+            self._rules.controller.count([occupant.chooser for occupant in self.live])
+        decided = [
+            (row, occupant, share, result)
+            for row, (occupant, share, result) in enumerate(zip(self.live, shares, results, strict=True))
+            if not occupant.request.finished
+        ]
+        for row, occupant, share, result in decided:
+            self._commit(row, occupant, share, result)
+        times = flight.clock.parts()
+        host_ms = max(0.0, 1e3 * (perf_counter() - began) - sum(times))  # one that ran ahead took less of the host's
+        for _, occupant, _, _ in decided:
+            occupant.request.speculation.add_times(*times, host_ms)
+            occupant.request.report()
+
+    def _commit(self, row: int, occupant: Occupant, share: Share, result: RowResult) -> None:
+        request = occupant.request
         before = request.length
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
-        if drafter in WITH_MODEL:  # which never saw its own last proposal
-            request.draft_entries = before + min(result.accepted, result.proposed - 1)
-        request.target_entries = before + result.accepted
+        self.target.cache.entries[row] = before + result.accepted
+        if share.source is not None and share.source.needs_model:  # the draft never saw its own last proposal
+            assert self.draft is not None
+            self.draft.cache.entries[row] = before + min(result.accepted, result.proposed - 1)
         outcome = Outcome(result.proposed, result.accepted, kept)
         for speculation in (self.speculation, request.speculation):
             speculation.add_round(*outcome)
-        if drafter in request.estimates:
-            request.estimates[drafter].observe(outcome.proposed, outcome.examined, outcome.stood)
-        if request.level is not None:
-            request.level.observe(result.entropies[: outcome.examined])
+        occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined])
         if request.trace is not None and result.trace is not None:
-            traced = result.trace if request.level is not None else replace(result.trace, entropies=())
+            traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
             ended_early = kept <= result.accepted
             request.trace.append(replace(traced, accepted=kept, next_token=None) if ended_early else traced)
 
-    def _current_plan(self) -> Plan:
-        key = tuple((*self._source(request), request.entropy_limit) for request in self.live)
-        if self._plan is None or key != self._plan_key:
-            self._plan_key, self._plan = key, self._make_plan(key)
-            self._view = self.rows.view(self._plan.batch)
-        return self._plan
 
-    def _source(self, request: Request) -> tuple[int, str]:
-        """How many proposals a row takes this round, and from where; none from a draft that is behind."""
-        length, drafter = request.wanted
-        if drafter in WITH_MODEL and not 2 <= request.length <= request.draft_entries + 2:
-            return 0, "none"
-        if drafter == "suffix":
-            request.suggested = self._suffixes.suggest(request, length)
-            return len(request.suggested), "suffix" if request.suggested else "none"
-        return length, drafter
-
-    def _frame_for(self, plan: Plan) -> Frame:
-        key = (plan.batch, plan.draft_length, plan.model, plan.sampled, plan.cascade)
-        if key not in self._frames:
-            self._frames[key] = Frame(plan, self.target, self.draft, self.ngrams)
-        return self._frames[key]
-
-    def _make_plan(self, key: tuple[Source, ...]) -> Plan:
-        batch = len(self.live)
-        lengths, limits = [length for length, _, _ in key], [limit for _, _, limit in key]
-        self.rows.entropy_limit[:batch] = torch.tensor([inf if limit in (None, 1) else limit for limit in limits])
-        stops = any(limit not in (None, 1) for limit in limits)
-        for name in SOURCES:
-            asked = torch.tensor([length if drafter == name else 0 for length, drafter, _ in key])
-            getattr(self.rows, f"from_{name}")[:batch] = asked
-
-        def any_row(holds: Callable[[SamplingParams], bool]) -> bool:
-            return any(holds(request.params) for request in self.live)
-
-        logprobs = [p for request in self.live if (p := request.params.logprobs) is not None]
-        return Plan(
-            batch=batch,
-            draft_length=max(lengths),
-            **{source: any(name == source for _, name, _ in key) for source in SOURCES},
-            ragged=stops or any(name in ("lookup", "cascade") or length < max(lengths) for length, name, _ in key),
-            tempered=any_row(lambda p: p.temperature not in (0, 1)),
-            own_draft=any_row(lambda p: p.own_draft_temperature != p.temperature),
-            rejection=any_row(lambda p: not p.greedy and p.rule == "rejection"),
-            coupled=any_row(lambda p: p.greedy or p.rule == "coupled"),
-            gumbel=any_row(lambda p: not p.greedy and p.rule == "coupled"),
-            lenient=any_row(lambda p: p.lenient),
-            top_k=any_row(lambda p: p.filtered and p.top_k > 0),
-            top_p=any_row(lambda p: p.filtered and p.top_p < 1),
-            min_p=any_row(lambda p: p.filtered and p.min_p > 0),
-            penalised=any_row(lambda p: p.penalised),
-            biased=any_row(lambda p: bool(p.logit_bias)),
-            logprobs=min(max(logprobs), self.target.vocab_size) if logprobs else None,
-            traced=any(request.trace is not None for request in self.live),
-            entropies=any(length and limit is not None for length, _, limit in key),
-        )
+def _fail(request: Request, error: BaseException) -> None:
+    if not request.finished:
+        request.fail(error)
+        request.report()

@@ -17,7 +17,7 @@ from trt_spec.engines import Bundle
 from trt_spec.engines.added_files import put_file
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters.ngram import FOLDER, SUFFIX, to_bytes
+from trt_spec.runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from trt_spec.tools.making.count_ngrams import count_ngrams
 
 
@@ -78,7 +78,8 @@ def noisy_draft(bundle: Path, out: Path, noise: float, seed: int = 0) -> Path:
 
     rewrite_graph(out, "draft", out / "target" / "model.onnx", disturb)
     opened = Bundle.open(bundle)
-    replace(opened, path=out, draft=opened.target).save()
+    models = {"target": opened.target, "draft": replace(opened.target, kind="draft")}
+    replace(opened, path=out, models=models).save()
     return out
 
 

@@ -9,7 +9,7 @@ from trt_spec.engines import Bundle, open_engine
 from trt_spec.export import export_bundle
 from trt_spec.export.quality import engine_logits
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters.propose import SOURCES
+from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round.round import run_round
 
@@ -30,7 +30,7 @@ SETTINGS = [
 def texts(bundle: Path, params: SamplingParams, engine: str, device: str, *, captured: bool = True) -> list[object]:
     with Decoder.open(bundle, engine, device, max_batch=3, capture=captured) as decoder:
         found = []
-        for drafter, draft_length in (("none", 0), ("model", 2), *((drafter, 4) for drafter in SOURCES)):
+        for drafter, draft_length in (("none", 0), ("model", 2), *((drafter, 4) for drafter in DRAFTERS)):
             outputs = decoder.generate(PROMPTS, params, draft_length=draft_length, drafter=drafter)
             found += [output.token_ids for output in outputs]
     return found

@@ -1,1 +1,23 @@
-"""Where proposals come from, one source a file."""
+"""Where proposals come from, one drafter a file; a new one is a file and a row in this table."""
+
+from .cascade import Cascade
+from .drafter import Copier, Drafter, Offer, Resources, Sampler
+from .lookup import Lookup
+from .model import DraftModel
+from .ngram import NGram
+from .random import Random
+from .suffix import Suffix
+
+DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
+NONE = "none"  # the name for no drafter
+
+
+def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, str]]:
+    """Those that a decoder can have, by name, and why it cannot have the others."""
+    reasons = {name: kind.unavailable(resources) for name, kind in DRAFTERS.items()}
+    found = [kind for name, kind in DRAFTERS.items() if reasons[name] is None]
+    opened = {kind.name: kind(place, resources) for place, kind in enumerate(found)}
+    return opened, {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+__all__ = ["DRAFTERS", "NONE", "Copier", "Drafter", "Offer", "Resources", "Sampler", "open_drafters"]

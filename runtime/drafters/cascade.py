@@ -1,40 +1,78 @@
-"""A free draft proposes to the draft model, and what comes of that exact test proposes to the target.
+"""Drafter cascade: a free draft proposes to the draft model, and what comes of that exact test proposes to the target.
 
 One pass of the draft model judges what lookup copied, as the target judges any proposal. The accepted tokens and the
 one that follows them are therefore distributed as those the draft model would have sampled one by one.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..round.frame import Frame
-from ..round.rows import Plan, Rows
-from ..sampling.acceptance import Noise, Proposal, accept
-from ..sampling.transform import counts_at_each_position, draft_transform
+from ..round.frame import Frame, Prepared
+from ..round.plan import Plan
+from ..round.rows import Rows
+from ..sampling.acceptance import Noise, Proposal, Verdict, accept
+from ..sampling.transform import draft_transform
+from .drafter import Copier, Offer, Resources
+from .lookup import look_up
+from .model import NO_DRAFT
 
 
-def cascade(
-    rows: Rows, plan: Plan, frame: Frame, noise: Noise, copied: Tensor, found: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Tokens [A, K], how many of them a row proposes [A], and their q [A, K, V] if needed, of rows that cascade.
+@dataclass
+class PreparedCascade(Prepared):
+    """The pass of the draft model [A, K + 1], its logits [A, K, V] and what they decide."""
 
-    The other rows are fed what they propose already, so that the pass leaves in their caches what it finds there.
-    """
-    k, step, verdict = plan.draft_length, frame.cascade, frame.cascaded
-    ours = rows.from_cascade > 0
-    guesses = torch.where(ours[:, None], copied[:, : k - 1], frame.proposed[:, : k - 1])
-    torch.cat([frame.recent, guesses], 1, out=step.input_ids)
-    step.run()
-    inner = replace(plan, draft_length=k - 1, ragged=True, lenient=False)
-    proposal = Proposal(guesses, (rows.from_cascade - 1).clamp(min=0) * found, None)
-    counts = counts_at_each_position(rows, inner, proposal)
-    scores = draft_transform(frame.cascade_logits, rows, inner, counts)
-    # The uniforms that would draw the draft's tokens one by one: the first draws, the others test. Those of the outer
-    # test are others. The noise of the coupled rule is that of the index in both tests.
-    gumbel = None if noise.gumbel is None else noise.gumbel[:, :k]
-    draw, test = (None, None) if noise.draw is None else (noise.draw[:, :1], noise.draw[:, 1:])
-    accept(proposal, scores, rows, inner, Noise(gumbel, draw, test), verdict)
-    verdict.tokens.clamp_(max=scores.shape[2] - 1)  # beyond it where the draft's logits are NaN
-    return verdict.tokens, torch.where(ours, verdict.accepted + 1, 0), verdict.target_probabilities
+    logits: Tensor
+    verdict: Verdict
+
+
+class Cascade(Copier):
+    name = "cascade"
+    needs_model = True
+    may_come_short = True
+
+    def __init__(self, place: int, resources: Resources) -> None:
+        super().__init__(place, resources)
+        assert resources.draft is not None
+        self._model = resources.draft
+
+    @classmethod
+    def unavailable(cls, resources: Resources) -> str | None:
+        if resources.draft is None:
+            return NO_DRAFT
+        ours, needed = resources.draft.engine.verify_width, resources.target.engine.verify_width
+        if ours < needed:
+            return (
+                f"the draft model gives logits of {ours} tokens a step here, drafter cascade needs as many as the "
+                "target; use drafter model"
+            )
+        return None
+
+    def prepare(self, frame: Frame) -> PreparedCascade:
+        k, model = frame.draft_length, self._model
+        memory = model.logits(frame.batch, k)
+        input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
+        logits = memory[..., : model.vocab_size]
+        step = model.step(0, input_ids, frame.position[0], memory)
+        return PreparedCascade([step], logits=logits, verdict=Verdict(logits))
+
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
+        """Rows that take other proposals are fed those, so that the pass leaves in their caches what it finds there."""
+        k, prepared = plan.draft_length, frame.prepared[self.name]
+        assert isinstance(prepared, PreparedCascade)
+        [step], verdict, asked = prepared.steps, prepared.verdict, self.asked(rows)
+        copied, found = look_up(rows, plan, span)
+        guesses = torch.where(asked[:, None] > 0, copied[:, : k - 1], frame.proposed[:, : k - 1])
+        torch.cat([frame.recent, guesses], 1, out=step.input_ids)
+        step.run()
+        inner = replace(plan, draft_length=k - 1, ragged=True, lenient=False)
+        proposal = Proposal(guesses, (asked - 1).clamp(min=0) * found, None)
+        scores = draft_transform(prepared.logits, rows, inner, guesses)
+        # The uniforms that would draw the draft's tokens one by one: the first draws, the others test. Those of the
+        # outer test are others. The noise of the coupled rule is that of the index in both tests.
+        gumbel = None if noise.gumbel is None else noise.gumbel[:, :k]
+        draw, test = (None, None) if noise.draw is None else (noise.draw[:, :1], noise.draw[:, 1:])
+        accept(proposal, scores, rows, inner, Noise(gumbel, draw, test), verdict)
+        verdict.tokens.clamp_(max=scores.shape[2] - 1)  # beyond it where the draft's logits are NaN
+        return Offer(verdict.tokens, torch.where(asked > 0, verdict.accepted + 1, 0), verdict.target_probabilities)

@@ -1,116 +1,38 @@
-"""Probabilities of the next token counted from a text: those of the longest context seen, backed by shorter ones.
+"""Drafter ngram: the n-grams counted from a text propose, at no model's cost."""
 
-A context takes a share for each token that followed it and leaves the rest to the context one token shorter, down to
-single tokens and at last to all tokens alike: every token has some probability, so that no request can exclude all that
-a draft may say. The contexts are a tree from the latest token backwards, so looking one up goes from the shortest to
-the longest that was seen.
-"""
+from collections.abc import Callable
 
-import io
-import zipfile
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...engines import Bundle, BundleError
+from ...engines import Bundle
+from ..round.frame import Frame
+from ..round.rows import Rows
+from .drafter import Resources, Sampler
+from .ngram_table import has_ngrams, read_ngrams
 
-FOLDER, SUFFIX = "ngram", ".npz"  # in a bundle
-REMEDY = "count it again with trt-spec ngram"
 
+class NGram(Sampler):
+    name = "ngram"
 
-@dataclass(frozen=True)
-class NGrams:
-    """Context i is entry i of `keys`: its parent, one token shorter and numbered from 1, × V + the token before it.
-
-    Parent 0 is the empty context. What followed context i are the entries from `offsets[i]` to `offsets[i + 1]`.
-    """
-
-    single: Tensor  # [V] float32, probabilities after the empty context
-    keys: Tensor  # [N] int64, ascending
-    left: Tensor  # [N] float32, the share that a context leaves to the shorter one
-    offsets: Tensor  # [N + 1] int64
-    tokens: Tensor  # [E] int32, what followed
-    shares: Tensor  # [E] float32
-    longest: int  # tokens of a context
-    widest: int  # tokens that followed one context
+    def __init__(self, place: int, resources: Resources) -> None:
+        super().__init__(place, resources)
+        self._table = read_ngrams(resources.bundle, resources.target.engine.device)
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, np.ndarray], longest: int, device: str = "cpu") -> Self:
-        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        return cls(**tensors, longest=longest, widest=int(np.diff(arrays["offsets"]).max(initial=0)))
+    def unavailable(cls, resources: Resources) -> str | None:
+        return None if has_ngrams(resources.bundle) else no_ngrams(resources.bundle)
 
-    def after(self, context: Tensor) -> Tensor:
-        """Probabilities [A, V] of what follows the last tokens [A, longest]; -1 stands before the first token."""
-        vocab_size = len(self.single)
-        probabilities = self.single.repeat(len(context), 1)
-        alive = torch.ones(len(context), dtype=torch.bool, device=context.device)
-        found = context.new_full((len(context),), -1)
-        column = torch.arange(self.widest, device=context.device)
-        for back in range(1, self.longest + 1):
-            token = context[:, -back]
-            key = (found + 1) * vocab_size + token
-            found = torch.searchsorted(self.keys, key).clamp_(max=len(self.keys) - 1)
-            alive = alive & (token >= 0) & (self.keys[found] == key)
-            entry = self.offsets[found][:, None] + column  # [A, widest]
-            followed = alive[:, None] & (entry < self.offsets[found + 1][:, None])
-            entry = entry.clamp_(max=len(self.tokens) - 1)
-            probabilities = probabilities * torch.where(alive, self.left[found], 1.0)[:, None]
-            probabilities.scatter_add_(1, self.tokens[entry].long(), torch.where(followed, self.shares[entry], 0.0))
-        return probabilities
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        index = rows.length[:, None] + torch.arange(-self._table.longest, 0, device=rows.length.device)
+        history = rows.tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, -1)  # -1 before the first token
+
+        def of_proposal(i: int) -> Tensor:
+            proposed = (winners.tokens for winners in frame.winners[:i])
+            return self._table.after(torch.cat([history, *proposed], 1)[:, i:]).log()[:, None]
+
+        return of_proposal
 
 
-DTYPES = {
-    "single": "float32",
-    "keys": "int64",
-    "left": "float32",
-    "offsets": "int64",
-    "tokens": "int32",
-    "shares": "float32",
-}
-
-
-def to_bytes(arrays: dict[str, np.ndarray], longest: int) -> bytes:
-    content = io.BytesIO()
-    typed = {name: arrays[name].astype(dtype) for name, dtype in DTYPES.items()} | {"longest": np.array(longest)}
-    np.savez(content, **typed)  # type: ignore[arg-type]  # numpy's names may be anything
-    return content.getvalue()
-
-
-def read_ngrams(bundle: Bundle, device: str) -> NGrams | None:
-    """The table of a bundle, if it has one."""
-    file = next((bundle.path / name for name in bundle.files if name.startswith(f"{FOLDER}/")), None)
-    return None if file is None else read(file, bundle.tokenizer.vocab_size, device)
-
-
-def read(file: Path, vocab_size: int, device: str = "cpu") -> NGrams:
-    """No index of a table that is read can point outside of it, and every token has some probability."""
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in DTYPES}
-            longest = int(stored["longest"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise BundleError(f"{file} is no table of n-grams ({error}); {REMEDY}") from error
-    if arrays["single"].shape != (vocab_size,):
-        raise BundleError(
-            f"{file} counts a vocabulary of {arrays['single'].size} tokens, the bundle has {vocab_size}; {REMEDY}"
-        )
-    offsets, tokens = arrays["offsets"], arrays["tokens"]
-    contexts, entries = len(arrays["keys"]), len(tokens)
-    sound = (
-        all(array.ndim == 1 and array.dtype == DTYPES[name] for name, array in arrays.items())
-        and len(arrays["left"]) == contexts == len(offsets) - 1
-        and len(arrays["shares"]) == entries
-        and (longest > 0) == (contexts > 0) == (entries > 0)
-        and offsets[0] == 0
-        and offsets[-1] == entries
-        and bool((np.diff(offsets) >= 0).all())
-        and bool(((tokens >= 0) & (tokens < vocab_size)).all())
-        and all(bool((arrays[name] > 0).all()) for name in ("single", "left", "shares"))
-    )
-    if not sound:
-        raise BundleError(f"{file} is no table of n-grams (its arrays do not fit one another); {REMEDY}")
-    return NGrams.of_arrays(arrays, longest, device)
+def no_ngrams(bundle: Bundle) -> str:
+    return f"the bundle has no table of n-grams; count one with trt-spec ngram --bundle {bundle.path} --text FILE"

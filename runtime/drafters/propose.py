@@ -1,104 +1,75 @@
-"""Where proposals come from.
-
-model   the draft model
-lookup  a copy of what followed the same words earlier in the context
-suffix  the same from longer matches and from earlier outputs, found on the host; see suffix.py
-ngram   the n-grams counted from a text, in the place of a model
-random  all tokens alike, in the place of a model: the floor that theory gives
-cascade the draft model in one pass over what lookup finds; see cascade.py
-none    nowhere
-"""
+"""Fill a round with proposals: each row from the source it asked for."""
 
 import torch
 from torch import Tensor
 
-from ..lengths.entropy import normalised_entropy
 from ..round.frame import Frame
-from ..round.rows import Plan, Rows
+from ..round.plan import Plan
+from ..round.rows import Rows
 from ..sampling.acceptance import Noise, Proposal, inverse_cdf
 from ..sampling.transform import draft_transform
-from .cascade import cascade
-
-SOURCES = ("model", "lookup", "suffix", "ngram", "random", "cascade")
-SAMPLED = ("model", "ngram", "random")  # from a distribution, one token after another
-WITH_MODEL = ("model", "cascade")
-DRAFTERS = (*SOURCES, "none")
-LONGEST_MATCH = 4  # tokens of the suffix that lookup compares
+from .drafter import Offer
 
 
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
-    """Fill the frame with K tokens for every row from the source the row has chosen.
-
-    `span` bounds the committed lengths.
-    """
-    count, probabilities, entropies = rows.from_model, None, None
-    if plan.sampled:
-        probabilities, entropies = draft(rows, plan, frame, noise)
-    if plan.ngram:
-        count = count + rows.from_ngram
-    if plan.random:
-        count = count + rows.from_random
-    if entropies is not None:
-        count = torch.minimum(count, (entropies <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
+    """K tokens for every row, how many of them it proposes, and the q of each; no committed length reaches `span`."""
+    count, probabilities, entropies = frame.nothing, None, None
+    if plan.samplers:
+        count, probabilities, entropies = draw(rows, plan, frame, noise)
     if plan.draft_length:
         frame.line_up()
-    if plan.lookup or plan.cascade:
-        copied, found = look_up(rows, plan, span)
-    alone = not plan.sampled
-    if plan.cascade:
-        tokens, cascaded, q = cascade(rows, plan, frame, noise, copied, found)
-        count = count + cascaded
-        probabilities = put(tokens, rows.from_cascade, frame, probabilities, q, alone=alone)
-        alone = False
-    if plan.lookup:
-        count = count + rows.from_lookup * found
-        probabilities = put(copied, rows.from_lookup, frame, probabilities, alone=alone)
-        alone = False
-    if plan.suffix:
-        count = count + rows.from_suffix
-        suggested = rows.suggested[:, : plan.draft_length]
-        probabilities = put(suggested, rows.from_suffix, frame, probabilities, alone=alone)
+    alone = len(plan.sources) == 1
+    for source in plan.copiers:
+        offer = source.offer(rows, plan, frame, noise, span)
+        if alone:
+            frame.proposed.copy_(offer.tokens)
+            count, probabilities = offer.proposed, offer.probabilities
+        else:
+            mine = source.asked(rows)[:, None] > 0
+            probabilities = merge(offer, mine, frame, probabilities, plan)
+            count = count + offer.proposed
     return Proposal(frame.proposed, count, probabilities, entropies)
 
 
-def put(
-    tokens: Tensor, asked: Tensor, frame: Frame, others: Tensor | None, q: Tensor | None = None, *, alone: bool
-) -> Tensor | None:
-    """Let rows that asked for these tokens [A, K] propose them, all rows if alone; returns the q of all rows.
+def merge(offer: Offer, mine: Tensor, frame: Frame, others: Tensor | None, plan: Plan) -> Tensor | None:
+    """Put these tokens into the rows [A, 1] that asked for them; returns the q of all rows.
 
-    `others` is what it is without them; where they have no `q` of their own they are certain.
+    `others` is what q was without them; None means that every proposal so far was certain.
     """
-    if alone:
-        frame.proposed.copy_(tokens)
-        return q
-    mine = asked[:, None] > 0
-    frame.proposed.copy_(torch.where(mine, tokens, frame.proposed))
-    if others is None:
+    frame.proposed.copy_(torch.where(mine, offer.tokens, frame.proposed))
+    if others is None and offer.probabilities is None:
         return None
-    if q is None:
-        q = torch.zeros_like(others).scatter_(2, frame.proposed[:, :, None], 1.0)
-    return torch.where(mine[:, :, None], q, others)
+    vocab_size = frame.target_logits.shape[2]
+    q, rest = (
+        one_hot(frame.proposed, vocab_size) if known is None else known for known in (offer.probabilities, others)
+    )
+    return torch.where(mine[:, :, None], q, rest)
 
 
-def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor | None, Tensor | None]:
+def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
+    return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter_(2, tokens[:, :, None], 1.0)
+
+
+def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Sample K tokens one after another, each by the request's transform and rule.
 
-    Their q [A, K, V] and the entropies they were drawn at [A, K], each if needed. Where the host sees all rows stop at
-    too high an entropy, the tokens after that are what an earlier round left there, and nobody proposes them.
+    Returns how many each row proposes [A], their q [A, K, V] and the entropies they were drawn at [A, K], each if
+    needed. Where the host sees that all rows stop at too high an entropy, nobody proposes the tokens after that.
     """
     probabilities: list[Tensor] = []
     entropies: list[Tensor] = []
-    counts = rows.output_counts[:, None].clone() if plan.penalised else None  # [A, 1, V]
     draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
-    history = read_history(rows, frame) if plan.ngram else None
-    for i, winners in enumerate(frame.drafted):
+    each = [(source, source.logits(rows, frame)) for source in plan.samplers]
+    for i, winners in enumerate(frame.winners):
         token = winners.tokens  # [A, 1]
-        logits = draft_logits(i, rows, plan, frame, history)  # [A, 1, V]
+        logits = each[0][1](i)  # [A, 1, V]
+        for source, its_logits in each[1:]:
+            logits = torch.where(source.asked(rows)[:, None, None] > 0, its_logits(i), logits)
         if plan.entropies:
             entropies.append(normalised_entropy(logits[:, 0]))
             if frame.on_cpu and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
-        scores = draft_transform(logits, rows, plan, counts)
+        scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, frame))
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
         if plan.coupled:
@@ -108,56 +79,29 @@ def draft(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor | 
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
             drawn.clamp_(max=scores.shape[2] - 1)  # beyond it where the draft's logits are NaN
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
-        if counts is not None:
-            counts.scatter_add_(2, token[:, None], torch.ones_like(counts[..., :1]))
-    return whole(probabilities, plan), whole(entropies, plan)
+    count = each[0][0].asked(rows)
+    for source, _ in each[1:]:
+        count = count + source.asked(rows)
+    sure = all_k(entropies, plan)
+    if sure is not None:
+        count = torch.minimum(count, (sure <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
+    return count, all_k(probabilities, plan), sure
 
 
-def whole(parts: list[Tensor], plan: Plan) -> Tensor | None:
-    """Of K proposals; those that were never drawn are likely enough to no one."""
+def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Tensor | None:
+    """The first i proposals [A, i], if a filter reads them."""
+    if not plan.reads_ahead:
+        return None
+    return torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0]
+
+
+def all_k(parts: list[Tensor], plan: Plan) -> Tensor | None:
+    """Join the parts [A, 1, …] of K proposals. Those that were never drawn are filled with ones: nobody reads them."""
     missing = plan.draft_length - len(parts)
     return torch.cat(parts + [torch.ones_like(parts[0])] * missing, 1) if parts else None
 
 
-def draft_logits(i: int, rows: Rows, plan: Plan, frame: Frame, history: Tensor | None) -> Tensor:
-    """What proposal i is drawn by [A, 1, V], each row's from its own source."""
-    logits = frame.draft_logits
-    if plan.model:
-        frame.drafts[i].run()
-        if plan.random:
-            logits = torch.where(rows.from_random[:, None, None] > 0, 0.0, logits)
-    if history is not None:
-        assert frame.ngrams is not None
-        proposed = (winners.tokens for winners in frame.drafted[:i])
-        counted = frame.ngrams.after(torch.cat([history, *proposed], 1)[:, i:]).log()[:, None]
-        logits = torch.where(rows.from_ngram[:, None, None] > 0, counted, logits)
-    return logits
-
-
-def read_history(rows: Rows, frame: Frame) -> Tensor:
-    """The last committed tokens, as many as the longest n-gram looks back on; -1 before the first."""
-    assert frame.ngrams is not None
-    index = rows.length[:, None] + torch.arange(-frame.ngrams.longest, 0, device=rows.length.device)
-    return rows.tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, -1)
-
-
-def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:
-    """Tokens [A, K] that followed the latest of the longest earlier matches of the context's end, and where one is.
-
-    A match that ends less than K tokens ago goes on into its own copy, as repetition does.
-    """
-    context = rows.tokens[:, :span]  # [A, L]
-    position = torch.arange(span, device=context.device)
-    last = rows.length[:, None] - 1
-    matched = (position < last).long()  # how many tokens ending at each position equal the suffix, plus one
-    alive = matched.bool()
-    for back in range(min(LONGEST_MATCH, span)):
-        suffix = context.gather(1, (last - back).clamp(min=0))  # [A, 1]
-        shifted = context if back == 0 else torch.nn.functional.pad(context[:, :-back], (back, 0), value=-1)
-        alive = alive & (shifted == suffix) & (back <= last)
-        matched = matched + alive
-    best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
-    found = matched.gather(1, best)[:, 0] > 1
-    period = last - best
-    ahead = torch.arange(plan.draft_length, device=context.device) % period.clamp(min=1)
-    return context.gather(1, (best + 1 + ahead).clamp(max=span - 1)), found
+def normalised_entropy(logits: Tensor) -> Tensor:
+    """The entropy of the softmax of logits [A, V]: [A, 1] from 0 to 1."""
+    nats: Tensor = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
+    return nats / torch.full_like(nats, logits.shape[-1]).log_()

@@ -6,23 +6,21 @@ each round is fresh: so no choice can bias what comes out.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..drafters.propose import WITH_MODEL
+from ..drafters import DRAFTERS
+from ..requests.metrics import Outcome
+from .chooser import NOTHING, Chooser, Pause, Wanted
 from .costs import Costs
-
-if TYPE_CHECKING:
-    from ..requests.request import Request
 
 Numbers = npt.NDArray[np.float64]
 
 FADE = 0.96  # how much of what was seen remains after one more examined proposal
 HELD_BEFORE = 2.0  # examined proposals that the expectation counts as
-PATIENCE = (16, 128)  # rounds without a drafter before it is tried again: at first, and at most
-TRIAL = 2  # proposals of such a round
+TRIAL = 2  # proposals of a round that tries a drafter again
 MARGIN = 1.03  # what speculation has to promise: estimates err, and rounds that differ disturb each other
 ALPHAS, SHARES = 64, 16  # levels
 PAYBACK = 4  # rounds in which a draft model that has fallen behind has to pay for catching up
@@ -61,7 +59,7 @@ class Estimate:
 
 
 def expected_tokens(levels: tuple[int, int], longest: int) -> Numbers:
-    """Of a round with K = 0 … longest."""
+    """The tokens that a round is expected to give with K = 0 … longest."""
     gains = np.full(longest + 1, levels[0] / ALPHAS)
     gains[0] = levels[1] / SHARES
     expected: Numbers = gains.cumprod()
@@ -69,21 +67,52 @@ def expected_tokens(levels: tuple[int, int], longest: int) -> Numbers:
     return expected.cumsum()
 
 
-class Pause:
-    """Counts the rounds without something; each time it was tried in vain it waits longer for the next."""
+class ByCosts(Chooser):
+    """What a controller has chosen for one request, out of the drafters it has estimates of."""
 
-    def __init__(self) -> None:
-        self._rounds, self._patience = 0, PATIENCE[0]
+    def __init__(self, estimates: dict[str, Estimate]) -> None:
+        super().__init__()
+        self.estimates = estimates
+        self.best: str | None = None  # the drafter that is worth most here; None where nothing pays
 
-    def over(self, used: bool) -> bool:
-        if used:
-            self._rounds, self._patience = 0, PATIENCE[0]
-        elif self._rounds == self._patience:
-            self._rounds, self._patience = 0, min(2 * self._patience, PATIENCE[1])
-            return True
+    @property
+    def drafters(self) -> Sequence[str]:
+        return tuple(self.estimates)
+
+    def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float]) -> None:
+        if drafter in self.estimates:
+            self.estimates[drafter].observe(outcome.proposed, outcome.examined, outcome.stood)
+
+    def choose(self, choice: "Choice") -> None:
+        """Take the best of what the round pays for, or now and then another one, in case it has become better."""
+        k, self.best = choice.draft_length, None
+        if not k:
+            self._wanted = NOTHING
+        elif len(self.estimates) == 1:
+            [name] = self.estimates
+            self._wanted = Wanted(k, name) if name in choice.drafters else NOTHING
         else:
-            self._rounds += 1
-        return False
+            worth = {
+                name: expected_tokens(self.estimates[name].levels, k)[k]
+                for name in choice.drafters
+                if name in self.estimates
+            }
+            if not worth:
+                self._wanted = NOTHING
+                return
+            self.best = chosen = max(worth, key=worth.__getitem__)
+            for name, estimate in self.estimates.items():
+                if estimate.pause.over and name != self.best:
+                    chosen = name
+            self._wanted = Wanted(k if chosen in choice.drafters else min(k, TRIAL), chosen)
+
+    def count(self) -> None:
+        """A round has ended: the drafters it did not use have waited one more."""
+        if self.best is not None:
+            for name, estimate in self.estimates.items():
+                if estimate.pause.over and name != self.best:
+                    estimate.doubt()
+                estimate.pause.count(used=name == self.best)
 
 
 class Choice(NamedTuple):
@@ -103,27 +132,41 @@ class Controller:
         self._times = lru_cache(maxsize=256)(lambda drafter, batch: np.array(costs.round_times(drafter, batch)))
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
+        self._pays = False  # whether speculation was worth its cost when last chosen
 
-    def begin(self, drafters: Sequence[str]) -> dict[str, Estimate]:
-        """What is expected of a new request."""
-        return {name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in drafters}
+    def begin(self, drafters: Sequence[str]) -> ByCosts:
+        """The chooser of a new request, with what is expected of each drafter."""
+        return ByCosts({name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in drafters})
 
-    def choose(self, live: Sequence["Request"]) -> None:
-        """Set what the requests that leave it open take in the next round."""
-        free = [request for request in live if request.estimates]
+    def choose(self, live: Sequence[Chooser], is_behind: Sequence[bool]) -> None:
+        """Set what the requests that leave it open want in the next round; the draft model is behind in some of them.
+
+        To ask twice changes nothing: `count` says that a round has ended.
+        """
+        free = _free(live)
         if not free:
             return
-        known = tuple(tuple((name, one.levels) for name, one in request.estimates.items()) for request in free)
-        pinned, behind = 0, sum(request.draft_is_behind for request in free)
-        if len(free) < len(live):
-            pinned = max(request.wanted[0] for request in live if not request.estimates)
+        known = tuple(tuple((name, one.levels) for name, one in chooser.estimates.items()) for chooser in free)
+        behind = sum(late for chooser, late in zip(live, is_behind, strict=True) if chooser in free)
+        pinned = max((one.wanted.length for one in live if not isinstance(one, ByCosts)), default=0)
         choice = self._best(len(live), pinned, behind, known if len(known) == 1 else tuple(sorted(known)))
-        if self._pause.over(used=choice.draft_length > 0):
+        self._pays = choice.draft_length > 0
+        if self._pause.over and not self._pays:
             choice = Choice(min(TRIAL, self._longest), self._by_price(len(live), known))
-            for estimate in (one for request in free for one in request.estimates.values()):
+        for chooser in free:
+            chooser.choose(choice)
+
+    def count(self, live: Sequence[Chooser]) -> None:
+        """A round of these requests has ended."""
+        free = _free(live)
+        if not free:
+            return
+        if self._pause.over and not self._pays:
+            for estimate in (one for chooser in free for one in chooser.estimates.values()):
                 estimate.doubt()
-        for request in free:
-            request.chosen = _source(request.estimates, choice) if choice.draft_length else (0, "none")
+        self._pause.count(used=self._pays)
+        for chooser in free:
+            chooser.count()
 
     def _by_price(self, batch: int, known: Sequence[Known]) -> list[str]:
         return sorted({name for of in known for name, _ in of}, key=lambda name: self._times(name, batch)[1])
@@ -140,7 +183,7 @@ class Controller:
         for count, dearest in enumerate(by_price, 1):
             times = self._times(dearest, batch)
             milliseconds = times[lengths.clip(max=len(times) - 1)]
-            if dearest in WITH_MODEL:
+            if DRAFTERS[dearest].needs_model:
                 milliseconds[1:] += behind * (times[1] - times[0]) / PAYBACK
             tokens = np.full(len(lengths), float(batch - len(known)))  # of the other rows: at least these
             for of in expected:
@@ -154,18 +197,5 @@ class Controller:
         return best
 
 
-def _source(estimates: dict[str, Estimate], choice: Choice) -> tuple[int, str]:
-    """The best for one request of what the round pays for; now and then another, lest it has become better."""
-    k = choice.draft_length
-    if len(estimates) == 1:
-        [name] = estimates
-        return (k, name) if name in choice.drafters else (0, "none")
-    worth = {name: expected_tokens(estimates[name].levels, k)[k] for name in choice.drafters if name in estimates}
-    if not worth:
-        return 0, "none"
-    best = chosen = max(worth, key=worth.__getitem__)
-    for name, estimate in estimates.items():
-        if estimate.pause.over(used=name == best):
-            estimate.doubt()
-            chosen = name
-    return k if chosen in choice.drafters else min(k, TRIAL), chosen
+def _free(live: Sequence[Chooser]) -> list[ByCosts]:
+    return [chooser for chooser in live if isinstance(chooser, ByCosts) and chooser.estimates]

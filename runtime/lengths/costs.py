@@ -26,7 +26,7 @@ class Costs:
     engine: str
     device: str
     machine: str  # what was measured: the name of the processor or GPU
-    models: dict[str, str]  # identity of each graph, by role
+    models: dict[str, str]  # identity of each graph, by name
     batches: tuple[int, ...]
     draft_lengths: tuple[int, ...]  # begins with 0
     round_ms: dict[str, tuple[tuple[float, ...], ...]]  # by drafter: [batch][draft length]
@@ -94,7 +94,7 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
 
 
 def model_identities(bundle: Bundle) -> dict[str, str]:
-    return {role: graph_identity(bundle.path, role) for role in bundle.models}
+    return {name: graph_identity(bundle.path, name) for name in bundle.models}
 
 
 def machine_name(device: str) -> str:

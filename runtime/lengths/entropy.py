@@ -7,10 +7,12 @@ was examined only; to stop within a round it reads the draft's distribution befo
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-import torch
-from torch import Tensor
-
 from ...engines import RequestError
+from ..drafters import NONE
+from ..requests.metrics import Outcome
+from .chooser import NOTHING, Chooser, Pause, Wanted
+
+TRIAL = 2  # proposals of a round that finds out whether the draft has become surer
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,33 @@ HELP = {
 assert list(HELP) == [field.name for field in fields(EntropyRule)]
 
 
-class EntropyLevel:
-    """The rule at work for one request."""
+class ByEntropy(Chooser):
+    """Follows an EntropyRule. Where that leads to no proposals at all, it tries a few from time to time."""
 
-    def __init__(self, rule: EntropyRule) -> None:
-        self.rule = rule
+    def __init__(self, rule: EntropyRule, drafter: str) -> None:
+        super().__init__()
+        self.rule, self._drafter = rule, drafter
         self._entropy: float | None = None
+        self._pause = Pause()
 
     @property
-    def draft_length(self) -> int:
+    def drafters(self) -> Sequence[str]:
+        return () if self._drafter == NONE else (self._drafter,)
+
+    @property
+    def _length(self) -> int:
         rule = self.rule
         return round(rule.longest - (rule.longest - rule.shortest) * (self._entropy or 0.0))
 
-    def observe(self, examined: Sequence[float]) -> None:
-        """The entropies at the examined proposals of a round."""
-        if examined:
-            mean, left = sum(examined) / len(examined), self.rule.smoothing
+    @property
+    def wanted(self) -> Wanted:
+        length = self._length or (min(TRIAL, self.rule.longest) if self._pause.over else 0)
+        if not length or self._drafter == NONE:
+            return NOTHING._replace(entropy_limit=self.rule.stop_above)
+        return Wanted(length, self._drafter, self.rule.stop_above)
+
+    def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float]) -> None:
+        self._pause.count(used=self._length > 0)
+        if entropies:
+            mean, left = sum(entropies) / len(entropies), self.rule.smoothing
             self._entropy = mean if self._entropy is None else left * self._entropy + (1 - left) * mean
-
-
-def normalised_entropy(logits: Tensor) -> Tensor:
-    """Of the softmax of logits [A, V]: [A, 1] from 0 to 1."""
-    nats: Tensor = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
-    return nats / torch.full_like(nats, logits.shape[-1]).log_()

@@ -4,8 +4,6 @@ Where the engine allows it the buffers are only as long as the longest live row 
 attention costs what the buffer holds, dead rows included.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -13,16 +11,21 @@ from ...engines import GRANULE, Contract, EngineError
 
 
 class KVCache:
-    """Buffers [rows, kv_heads, T, head_dim] by contract name; rows beyond a request's length are garbage."""
+    """Buffers [rows, kv_heads, T, head_dim] by contract name.
 
-    def __init__(self, contract: Contract, device: str, rows: int, capacity: int) -> None:
+    It alone knows where a row is in memory. The first `entries[row]` entries of a row are valid, the rest is garbage.
+    """
+
+    def __init__(self, contract: Contract, device: str, max_rows: int, rows: int, capacity: int) -> None:
         self._contract, self._device = contract, device
+        self.entries = [0] * max_rows
         self.buffers: dict[str, Tensor] = {}
         self.rows = self.capacity = 0
-        self.resize(rows, capacity, {})
+        self.version = 0  # changes when the buffers move
+        self.resize(rows, capacity)
 
-    def resize(self, rows: int, capacity: int, kept: Mapping[int, int]) -> None:
-        """Reallocate, keeping the first `kept[row]` entries of each row."""
+    def resize(self, rows: int, capacity: int) -> None:
+        """Reallocate, keeping the valid entries."""
         contract = self._contract
         size = (rows, contract.kv_heads, capacity, contract.head_dim)
         dtype = getattr(torch, contract.dtype)
@@ -39,26 +42,37 @@ class KVCache:
                     f"no memory for a cache of {rows} rows of {capacity} tokens: it takes {need / 2**20:,.0f} MiB; "
                     "lower max_batch or the lengths of prompts and outputs"
                 ) from error
-            for row, length in kept.items():
-                buffers[name][row, :, :length] = self.buffers[name][row, :, :length]
+            for row, length in enumerate(self.entries):
+                if length:
+                    buffers[name][row, :, :length] = self.buffers[name][row, :, :length]
         self.buffers, self.rows, self.capacity = buffers, rows, capacity
+        self.version += 1
 
-    def move(self, source: int, destination: int, length: int) -> None:
+    def move(self, source: int, destination: int) -> None:
+        """Give a row another place; its old place is free."""
+        length, self.entries[source] = self.entries[source], 0
         if length:  # a row that holds nothing may lie beyond the buffers
             for buffer in self.buffers.values():
                 buffer[destination, :, :length] = buffer[source, :, :length]
+        self.entries[destination] = length
 
     def fits(self, rows: int, capacity: int) -> bool:
         """Whether `rows` rows of `capacity` have room, and not far too much of it."""
         enough = rows <= self.rows and capacity <= self.capacity
         return enough and self.capacity <= 2 * _ample(capacity) and self.rows <= 4 * rows
 
-    def fit(self, rows: int, capacity: int, kept: Mapping[int, int]) -> bool:
-        """Make room for `rows` rows of `capacity`, or give back what is far too much; True if reallocated."""
-        if self.fits(rows, capacity):
-            return False
-        self.resize(1 << (rows - 1).bit_length(), _ample(capacity), kept)
-        return True
+    def fit(self, rows: int, capacity: int) -> None:
+        """Make room for `rows` rows of `capacity` beside what is valid, or give back what is far too much."""
+        if self.fits(rows, capacity):  # nearly always
+            return
+        used = max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
+        rows, capacity = max(rows, used), max([capacity, *self.entries])
+        if not self.fits(rows, capacity):
+            self.resize(1 << (rows - 1).bit_length(), _ample(capacity))
+
+    def tensors(self, first_row: int, rows: int) -> dict[str, Tensor]:
+        """The memory of some rows, by the contract's names."""
+        return {name: buffer[first_row : first_row + rows] for name, buffer in self.buffers.items()}
 
 
 def _ample(capacity: int) -> int:

@@ -13,9 +13,10 @@ from ...engines import Engine, EngineError
 from ...engines.errors import first_line
 from .clock import Clock
 from .frame import Frame
+from .plan import Plan
 from .result import RowResult, read_table, tabulate
 from .round import run_round
-from .rows import Plan, Rows
+from .rows import Rows
 
 MOST_KINDS = 256  # of rounds that are remembered
 ONE_AT_A_TIME = threading.Lock()  # torch captures once in a process

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from ...engines import EngineError
-from ..requests.request import TokenLogprob, TracedRound
+from ..requests.output import TokenLogprob, TracedRound
 from ..sampling.acceptance import chosen
+from .plan import Plan
 from .round import Round
-from .rows import Plan, pick
+from .rows import pick
 
 
 class RowResult(NamedTuple):

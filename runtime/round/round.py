@@ -7,10 +7,11 @@ from torch import Tensor
 from ..drafters.propose import propose
 from ..sampling.acceptance import Noise, Proposal, Verdict, accept, flag_no_numbers
 from ..sampling.noise import gumbels
-from ..sampling.transform import counts_at_each_position, transform
+from ..sampling.transform import transform
 from .clock import Clock
 from .frame import Frame
-from .rows import Plan, Rows, counting
+from .plan import Plan
+from .rows import Rows
 
 
 class Round(NamedTuple):
@@ -31,7 +32,7 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     clock.mark(2)
     frame.verify.run()
     clock.mark(3)
-    scores = transform(frame.target_logits, rows, plan, counts_at_each_position(rows, plan, proposal))
+    scores = transform(frame.target_logits, rows, plan, proposal.tokens)
     accept(proposal, scores, rows, plan, noise, frame.verdict)
     if not frame.on_cpu:
         flag_no_numbers(frame.target_logits, frame.verdict)
@@ -55,6 +56,5 @@ def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
     verdict = frame.verdict
     rows.tokens.scatter_(1, frame.index, verdict.tokens)
     rows.length.add_(verdict.accepted).add_(1)
-    if plan.penalised:
-        committed = counting(plan.draft_length + 1, rows.length.device) <= verdict.accepted[:, None]
-        rows.output_counts.scatter_add_(1, verdict.tokens, committed.float())
+    for one in plan.filters:
+        one.commit(rows.columns, verdict.tokens, verdict.accepted)

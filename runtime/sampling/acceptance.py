@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..round.rows import Plan, Rows, counting, pick
+from ..round.plan import Plan
+from ..round.rows import Rows, counting, pick
 
 NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
 

@@ -1,23 +1,39 @@
 """What a request asks for: every field means under speculation exactly what it means without."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...engines import RequestError
+from .checks import real, require, whole
+from .filters import FILTERS
 
 MAX_LOGPROBS = 20
 RULES = ("rejection", "coupled")
-# Scores are float32 and must stay finite whatever a request multiplies, adds and divides.
-TEMPERATURES = (1e-5, 1e5)
-REPETITIONS = (1e-3, 1e3)
-LARGEST = 1e6
+
+
+class Frozen(Mapping[Any, Any]):
+    """A copy of a mapping that nobody can change."""
+
+    def __init__(self, mapping: Mapping[Any, Any]) -> None:
+        self._items = dict(mapping)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return repr(self._items)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Validated once, here; see `HELP` for each field."""
+    """Validated once, here; see `HELP` for each field. What the caller passes is copied, so it cannot change later."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -36,66 +52,39 @@ class SamplingParams:
     logprobs: int | None = None
     rule: str = "rejection"
     lenience: float = 1.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        _require("max_new_tokens", self.max_new_tokens, _whole(self.max_new_tokens, 1), "a whole number >= 1")
-        cold, hot = TEMPERATURES
-        for name in ("temperature", "draft_temperature"):
-            value = getattr(self, name)
-            sensible = _real(value, 0, hot) and (value == 0 or value >= cold)
-            absent = name == "draft_temperature" and value is None
-            _require(name, value, sensible or absent, f"0 or a number from {cold:g} to {hot:g}")
-        _require("top_k", self.top_k, _whole(self.top_k, 0), "a whole number >= 0 (0 = off)")
-        _require("top_p", self.top_p, _real(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
-        _require("min_p", self.min_p, _real(self.min_p, 0, 1), "a number in [0, 1]")
-        low, high = REPETITIONS
-        repetition = self.repetition_penalty
-        _require("repetition_penalty", repetition, _real(repetition, low, high), f"a number from {low:g} to {high:g}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(name, value, _real(value, -LARGEST, LARGEST), f"a number from {-LARGEST:g} to {LARGEST:g}")
-        _require(
-            "logit_bias",
-            self.logit_bias,
-            isinstance(self.logit_bias, Mapping)
-            and all(
-                _whole(key, 0) and (_real(value, -LARGEST, LARGEST) or value == -math.inf)
-                for key, value in self.logit_bias.items()
-            ),
-            f"a mapping of token ids to -inf or numbers from {-LARGEST:g} to {LARGEST:g}",
-        )
+        require("max_new_tokens", self.max_new_tokens, whole(self.max_new_tokens, 1), "a whole number >= 1")
+        known = {name for one in FILTERS for name in one.fields} - set(self.__dataclass_fields__)
+        sound = isinstance(self.extra, Mapping) and set(self.extra) <= known
+        require("extra", self.extra, sound, f"a mapping with no keys but {sorted(known)}, which added filters read")
+        for one in FILTERS:
+            one.check(self)
         stop = self.stop
         strings = isinstance(stop, Sequence) and all(isinstance(text, str) and text for text in stop)
-        _require("stop", stop, strings, "a list of strings, none empty")
+        require("stop", stop, strings, "a list of strings, none empty")
         ids = self.stop_token_ids
-        _require(
-            "stop_token_ids",
-            ids,
-            isinstance(ids, Sequence) and all(_whole(i, 0) for i in ids),
-            "a list of token ids",
-        )
-        _require("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
-        _require(
-            "seed",
-            self.seed,
-            self.seed is None or _whole(self.seed, 0, 2**64 - 1),
-            "a whole number below 2^64",
-        )
-        _require(
-            "logprobs",
-            self.logprobs,
-            self.logprobs is None or _whole(self.logprobs, 0, MAX_LOGPROBS),
-            f"a whole number from 0 to {MAX_LOGPROBS}",
-        )
-        _require("rule", self.rule, self.rule in RULES, f"one of {', '.join(RULES)}")
-        _require("lenience", self.lenience, _real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
+        sound = isinstance(ids, Sequence) and all(whole(i, 0) for i in ids)
+        require("stop_token_ids", ids, sound, "a list of token ids")
+        require("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
+        sound = self.seed is None or whole(self.seed, 0, 2**64 - 1)
+        require("seed", self.seed, sound, "a whole number below 2^64")
+        sound = self.logprobs is None or whole(self.logprobs, 0, MAX_LOGPROBS)
+        require("logprobs", self.logprobs, sound, f"a whole number from 0 to {MAX_LOGPROBS}")
+        require("rule", self.rule, self.rule in RULES, f"one of {', '.join(RULES)}")
+        require("lenience", self.lenience, real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
         if self.lenient and self.rule == "coupled":
             raise RequestError(
                 f"lenience {self.lenience} accepts what the draft says and rule coupled keeps one text whatever it "
                 "says; choose rule rejection, or lenience 1"
             )
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("logit_bias", "extra"):
+            object.__setattr__(self, name, Frozen(getattr(self, name)))
 
     @property
     def greedy(self) -> bool:
@@ -113,7 +102,7 @@ class SamplingParams:
 
     @property
     def own_draft_temperature(self) -> float:
-        """Of the draft, the request's own unless another was asked for; a greedy pick is the same at all."""
+        """The temperature of the draft: the request's own unless another was asked for, or it is greedy anyway."""
         return self.temperature if self.greedy or self.draft_temperature is None else self.draft_temperature
 
     @property
@@ -122,22 +111,9 @@ class SamplingParams:
         draft_decides = self.lenient or (not self.greedy and self.rule == "rejection")
         return draft_decides and (self.greedy or self.seed is not None)
 
-    @property
-    def penalised(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-
-HELP = {
+OWN_HELP = {
     "max_new_tokens": "stop after this many tokens",
-    "temperature": "0 is greedy",
-    "draft_temperature": "what the draft samples at, 0 proposes its best token (default: the request's temperature)",
-    "top_k": "keep the k likeliest tokens (0 = off)",
-    "top_p": "keep the smallest set of likeliest tokens that holds this much probability",
-    "min_p": "keep tokens at least this likely relative to the likeliest",
-    "repetition_penalty": "divide the score of tokens in prompt and output by this",
-    "presence_penalty": "subtract this from the score of tokens in the output",
-    "frequency_penalty": "subtract this for each time a token is in the output",
-    "logit_bias": "add to the scores of single tokens",
     "stop": "end before this text",
     "stop_token_ids": "end with this token",
     "ignore_eos": "do not end with the model's end-of-sequence token",
@@ -146,17 +122,6 @@ HELP = {
     "rule": "rejection accepts more; coupled gives one text per seed whatever the draft, K, batch or engine",
     "lenience": "lossy below 1: a token may become up to 1 / lenience times as likely as the target says, and a greedy "
     "one stand that is lenience times as likely as the best",
+    "extra": "parameters of filters that were added, by name",
 }
-
-
-def _whole(value: Any, low: int, high: float = math.inf) -> bool:
-    return type(value) is int and low <= value <= high
-
-
-def _real(value: Any, low: float, high: float) -> bool:
-    return type(value) in (int, float) and low <= value <= high
-
-
-def _require(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise RequestError(f"{name} is {value!r}, expected {expected}")
+HELP = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}

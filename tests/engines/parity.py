@@ -35,15 +35,15 @@ def run_script(engine: Engine, script: Script) -> list[Tensor]:
     contract = engine.contract
     shape = (ROWS, contract.kv_heads, script.capacity, contract.head_dim)
     dtype = getattr(torch, contract.dtype)
-    engine.bind({name: torch.full(shape, GARBAGE, dtype=dtype, device=engine.device) for name in contract.cache_names})
-    logits = [_run(engine, call) for call in script.calls]
+    cache = {name: torch.full(shape, GARBAGE, dtype=dtype, device=engine.device) for name in contract.cache_names}
+    logits = [_run(engine, cache, call) for call in script.calls]
     engine.close()
     return logits
 
 
-def _run(engine: Engine, call: Call) -> Tensor:
+def _run(engine: Engine, cache: dict[str, Tensor], call: Call) -> Tensor:
     width = len(call.rows[0].tokens)
-    step = blank_step(engine, call.first_row, len(call.rows), width, width)
+    step = blank_step(engine, cache, call.first_row, len(call.rows), width, width)
     step.input_ids.copy_(torch.tensor([row.tokens for row in call.rows]))
     step.start.copy_(torch.tensor([row.start for row in call.rows]))
     step.run()

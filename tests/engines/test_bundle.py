@@ -98,31 +98,36 @@ def test_a_manifest_that_is_no_text_is_refused(bundle: Path):
 
 
 def test_a_newer_bundle_is_refused_with_both_versions_and_what_to_do(bundle: Path):
-    edit(bundle, lambda fields: fields.update(format=2, made_by={"trt-spec": "9.9"}))
-    message = refused(bundle, "has format 2 .made by trt-spec 9.9., this version reads format 1")
+    edit(bundle, lambda fields: fields.update(format=3, made_by={"trt-spec": "9.9"}))
+    message = refused(bundle, "has format 3 .made by trt-spec 9.9., this version reads format 2")
     assert message.endswith("update trt-spec")
 
 
 def test_an_older_bundle_is_to_be_exported_again(bundle: Path):
-    edit(bundle, lambda fields: fields.update(format=0))
-    assert refused(bundle, "has format 0").endswith("export the bundle again")
+    edit(bundle, lambda fields: fields.update(format=1))
+    assert refused(bundle, "has format 1").endswith("export the bundle again")
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda fields: fields.pop("target"),
+        lambda fields: fields.pop("models"),
+        lambda fields: fields["models"].pop("target"),
+        lambda fields: fields["models"]["draft"].update(kind="target"),
+        lambda fields: fields["models"]["draft"].update(kind="spare"),
         lambda fields: fields.pop("files"),
         lambda fields: fields.update(files=[]),
         lambda fields: fields.update(files={"a": {}}),
-        lambda fields: fields.update(target=None),
-        lambda fields: fields["target"].update(surprise=1),
-        lambda fields: fields["target"].pop("contract"),
-        lambda fields: fields["target"]["contract"].pop("layers"),
-        lambda fields: fields["target"]["contract"].update(layers=0),
-        lambda fields: fields["target"]["contract"].update(layers="2"),
-        lambda fields: fields["target"]["contract"].update(dtype="int8"),
-        lambda fields: fields["draft"]["contract"].update(more=1),
+        lambda fields: fields["models"].update(target=None),
+        lambda fields: fields["models"]["target"].update(surprise=1),
+        lambda fields: fields["models"]["target"].pop("contract"),
+        lambda fields: fields["models"]["target"]["contract"].pop("layers"),
+        lambda fields: fields["models"]["target"]["contract"].update(layers=0),
+        lambda fields: fields["models"]["target"]["contract"].update(layers="2"),
+        lambda fields: fields["models"]["target"]["contract"].update(dtype="int8"),
+        lambda fields: fields["models"]["draft"]["contract"].update(more=1),
+        lambda fields: fields["models"]["draft"]["contract"].update(capabilities=["clairvoyance"]),
+        lambda fields: fields["models"]["draft"]["contract"].update(capabilities=None),
         lambda fields: fields["tokenizer"].pop("vocab_size"),
         lambda fields: fields["tokenizer"].update(eos_token_ids=None),
         lambda fields: fields["tokenizer"].update(eos_token_ids="1"),
@@ -136,7 +141,7 @@ def test_an_older_bundle_is_to_be_exported_again(bundle: Path):
 )
 def test_a_manifest_that_breaks_its_form_is_refused(bundle: Path, change: Callable[[dict[str, Any]], Any]):
     edit(bundle, change)
-    refused(bundle, "manifest.json (is damaged|does not list)")
+    refused(bundle, "manifest.json (is damaged|does not list|lists models of the kinds)")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -235,5 +240,7 @@ def test_a_saved_bundle_reads_back_as_it_was(bundle: Path):
 
 def test_a_bundle_without_a_draft_opens(bundle: Path):
     shutil.rmtree(bundle / "draft")
-    edit(bundle, lambda fields: (fields.update(draft=None), [fields["files"].pop(n) for n in FILES if "draft" in n]))
+    edit(
+        bundle, lambda fields: (fields["models"].pop("draft"), [fields["files"].pop(n) for n in FILES if "draft" in n])
+    )
     assert Bundle.open(bundle).draft is None

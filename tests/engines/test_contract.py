@@ -96,7 +96,7 @@ def change_graph(bundle: Path, change: Callable[[onnx.GraphProto], object]) -> N
 def test_a_bundle_whose_contract_promises_another_shape_is_refused(bundle: Path, fields: dict, message: str):
     opened = Bundle.open(bundle)
     contract = replace(opened.target.contract, **fields)
-    replace(opened, target=replace(opened.target, contract=contract)).save()
+    replace(opened, models=opened.models | {"target": replace(opened.target, contract=contract)}).save()
     with pytest.raises(ContractError, match=message) as error:
         Decoder.open(bundle)
     assert "target/model.onnx" in str(error.value)
@@ -159,7 +159,7 @@ def test_a_half_precision_bundle_says_how_to_get_one_that_runs_here(bundle: Path
 
 
 def test_an_unknown_engine_or_device_is_refused(bundle: Path):
-    with pytest.raises(EngineError, match="there is no engine 'magic'; this version has: onnxruntime, tensorrt, torch"):
+    with pytest.raises(EngineError, match="there is no engine 'magic'; this version has: onnxruntime, torch, "):
         Decoder.open(bundle, engine="magic")
     with pytest.raises(EngineError, match="engine onnxruntime runs on the device cpu or cuda, not on 'mps'"):
         Decoder.open(bundle, device="mps")

@@ -15,7 +15,7 @@ from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_ses
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair
-from ..steps import cache_of, feed
+from ..steps import feed, model_of
 
 NOT_IN_PLACE = "in-place optimization not activated"
 
@@ -33,33 +33,33 @@ def engine(llama: Pair):
 
 
 def test_a_step_writes_its_own_cache_entries_and_no_others(engine):
-    cache = cache_of(engine, 4)
-    feed(engine, 1, [5, 6, 7], 10)
-    for buffer in cache.buffers.values():
+    model = model_of(engine, 4)
+    feed(model, 1, [5, 6, 7], 10)
+    for buffer in model.cache.buffers.values():
         changed = (buffer != 7.0).any(-1).any(1)  # [rows, T]
         assert changed[1, 10:13].all()
         assert changed.sum() == 3
 
 
 def test_a_batched_step_writes_each_row_at_its_own_start(engine):
-    cache = cache_of(engine, 3)
-    step = blank_step(engine, 0, 3, 2, 2)
+    model = model_of(engine, 3)
+    step = blank_step(engine, model.cache.buffers, 0, 3, 2, 2)
     step.input_ids.copy_(torch.tensor([[3, 4], [5, 6], [7, 8]]))
     step.start.copy_(torch.tensor([0, 9, 62]))
     step.run()
-    for buffer in cache.buffers.values():
+    for buffer in model.cache.buffers.values():
         changed = (buffer != 7.0).any(-1).any(1)
-        assert [row.nonzero().flatten().tolist() for row in changed] == [[0, 1], [9, 10], [62, 63]]
+        assert [row.nonzero().flatten().tolist() for row in changed[:3]] == [[0, 1], [9, 10], [62, 63]]
 
 
 def test_the_logits_are_those_of_the_rows_asked_for(engine):
-    cache_of(engine, 1)
-    every = blank_step(engine, 0, 1, 5, 5)
+    model = model_of(engine, 1)
+    every = blank_step(engine, model.cache.buffers, 0, 1, 5, 5)
     every.input_ids.copy_(torch.tensor([[3, 4, 5, 6, 7]]))
     every.run()
-    last = feed(engine, 0, [3, 4, 5, 6, 7], 0)
+    last = feed(model, 0, [3, 4, 5, 6, 7], 0)
     torch.testing.assert_close(last, every.logits[0, -1], atol=1e-5, rtol=0)  # the same sums in another order
-    two = blank_step(engine, 0, 1, 5, 2)
+    two = blank_step(engine, model.cache.buffers, 0, 1, 5, 2)
     two.input_ids.copy_(every.input_ids)
     two.run()
     torch.testing.assert_close(two.logits[0], every.logits[0, -2:], atol=1e-5, rtol=0)
@@ -67,27 +67,27 @@ def test_the_logits_are_those_of_the_rows_asked_for(engine):
 
 def test_steps_may_share_the_callers_tensors(engine):
     """The start of one step may be a row of a larger tensor, and all steps may write one memory of logits."""
-    cache_of(engine, 2)
+    model = model_of(engine, 2)
     starts = torch.tensor([[0, 0], [3, 3]])
     logits = torch.zeros(2, 1, engine.contract.vocab_size)
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    engine.step(0, ids, starts[0], logits).run()
-    engine.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
-    expected = feed(engine, 1, [6, 7, 8, 6], 0)
+    model.step(0, ids, starts[0], logits).run()
+    model.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
+    expected = feed(model, 1, [6, 7, 8, 6], 0)
     torch.testing.assert_close(logits[1, 0], expected, atol=1e-5, rtol=0)
 
 
 def test_a_step_keeps_the_memory_it_was_made_on(engine):
     """Another cache is bound and the first is forgotten by its owner: the old step still writes to the old one."""
-    cache_of(engine, 1)
-    step = blank_step(engine, 0, 1, 1, 1)
+    model = model_of(engine, 1)
+    step = blank_step(engine, model.cache.buffers, 0, 1, 1, 1)
     step.run()
     before = step.logits.clone()
-    second = cache_of(engine, 1)
-    filler = [torch.full_like(buffer, 5.0) for buffer in second.buffers.values()]  # takes freed memory, if any
+    model = model_of(engine, 1)
+    filler = [torch.full_like(buffer, 5.0) for buffer in model.cache.buffers.values()]  # takes freed memory, if any
     step.run()
     assert torch.equal(step.logits, before)
-    assert all(bool((buffer == 7.0).all()) for buffer in second.buffers.values())
+    assert all(bool((buffer == 7.0).all()) for buffer in model.cache.buffers.values())
     assert all(bool((buffer == 5.0).all()) for buffer in filler)
 
 
@@ -100,11 +100,11 @@ RUN_WITH_EVERY_MESSAGE = """
         return session(graph, options, **more)
     onnxruntime.InferenceSession = telling
     from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
-    from trt_spec.runtime.memory.cache import KVCache
+    from trt_spec.runtime.memory.model import Model
     bundle = Bundle.open(sys.argv[1])
     engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
-    cache = KVCache(engine.contract, "cpu", 3, 64)
-    engine.bind(cache.buffers)
+    model = Model(engine, engine.contract.vocab_size, 3, 64)
+    model.make_room(3, 64)
     if sys.argv[2] == "copied":
         views, binds = {}, engine._session.io_binding
         class Apart:
@@ -120,8 +120,8 @@ RUN_WITH_EVERY_MESSAGE = """
             def run_with_iobinding(self, apart, settings): inner.run_with_iobinding(apart.binding, settings)
         engine._session = Session()
     for first, batch, width in ((0, 3, 1), (1, 2, 5), (2, 1, 30)):
-        blank_step(engine, first, batch, width, 1).run()
-    print(all(bool((buffer != 0).any()) for buffer in cache.buffers.values()))
+        blank_step(engine, model.cache.buffers, first, batch, width, 1).run()
+    print(all(bool((buffer != 0).any()) for buffer in model.cache.buffers.values()))
 """
 
 
@@ -153,7 +153,7 @@ def test_no_memory_for_a_cache_is_said_in_a_sentence_and_the_next_request_works(
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, resource.RLIM_INFINITY))
         try:
-            decoder.target.make_room(8, 10**6, {})
+            decoder.target.make_room(8, 10**6)
         except EngineError as error:
             print(error)
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

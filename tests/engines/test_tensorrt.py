@@ -158,7 +158,7 @@ def test_a_request_wider_than_the_plans_is_refused_when_it_is_submitted(planned:
             decoder.submit("x", draft_length=4)
         request = decoder.submit("x", draft_length=3)
         with pytest.raises(RequestError, match="from 0 to 3"):
-            request.draft_length = 4
+            request.draft(4, request.drafter)
         decoder.cancel(request)
 
 
@@ -427,6 +427,6 @@ def test_without_a_gpu_the_engine_says_so(planned: Path) -> None:
 def test_steps_are_of_the_plan_and_their_sidecars_say_which(planned: Path, library: FakeTensorRT) -> None:
     bundle = Bundle.open(planned)
     [engine] = open_engines("tensorrt", [(bundle.graph("target"), bundle.target.contract)])
-    assert (engine.static_capacity, engine.verify_width, engine.prefill_width) == (True, 4, 8)
+    assert (engine.static_capacity, engine.verify_width, engine.prefill_widths(19)) == (True, 4, [8, 8, 3])
     assert {read_plan(file).role for file in planned.glob("plans/*/target-*.json")} == {"verify", "prefill"}
     engine.close()

@@ -14,14 +14,14 @@ from onnx import TensorProto, helper
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_step, open_engine, torch_ops
+from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_cache, blank_step, open_engine, torch_ops
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.scenarios import write_script
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import Pair, export_pair
 from ..models import tiny_gpt2, tiny_llama
-from ..steps import cache_of, feed
+from ..steps import feed, model_of
 from .parity import assert_torch_engine_agrees, run_script
 
 FAMILIES = ("llama", "gpt2", "gemma2")
@@ -108,14 +108,15 @@ def test_logits_on_a_gpu_are_those_of_onnxruntime(pairs, family: str):
 
 def test_prompts_of_every_width_take_few_conversions_and_give_what_one_call_gives(llama: Pair):
     engine, oracle = opened(llama), opened(llama, "onnxruntime")
-    caches = [cache_of(each, 1) for each in (engine, oracle)]
+    models = [model_of(each, 1) for each in (engine, oracle)]
     tokens = torch.randint(64, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     for width in range(1, 41):
-        torch.testing.assert_close(
-            *(feed(each, 0, tokens[:width], 3) for each in (engine, oracle)), atol=1e-4, rtol=0, msg=f"width {width}"
-        )
+        for model in models:
+            model.prefill(0, torch.tensor(tokens[:width]), 3)
+        found, expected = (model.logits(1, 1) for model in models)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0, msg=f"width {width}")
     assert engine._module.cache_info().misses == 6  # 1, 2, 4, 8, 16, 32
-    for ours, theirs in zip(*(cache.buffers.values() for cache in caches), strict=True):
+    for ours, theirs in zip(*(model.cache.buffers.values() for model in models), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
@@ -123,12 +124,12 @@ def test_prompts_of_every_width_take_few_conversions_and_give_what_one_call_give
 
 
 def test_a_batched_step_writes_its_own_cache_entries_in_place_and_no_others(engine: Engine):
-    cache = cache_of(engine, 4)
-    step = blank_step(engine, 1, 3, 2, 2)
+    model = model_of(engine, 4)
+    step = blank_step(engine, model.cache.buffers, 1, 3, 2, 2)
     step.input_ids.copy_(torch.tensor([[3, 4], [5, 6], [7, 8]]))
     step.start.copy_(torch.tensor([0, 9, 62]))
     step.run()
-    for buffer in cache.buffers.values():
+    for buffer in model.cache.buffers.values():
         changed = (buffer != 7.0).any(-1).any(1)  # [rows, T]
         assert [row.nonzero().flatten().tolist() for row in changed] == [[], [0, 1], [9, 10], [62, 63]]
 
@@ -150,48 +151,45 @@ class Watching(TorchDispatchMode):
 def test_no_operation_makes_a_tensor_as_large_as_a_cache_buffer(pairs, family: str):
     """Grouped heads must be found without a copy of the whole capacity for each of them."""
     engine = opened(pairs(family))
-    cache = cache_of(engine, 1, capacity=4096)
-    own = {buffer.untyped_storage().data_ptr() for buffer in cache.buffers.values()}
-    limit = next(iter(cache.buffers.values())).numel()
+    model = model_of(engine, 1, capacity=4096)
+    own = {buffer.untyped_storage().data_ptr() for buffer in model.cache.buffers.values()}
+    limit = next(iter(model.cache.buffers.values())).numel()
     seen = []
 
     def see(func: Any, _: list[Tensor], outputs: list[Tensor]) -> None:
         seen.extend(str(func) for x in outputs if x.numel() >= limit and x.untyped_storage().data_ptr() not in own)
 
-    step = blank_step(engine, 0, 1, 2, 2)
+    step = blank_step(engine, model.cache.buffers, 0, 1, 2, 2)
     with Watching(see):
         step.run()
         assert not seen
-        next(iter(cache.buffers.values())).clone()
+        next(iter(model.cache.buffers.values())).clone()
     assert seen == ["aten.clone.default"]
 
 
 def test_a_step_keeps_the_memory_it_was_made_on(engine: Engine):
-    first = cache_of(engine, 1)
-    step = blank_step(engine, 0, 1, 1, 1)
-    step.run()
-    second = cache_of(engine, 1)
+    first, second = model_of(engine, 1), model_of(engine, 1)
+    step = blank_step(engine, first.cache.buffers, 0, 1, 1, 1)
     step.start.fill_(5)
     step.run()
-    for before, after in zip(first.buffers.values(), second.buffers.values(), strict=True):
+    for before, after in zip(first.cache.buffers.values(), second.cache.buffers.values(), strict=True):
         assert (before[0, :, 5] != 7.0).any()
         assert (after == 7.0).all()
 
 
 def test_steps_may_share_the_callers_tensors(engine: Engine):
     """The start of one step may be a row of a larger tensor, and all steps may write one memory of logits."""
-    cache_of(engine, 2)
+    model = model_of(engine, 2)
     starts = torch.tensor([[0, 0], [3, 3]])
     logits = torch.zeros(2, 1, engine.contract.vocab_size)
     ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    engine.step(0, ids, starts[0], logits).run()
-    engine.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
-    torch.testing.assert_close(logits[1, 0], feed(engine, 1, [6, 7, 8, 6], 0), atol=1e-5, rtol=0)
+    model.step(0, ids, starts[0], logits).run()
+    model.step(0, ids[:, :1].contiguous(), starts[1], logits).run()
+    torch.testing.assert_close(logits[1, 0], feed(model, 1, [6, 7, 8, 6], 0), atol=1e-5, rtol=0)
 
 
 def test_a_write_beyond_the_cache_is_an_error(engine: Engine):
-    cache_of(engine, 1, capacity=8)
-    step = blank_step(engine, 0, 1, 2, 2)
+    step = blank_step(engine, blank_cache(engine.contract, 1, 8), 0, 1, 2, 2)
     step.start.fill_(7)
     with pytest.raises(EngineError, match="torch failed at batch 1, width 2: index 8 is out of bounds"):
         step.run()
@@ -217,8 +215,8 @@ def refuse_reads(func: Any, inputs: list[Tensor], _: list[Tensor]) -> None:
 @pytest.mark.parametrize(("batch", "width", "rows"), [(1, 1, 1), (2, 5, 5), (1, 30, 1)])
 def test_a_step_reads_nothing_on_the_host(pairs, family: str, batch: int, width: int, rows: int):
     engine = opened(pairs(family))
-    cache_of(engine, batch)
-    step = blank_step(engine, 0, batch, width, rows)
+    model = model_of(engine, batch)
+    step = blank_step(engine, model.cache.buffers, 0, batch, width, rows)
     operations = []
 
     def see(func: Any, *tensors: list[Tensor]) -> None:
@@ -249,8 +247,8 @@ def test_a_read_on_the_host_would_be_seen(read: Callable[[Tensor], Any]):
 def test_a_step_whose_operator_reads_on_the_host_would_be_seen(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch_ops.F, "scaled_dot_product_attention", read_and_attend)
     engine = opened(llama)
-    cache_of(engine, 1)
-    step = blank_step(engine, 0, 1, 1, 1)
+    model = model_of(engine, 1)
+    step = blank_step(engine, model.cache.buffers, 0, 1, 1, 1)
     with Watching(refuse_reads), pytest.raises(Uncapturable):
         step.run()
 
@@ -422,15 +420,15 @@ def test_the_steps_of_a_round_are_compiled_and_prefill_is_not(llama: Pair, monke
     monkeypatch.setattr(torch, "compile", remember)
     engine = opened(llama, "torch-compiled")
     assert engine.static_capacity
-    cache_of(engine, 2)
+    model = model_of(engine, 2)
     for count, shape in enumerate(((1, 1, 1), (2, 2, 1), (2, 5, 5)), start=1):
-        step = blank_step(engine, 0, *shape)
+        step = blank_step(engine, model.cache.buffers, 0, *shape)
         step.run()
         assert len(compiled) == count - 1, "what runs once is not compiled"
         step.run()
         step.run()
         assert len(compiled) == count
-    again = blank_step(engine, 0, 2, 5, 5)
+    again = blank_step(engine, model.cache.buffers, 0, 2, 5, 5)
     again.run()
     again.run()
     assert len(compiled) == 3, "once for each shape"
@@ -444,10 +442,10 @@ def test_a_compiled_step_agrees_with_onnxruntime_and_writes_the_cache_in_place(t
     found = {}
     for name in ("onnxruntime", "torch-compiled"):
         engine = opened(pair, name)
-        cache = cache_of(engine, 3)
-        feed(engine, 0, [5, 9, 17, 5, 9, 3], 0)
-        feed(engine, 1, [40, 41, 42], 0)
-        step = blank_step(engine, 0, 2, 3, 3)
+        model = model_of(engine, 3)
+        feed(model, 0, [5, 9, 17, 5, 9, 3], 0)
+        feed(model, 1, [40, 41, 42], 0)
+        step = blank_step(engine, model.cache.buffers, 0, 2, 3, 3)
         logits = []
         for start in ([6, 3], [7, 4]):
             step.input_ids.copy_(torch.tensor([[7, 8, 9], [10, 11, 12]]) + start[0])
@@ -455,6 +453,6 @@ def test_a_compiled_step_agrees_with_onnxruntime_and_writes_the_cache_in_place(t
             for _ in range(2):  # the second time it is compiled
                 step.run()
             logits.append(step.logits.clone())
-        found[name] = torch.stack(logits), torch.stack(list(cache.buffers.values()))
+        found[name] = torch.stack(logits), torch.stack(list(model.cache.buffers.values()))
     for ours, theirs in zip(found["torch-compiled"], found["onnxruntime"], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

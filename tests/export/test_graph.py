@@ -40,10 +40,10 @@ def test_every_position_up_to_the_last_one_equals_the_checkpoint(graphs, family:
         expected = load_model(open_checkpoint(graph.checkpoint), "float32")(tokens).logits[0]
     engine = open_engine("onnxruntime", graph.file, graph.contract)
     shape = (1, graph.contract.kv_heads, length + width, graph.contract.head_dim)
-    engine.bind({name: torch.zeros(shape) for name in graph.contract.cache_names})
+    cache = {name: torch.zeros(shape) for name in graph.contract.cache_names}
     for start in range(0, length, width):
         chunk = tokens[:, start : start + width]
-        step = blank_step(engine, 0, 1, width, width)
+        step = blank_step(engine, cache, 0, 1, width, width)
         step.input_ids.zero_()
         step.input_ids[:, : chunk.shape[1]] = chunk
         step.start.fill_(start)

@@ -47,10 +47,10 @@ def logits(graph: ir.Model, contract: Contract, folder: Path) -> torch.Tensor:
     ir.save(graph, folder / "model.onnx", external_data="weights.bin", size_threshold_bytes=64)
     engine = open_engine("onnxruntime", folder / "model.onnx", contract)
     shape = (2, contract.kv_heads, 16, contract.head_dim)
-    engine.bind({name: torch.zeros(shape) for name in contract.cache_names})
+    cache = {name: torch.zeros(shape) for name in contract.cache_names}
     found = []
     for start in (0, 5):
-        step = blank_step(engine, 0, 2, 5, 5)
+        step = blank_step(engine, cache, 0, 2, 5, 5)
         step.input_ids.copy_(torch.arange(10).view(2, 5) + start)
         step.start.fill_(start)
         step.run()

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry
+from trt_spec.engines.engine import chunks
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.lengths.costs import Costs
 
@@ -21,25 +22,28 @@ BYTES = bytes_to_symbols()
 class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
-    static_capacity = False
-    verify_width, prefill_width = 17, 256
+    static_capacity = own_threads = False
+    verify_width = 17
     device = "cpu"
 
     def __init__(self, contract: Contract, next_token: NextToken) -> None:
         self.contract, self.next_token = contract, next_token
         self.height = 20.0  # of the logit it favours
         self.on_run: Callable[[], None] = lambda: None
-        self.widths: list[tuple[int, int, int]] = []  # first row, batch, width of every run
+        self.widths: list[tuple[int, int]] = []  # batch and width of every run
 
-    def bind(self, cache: Mapping[str, torch.Tensor]) -> None:
-        self.cache = cache["key_0"]  # [rows, 1, T, 1]: the token ids themselves
+    def reserve(self, rows: int, capacity: int) -> None: ...
 
-    def step(self, first_row: int, ids: torch.Tensor, start: torch.Tensor, logits: torch.Tensor) -> Step:
+    def prefill_widths(self, tokens: int) -> list[int]:
+        return chunks(tokens, 256)
+
+    def step(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Step:
+        ids, start, logits = inputs["input_ids"], inputs["start"], outputs["logits"]
         (batch, width), rows = ids.shape, logits.shape[1]
-        cache = self.cache[first_row : first_row + batch, 0, :, 0]
+        cache = inputs["past_key_0"][:, 0, :, 0]  # [rows, T]: the token ids themselves
 
         def run() -> None:
-            self.widths.append((first_row, batch, width))
+            self.widths.append((batch, width))
             self.on_run()
             logits.zero_()
             for row in range(batch):
@@ -50,7 +54,7 @@ class ScriptedEngine:
                     context = cache[row, : at + width - rows + index + 1].long().tolist()
                     logits[row, index, self.next_token(context)] = self.height
 
-        return Step(ids, start, logits, run)
+        return Step(inputs, outputs, run)
 
     def capturable(self) -> bool:
         return False
@@ -85,9 +89,11 @@ def scripted_decoder(
     tokenizer.save(str(folder / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
     contract = Contract(1, 1, 1, 1, size, max_length, "float32")
-    entry = ModelEntry("scripted", "none", 1, contract)
+    models = {kind: ModelEntry(kind, "scripted", "none", 1, contract) for kind in ("target", "draft")}
+    if draft is None:
+        del models["draft"]
     vocabulary = TokenizerEntry(**({"vocab_size": size, "bos_token_id": None, "eos_token_ids": (EOS,)} | fields))
-    bundle = Bundle(folder, entry, None if draft is None else entry, vocabulary, {}, {})
+    bundle = Bundle(folder, models, vocabulary, {}, {})
     scripts = {"target": target, "draft": draft or target}
 
     def open_engines(name: str, graphs: Sequence[tuple[Path, Contract]], device: str) -> list[ScriptedEngine]:

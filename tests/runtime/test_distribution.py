@@ -23,6 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
+from trt_spec.runtime.sampling.filters import Cut
 from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ..bundles import Pair
@@ -197,7 +198,7 @@ def p_value_with_the_fault(pair: Pair, params: SamplingParams, drafter: str = "m
 
 
 def without_filters(plan):
-    return replace(plan, top_k=False, top_p=False, min_p=False)
+    return replace(plan, filters=tuple(one for one in plan.filters if not isinstance(one, Cut)))
 
 
 @pytest.mark.exhaustive
@@ -211,9 +212,9 @@ def test_chi_squared_catches_a_q_declared_filtered_of_a_draft_that_sampled_unfil
     """Pitfalls 2 and 3."""
     sample, weights = drafters.inverse_cdf, {}
 
-    def transform(logits, rows, plan, counts):
-        weights["true"] = round_.transform(logits, rows, without_filters(plan), counts).softmax(-1)[:, 0]
-        return round_.transform(logits, rows, plan, counts)
+    def transform(logits, rows, plan, ahead):
+        weights["true"] = round_.transform(logits, rows, without_filters(plan), ahead).softmax(-1)[:, 0]
+        return round_.transform(logits, rows, plan, ahead)
 
     monkeypatch.setattr(drafters, "draft_transform", transform)
     monkeypatch.setattr(drafters, "inverse_cdf", lambda _, u: sample(weights["true"], u))
@@ -225,9 +226,9 @@ def test_chi_squared_catches_a_filter_after_the_subtraction(eight: Pair, monkeyp
     """Pitfall 3: the residual is formed of unfiltered p and q and its unlikely tokens are cut off only then."""
     residual, transform, seen = acceptance.residual, round_.transform, {}
 
-    def unfiltered(logits, rows, plan, counts):
-        seen["kept"] = transform(logits, rows, plan, counts).isfinite()
-        return transform(logits, rows, without_filters(plan), counts)
+    def unfiltered(logits, rows, plan, ahead):
+        seen["kept"] = transform(logits, rows, plan, ahead).isfinite()
+        return transform(logits, rows, without_filters(plan), ahead)
 
     def filtered_late(proposal, target, accepted, lenience):
         kept = acceptance.pick(seen["kept"], accepted)
@@ -251,7 +252,7 @@ def test_chi_squared_catches_proposals_made_by_the_noise_that_judges_them(
     with Decoder.open(eight.bundle, max_batch=1) as decoder:
         for seed in range(300):
             params = replace(PLAIN, max_new_tokens=2, ignore_eos=True, seed=seed)
-            decoder._scheduler._suffixes = suffix.Suffixes()
+            decoder.forget_outputs()
             _, again = (decoder.generate(PROMPT, params, draft_length=2, drafter="suffix")[0] for _ in range(2))
             observed[again.token_ids] += 1
     found = p_value(observed, exact_distribution(eight.exact, PLAIN, 2))
@@ -273,7 +274,7 @@ def test_what_a_cascade_proposes_first_is_distributed_as_the_drafts_output(eight
         ]
         while decoder.step():
             pass
-        scores = feed(decoder.draft.engine, 0, PROMPT, 0)[None, None]
+        scores = feed(decoder.draft, 0, PROMPT, 0)[None, None]
     rows = make_rows([params], 8)
     q = round_.transform(scores, rows, make_plan([params]), None).softmax(-1)[0, 0]
     observed = Counter(request.trace[0].proposal[0] for request in requests)

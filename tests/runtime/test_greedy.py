@@ -7,7 +7,7 @@ import pytest
 import torch
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters.propose import SOURCES
+from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.tools.certificate.arbiter import Arbiter, Logits
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
@@ -42,14 +42,14 @@ def test_greedy_output_equals_transformers(pairs, family: str):
     params = SamplingParams(max_new_tokens=40)
     for batch in (1, 3):
         with Decoder.open(pair.bundle, max_batch=batch) as decoder:
-            for drafter, k in (("model", 0), ("model", 1), *((drafter, 4) for drafter in SOURCES[: 2 * batch])):
+            for drafter, k in (("model", 0), ("model", 1), *((drafter, 4) for drafter in list(DRAFTERS)[: 2 * batch])):
                 outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
                 found = [list(output.token_ids) for output in outputs]
                 assert found == expected, f"batch {batch}, drafter {drafter}, K {k}"
             assert 0 < decoder.speculation.accepted < decoder.speculation.examined
 
 
-@pytest.mark.parametrize("drafter", SOURCES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_output_equals_transformers_from_the_shortest_prompts_on(llama: Pair, drafter: str):
     """A prompt of one token leaves nothing to prefill and no window; lookup has fewer tokens than it compares."""
     prompts = random_prompts(64, [1, 2, 3], seed=3)

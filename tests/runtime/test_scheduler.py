@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from trt_spec.engines import PREFILL_WIDTH, EngineError
+from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.memory.cache import KVCache
-from trt_spec.runtime.round.frame import Frame
+from trt_spec.runtime.requests.request import State
 from trt_spec.runtime.round import round as round_
+from trt_spec.runtime.round.frame import Frame
+from trt_spec.runtime.round.plan import Plan
+from trt_spec.runtime.round.rows import Rows
 
 from ..bundles import Pair
 from .scripted import encoded, scripted_decoder
@@ -92,7 +96,7 @@ def test_a_live_request_advances_in_every_step_while_a_long_prompt_is_prefilled(
         decoder.target.engine.widths.clear()
         decoder.step()
         assert len(live.token_ids) > before
-        widest.append(sum(batch * width for _, batch, width in decoder.target.engine.widths))
+        widest.append(sum(batch * width for batch, width in decoder.target.engine.widths))
     assert len(widest) >= 2 * 999 // PREFILL_WIDTH, "target and draft share the budget"
     assert max(widest) <= PREFILL_WIDTH + 2 * 17, "a step never feeds more than its budget"
     decoder.cancel(live)
@@ -108,10 +112,10 @@ def test_a_long_catch_up_of_the_draft_does_not_starve_live_rows(tmp_path: Path):
         live = decoder.submit([1, 2], LONG, draft_length=2)
         while not late.token_ids or not live.token_ids:
             decoder.step()
-        late.drafter = "model"
+        late.draft(late.draft_length, "model")
         decoder.draft.engine.widths.clear()
         decoder.step()
-        fed = sum(batch * width for _, batch, width in decoder.draft.engine.widths)
+        fed = sum(batch * width for batch, width in decoder.draft.engine.widths)
         assert fed <= PREFILL_WIDTH + 2 * 17
         for request in (late, live):
             decoder.cancel(request)
@@ -133,7 +137,7 @@ def test_draft_length_and_drafter_change_between_rounds(decoder: Decoder):
     request = decoder.submit([9, 8, 7], LONG, draft_length=3)
     proposed = []
     for drafter, k in (("model", 3), ("model", 0), ("none", 5), ("lookup", 2), ("model", 16), ("model", 1)):
-        request.drafter, request.draft_length = drafter, k
+        request.draft(k, drafter)
         before = request.speculation.proposed
         decoder.step()
         proposed.append(request.speculation.proposed - before)
@@ -146,7 +150,7 @@ def test_draft_length_and_drafter_change_between_rounds(decoder: Decoder):
 def test_a_draft_length_out_of_range_is_refused_between_rounds_too(decoder: Decoder, value):
     request = decoder.submit([1, 2], LONG)
     with pytest.raises(RequestError, match=r"draft_length is .*, expected auto or a whole number from 0 to 16"):
-        request.draft_length = value
+        request.draft(value, request.drafter)
     assert request.draft_length == 4
 
 
@@ -155,7 +159,7 @@ def test_turning_to_a_draft_model_that_the_bundle_lacks_is_refused(tmp_path: Pat
         request = decoder.submit([1, 2, 3, 4], LONG)
         decoder.step()
         with pytest.raises(RequestError, match="no draft model"):
-            request.drafter = "model"
+            request.draft(request.draft_length, "model")
         decoder.step()
         assert request.token_ids == counted(4, len(request.token_ids))
 
@@ -284,10 +288,17 @@ def test_an_error_in_the_middle_of_a_round_ends_its_requests_and_leaves_the_deco
     with pytest.raises(type(error)):
         run_to_the_end(decoder)
     engine.on_run = lambda: None
+    failed = [request for request in requests if request.finished]
+    assert 1 <= len(failed) <= 3
     for row, request in enumerate(requests):
-        assert request.finished
-        assert request.finish_reason == "cancelled"
         assert request.token_ids == counted(row, len(request.token_ids)), "what came out before is right"
+        if request in failed:
+            assert request.finish_reason == "error"
+            with pytest.raises(EngineError, match="a round was broken off"):
+                request.output()
+        else:  # it had no row yet
+            assert request.state is State.WAITING
+            decoder.cancel(request)
     assert not decoder.step()
     outputs = decoder.generate([[1, 2], [3, 4]], SamplingParams(max_new_tokens=20, ignore_eos=True))
     assert [list(output.token_ids) for output in outputs] == [counted(2, 20), counted(4, 20)]
@@ -327,7 +338,8 @@ def test_a_closed_decoder_refuses_everything(tmp_path: Path):
     decoder.step()
     decoder.close()
     assert request.finished
-    assert request.finish_reason == "cancelled"
+    with pytest.raises(RequestError, match="the decoder was closed before the request had ended; open another"):
+        request.output()
     for use in (decoder.step, lambda: decoder.submit([1]), lambda: decoder.generate([[1]])):
         with pytest.raises(RequestError, match="the decoder is closed; open another"):
             use()
@@ -343,8 +355,8 @@ def test_one_width_of_steps_per_shape_of_round(decoder: Decoder):
     for model in (decoder.target, decoder.draft):
         model.engine.widths.clear()
     decoder.step()
-    assert decoder.target.engine.widths == [(0, 3, 4)]
-    assert decoder.draft.engine.widths == [(0, 3, 2), (0, 3, 1), (0, 3, 1)]
+    assert decoder.target.engine.widths == [(3, 4)]
+    assert decoder.draft.engine.widths == [(3, 2), (3, 1), (3, 1)]
 
 
 def test_tokens_of_a_row_follow_it_when_it_moves(tmp_path: Path):
@@ -396,7 +408,8 @@ def test_logits_that_are_no_numbers_are_an_error_and_never_a_token(
         return
     with pytest.raises(EngineError, match=r"logits are no numbers .* export the pair in bfloat16"):
         decoder.step()
-    assert request.finish_reason == "cancelled"
+    with pytest.raises(EngineError, match="logits are no numbers"):
+        request.output()
     assert request.token_ids == counted(3, len(request.token_ids)), "no token of that round came out"
     getattr(decoder, role).engine.height = 20.0
     [output] = decoder.generate([[7]], SamplingParams(max_new_tokens=5, ignore_eos=True))
@@ -407,17 +420,162 @@ def test_a_gpu_without_memory_is_an_error_that_says_what_is_needed(llama: Pair, 
     """torch's own error for GPUs, raised where each happens: while the models open, and in a round."""
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     needs = (
-        r"no memory left \(CUDA out .* weights take \d+ MiB, caches \d+ MiB for 4 rows of \d+ tokens.* lower max_batch"
+        r"no memory is left \(CUDA out .* weights take \d+ MiB, caches up to \d+ MiB for 4 rows of \d+ tokens.* "
+        "lower max_batch"
     )
     with Decoder.open(llama.bundle, max_batch=4) as decoder:
         request = decoder.submit([5, 6, 7], SamplingParams(max_new_tokens=50, ignore_eos=True))
         decoder.step()
         with monkeypatch.context() as patch:
             patch.setattr(decoder.target.engine, "step", lambda *_: (_ for _ in ()).throw(full))
-            request.draft_length = 7
+            request.draft(7, request.drafter)
             with pytest.raises(EngineError, match=needs):
                 decoder.step()
-        assert request.finish_reason == "cancelled"
+        assert request.finish_reason == "error"
     monkeypatch.setattr(KVCache, "resize", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(EngineError, match=needs):
         Decoder.open(llama.bundle, max_batch=4)
+
+
+# Errors, and who learns of them.
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the engine failed"), KeyboardInterrupt()])
+@pytest.mark.parametrize("use", ["generate", "stream"])
+def test_an_error_in_one_thread_is_raised_to_whoever_waits_in_another(decoder: Decoder, error: BaseException, use: str):
+    """A text that was cut short by another client's error, or by Ctrl-C there, must not pass for a whole one."""
+    started, found = threading.Event(), []
+
+    def client() -> None:
+        params = SamplingParams(max_new_tokens=200, ignore_eos=True)
+        try:
+            if use == "generate":
+                found.append(decoder.generate([[1, 2]], params))
+            else:
+                found.append([piece for piece in decoder.stream([1, 2], params) if started.set() is None])
+        except EngineError as raised:
+            found.append(raised)
+
+    def fail_once_it_has_begun() -> None:
+        if decoder.live and decoder.live[0].request.token_ids and threading.current_thread() is threading.main_thread():
+            raise error
+
+    decoder.target.engine.on_run = fail_once_it_has_begun
+    thread = threading.Thread(target=client)
+    with decoder._step_lock:
+        thread.start()
+        while not decoder._scheduler.waiting:
+            pass
+        decoder._scheduler.step()
+        assert decoder.live[0].request.token_ids
+        with pytest.raises(type(error)):
+            decoder._scheduler.step()
+    thread.join()
+    [raised] = found
+    assert isinstance(raised, EngineError)
+    assert f"a round was broken off ({type(error).__name__}" in str(raised)
+
+
+def test_a_request_can_be_waited_for_and_reports_its_progress(decoder: Decoder):
+    seen = []
+    request = decoder.submit(
+        [1, 2],
+        SamplingParams(max_new_tokens=10, ignore_eos=True),
+        draft_length=1,
+        on_progress=lambda one: seen.append((len(one.token_ids), one.finished)),
+    )
+    assert not request.wait(timeout=0)
+    stepping = threading.Thread(target=run_to_the_end, args=(decoder,))
+    stepping.start()
+    assert request.wait(timeout=60)
+    stepping.join()
+    assert list(request.output().token_ids) == counted(2, 10)
+    assert seen == [(2, False), (4, False), (6, False), (8, False), (10, True)]
+
+
+def test_a_callback_that_raises_ends_its_own_request_alone(decoder: Decoder):
+    def angry(request) -> None:
+        raise ValueError("no")
+
+    bad = decoder.submit([1], SamplingParams(max_new_tokens=5, ignore_eos=True), on_progress=angry)
+    good = decoder.submit([2], SamplingParams(max_new_tokens=5, ignore_eos=True))
+    run_to_the_end(decoder)
+    assert list(good.output().token_ids) == counted(2, 5)
+    with pytest.raises(RequestError, match="on_progress raised ValueError: no; mend it"):
+        bad.output()
+
+
+def test_a_request_of_another_decoder_is_not_cancelled(decoder: Decoder, tmp_path: Path):
+    with scripted_decoder(tmp_path / "other", counting, counting) as other:
+        request = other.submit([1], LONG)
+        with pytest.raises(RequestError, match="the request belongs to another decoder; cancel it there"):
+            decoder.cancel(request)
+        other.step()
+        assert not request.finished
+        other.cancel(request)
+
+
+@pytest.mark.parametrize("prompts", [None, {}, 7, {"prompt": "x"}])
+def test_prompts_that_are_none_are_refused_in_a_sentence(decoder: Decoder, prompts: object):
+    with pytest.raises(
+        RequestError, match=r"the prompts are .*, expected text, a list of token ids, or a list of those"
+    ):
+        decoder.generate(prompts)
+
+
+def test_length_and_drafter_are_set_together_or_refused(decoder: Decoder):
+    """A mixed drafter beside a whole length once proposed tokens without a source."""
+    request = decoder.submit([1, 2], LONG, draft_length=3)
+    before = request.drafting
+    for length, drafter, message in (
+        (4, "mixed", "drafter mixed goes with draft_length auto, not with 4"),
+        ("auto", "model", "draft_length auto needs to know what rounds cost here"),
+        (2, "magic", "drafter is 'magic', expected one of"),
+        (17, "model", "draft_length is 17, expected auto or a whole number"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            request.draft(length, drafter)
+        assert request.drafting is before
+    with pytest.raises(AttributeError):
+        request.drafter = "mixed"
+    decoder.cancel(request)
+
+
+def test_a_plan_that_proposes_without_a_source_cannot_be_made():
+    with pytest.raises(ValueError, match="a plan of 3 proposals has no source that makes them"):
+        Plan(1, 3, coupled=True)
+
+
+@pytest.mark.parametrize("where", ["Rows.allocate", "open_drafters"])
+def test_memory_that_runs_out_while_a_decoder_opens_closes_its_engines(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    closed = []
+    monkeypatch.setattr(OnnxRuntimeEngine, "close", lambda self: closed.append(self))
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+
+    if where == "Rows.allocate":
+        monkeypatch.setattr(Rows, "allocate", full)
+    else:
+        monkeypatch.setattr("trt_spec.runtime.decoder.open_drafters", full)
+    with pytest.raises(EngineError, match=r"no memory is left .*; lower max_batch"):
+        Decoder.open(llama.bundle)
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_torch_leaves_the_cores_to_the_engine_during_a_step_and_gets_them_back(llama: Pair, before: int):
+    found = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(before)
+    try:
+        with Decoder.open(llama.bundle) as decoder:
+            params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+            decoder.submit([5, 6], params, on_progress=lambda _: found.append(torch.get_num_threads()))
+            run_to_the_end(decoder)
+        assert set(found) == {1}
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...runtime import Decoder, SamplingParams, Speculation
-from ...runtime.decoder import DraftLength
+from ...runtime.lengths.drafting import DraftLength
 from .chi_squared import samples_needed, statistic, tail, threshold, total_variation
 from .exact import scores
 from .faults import fault
@@ -113,7 +113,7 @@ def check(subject: Subject, total_variation: float, progress: Progress) -> Itera
     try:
         with subject.open() as decoder:
             drafters = decoder.drafters
-            longest = decoder.target.engine.verify_width - 1
+            longest = decoder.longest_draft
             candidates = [token for token, _ in frequent.most_common(CANDIDATES)]
             prompts = choose_prompts(decoder, probe, drafters, candidates)
             rules = controllers(decoder)

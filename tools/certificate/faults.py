@@ -9,6 +9,7 @@ import torch
 
 from ...runtime.drafters import propose as drafters
 from ...runtime.drafters.propose import propose
+from ...runtime.memory.cache import KVCache
 from ...runtime.requests.request import Request
 from ...runtime.round import result
 from ...runtime.round import round as round_
@@ -16,6 +17,7 @@ from ...runtime.round.round import commit
 from ...runtime.round.rows import pick
 from ...runtime.sampling import acceptance
 from ...runtime.sampling.acceptance import residual
+from ...runtime.sampling.filters import Cut, penalties
 from ...runtime.sampling.noise import gumbels
 from ...runtime.sampling.transform import transform
 from ...runtime.scheduler import Scheduler
@@ -36,9 +38,10 @@ def planted(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def unfiltered(logits: Any, rows: Any, plan: Any, counts: Any) -> Any:
+def unfiltered(logits: Any, rows: Any, plan: Any, ahead: Any) -> Any:
     """Pitfall 3."""
-    return transform(logits, rows, replace(plan, top_k=False, top_p=False, min_p=False), counts)
+    changes = tuple(one for one in plan.filters if not isinstance(one, Cut))
+    return transform(logits, rows, replace(plan, filters=changes), ahead)
 
 
 def half_of_q(*arguments: Any) -> Any:
@@ -66,9 +69,9 @@ def p_without_the_rejected(proposal: Any, target: Any, accepted: Any, *lenience:
     return residual(certain, target, accepted, *lenience)
 
 
-def counts_before_the_round(rows: Any, plan: Any, proposal: Any) -> Any:
+def counts_before_the_round(before: Any, ahead: Any, width: int) -> Any:
     """Pitfall 8."""
-    return rows.output_counts[:, None].expand(-1, plan.draft_length + 1, -1) if plan.penalised else None
+    return before[:, None].expand(-1, width, -1)
 
 
 def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
@@ -78,15 +81,15 @@ def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
     rows.length.sub_(accepted - accepted.min())
 
 
-def claims_a_hole(self: Any, request: Any, done: Any, plan: Any, drafter: str) -> None:
+def claims_a_hole(self: Any, row: int, occupant: Any, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never wrote the entry of its own last proposal."""
-    SCHEDULER_COMMIT(self, request, done, plan, drafter)
-    if plan.model and drafter == "model":
-        request.draft_entries = request.target_entries
+    SCHEDULER_COMMIT(self, row, occupant, share, result)
+    if share.drafter == "model":
+        self.draft.cache.entries[row] = self.target.cache.entries[row]
 
 
-def moves_without_its_cache(self: Any, request: Any, source: int, destination: int) -> None:
-    self.rows.move(source, destination)
+def moves_without_its_memory(self: Any, source: int, destination: int) -> None:
+    self.entries[destination], self.entries[source] = self.entries[source], 0
 
 
 def noise_of_the_first_row(seed: Any, index: Any, size: int) -> Any:
@@ -115,10 +118,10 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "skipped residual": ((acceptance, "residual", p_itself),),
     "residual of another q": ((acceptance, "residual", p_without_the_rejected),),
     "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
-    "penalties over the context before the round": ((round_, "counts_at_each_position", counts_before_the_round),),
+    "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
     "one length for all rows": ((round_, "commit", one_length_for_all),),
     "hole after full acceptance": ((Scheduler, "_commit", claims_a_hole),),
-    "cache left behind when a row moves": ((Scheduler, "_move", moves_without_its_cache),),
+    "cache left behind when a row moves": ((KVCache, "move", moves_without_its_memory),),
     "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),

@@ -25,10 +25,11 @@ class Probe:
         are read in steps of that width, and all before them as a prompt is."""
         tokens = torch.tensor(context, device=self.engine.device)
         begin = len(context) - width * max(1, decoded // width)
-        self.model.make_room(batch, len(context), {})
+        self.model.cache.entries = [0] * len(self.model.cache.entries)
+        self.model.make_room(batch, len(context))
         for row in range(batch if begin else 0):
             self.model.prefill(row, tokens[:begin], 0)
-        step = blank_step(self.engine, 0, batch, width, width)
+        step = blank_step(self.engine, self.model.cache.buffers, 0, batch, width, width)
         for start in range(begin, len(context), width):
             step.input_ids.copy_(tokens[start : start + width])
             step.start.fill_(start)

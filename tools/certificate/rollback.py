@@ -13,7 +13,7 @@ import torch
 
 from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
-from ...runtime.drafters.propose import WITH_MODEL
+from ...runtime.drafters import DRAFTERS
 from ...runtime.memory.model import Model
 from .probe import Probe
 from .subject import Finding, Progress, Subject, controllers, draft_lengths
@@ -65,7 +65,7 @@ def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
 def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[None]:
     """Yields after each step, between rounds."""
     choose = random.Random(seed)
-    drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if name in WITH_MODEL), "none"]
+    drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if DRAFTERS[name].needs_model), "none"]
     choices = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
     prompts, most = subject.prompts(), subject.room(NEW_TOKENS)
     waiting = [
@@ -83,24 +83,21 @@ def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[Non
         yield
         for request in requests:
             if choose.random() < CHANGE:
-                request.drafter, request.draft_length = "none", 0  # so that the pair changes as one
-                request.drafter, request.draft_length = choose.choice(choices)
+                drafter, draft_length = choose.choice(choices)
+                request.draft(draft_length, drafter)
             if choose.random() < CANCEL:
                 decoder.cancel(request)
 
 
 def compare_all(decoder: Decoder, probes: Mapping[str, Probe], worst: Mapping[str, Worst]) -> None:
     """Every live row of both models with a fresh prefill of its tokens."""
-    for row, request in enumerate(decoder.live):
+    for row, request in enumerate(occupant.request for occupant in decoder.live):
         if request.finished:  # its row is kept until a round in flight is read
             continue
         tokens = [*request.prompt, *request.token_ids]
-        assert request.target_entries == len(tokens) - 1, "all committed tokens but the last"
-        for role, model, entries in (
-            ("target", decoder.target, request.target_entries),
-            ("draft", decoder.draft, request.draft_entries),
-        ):
-            if model is not None and entries:
+        assert decoder.target.cache.entries[row] == len(tokens) - 1, "all committed tokens but the last"
+        for role, model in (("target", decoder.target), ("draft", decoder.draft)):
+            if model is not None and (entries := model.cache.entries[row]):
                 with decoder.between_rounds():
                     worst[role].add(*deviation(model, row, tokens[: entries + 1], probes[role]))
 
@@ -116,7 +113,9 @@ def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tu
         error = max(error, float(((found - fresh).norm(dim=-1) / fresh.norm(dim=-1)).max()))
     if entries == model.cache.capacity:
         return 0.0, error
-    step = blank_step(model.engine, row, 1, 1, 1)  # writes behind what is live, as the next round will
+    step = blank_step(
+        model.engine, model.cache.buffers, row, 1, 1, 1
+    )  # writes behind what is live, as the next round will
     step.input_ids[0, 0], step.start[0] = tokens[-1], entries
     step.run()
     found = step.logits[0, -1, : model.vocab_size].cpu()

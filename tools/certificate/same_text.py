@@ -7,7 +7,7 @@ from itertools import cycle
 
 from ...engines import ENGINES, EngineError
 from ...runtime import Decoder, Output, SamplingParams
-from ...runtime.decoder import DraftLength
+from ...runtime.lengths.drafting import DraftLength
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .probe import Probe
 from .subject import Finding, Progress, Subject, controllers, draft_lengths, spelled
@@ -95,7 +95,7 @@ def compare(
         pass
     tally = Tally()
     for (one, drafter, k), request in zip(choices, requests, strict=True):
-        width = k + 1 if isinstance(k, int) else decoder.target.engine.verify_width
+        width = k + 1 if isinstance(k, int) else decoder.longest_draft + 1
         tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", width, decoder.max_batch)
     return tally
 

@@ -8,9 +8,8 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle
 from ...runtime import Decoder, EntropyRule
-from ...runtime.decoder import DraftLength
-from ...runtime.drafters.propose import SAMPLED
-from ...runtime.requests.request import AUTO, MIXED
+from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
 from ..flags.prompt import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
@@ -67,17 +66,17 @@ class Subject:
 
 def draft_lengths(decoder: Decoder) -> list[int]:
     """1, 2, 4, 8 and the longest, where the engine can verify so many."""
-    longest = decoder.target.engine.verify_width - 1
+    longest = decoder.longest_draft
     return sorted({k for k in (1, 2, 4, 8, longest) if 1 <= k <= longest})
 
 
 def controllers(decoder: Decoder) -> list[tuple[str, DraftLength]]:
     """Drafter and draft length where a rule chooses, for all rules that can be followed here."""
-    longest = decoder.target.engine.verify_width - 1
+    longest = decoder.longest_draft
     rule = EntropyRule(shortest=min(1, longest), longest=min(8, longest), stop_above=0.9)
     uncertain = ("random",)  # always, so that it would never propose
     by_entropy: list[tuple[str, DraftLength]] = [
-        (name, rule) for name in decoder.drafters if name in SAMPLED and name not in uncertain
+        (name, rule) for name in decoder.drafters if DRAFTERS[name].samples and name not in uncertain
     ]
     measured = [name for name in decoder.drafters if decoder.default_draft_length(name) == AUTO]
     return by_entropy + [(name, AUTO) for name in (*measured, *([MIXED] if measured else []))]

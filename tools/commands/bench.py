@@ -15,9 +15,8 @@ from typing import Any
 
 from ...engines import MAX_DRAFT_LENGTH
 from ...runtime import Decoder, SamplingParams
-from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
-from ...runtime.drafters.propose import SOURCES
-from ...runtime.requests.request import AUTO, MIXED
+from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
 from ..console import in_bytes, table
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import add_sampling_flags, positive, sampling_params
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K,K,…",
         help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, and auto once costs are known)",
     )
-    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), help="default: the draft model if there is one")
+    parser.add_argument("--drafter", choices=(*DRAFTERS, MIXED), help="default: the draft model if there is one")
     parser.add_argument(
         "--all-drafters", action="store_true", help=f"a row for each other drafter, too, at K = {DEFAULT_DRAFT_LENGTH}"
     )
@@ -96,7 +95,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     fixed = sorted({0, *(k for k in arguments.draft_lengths if isinstance(k, int))})
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
     if arguments.all_drafters:
-        k = min(DEFAULT_DRAFT_LENGTH, decoder.target.engine.verify_width - 1)
+        k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
         settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
     if AUTO in arguments.draft_lengths or decoder.default_draft_length(drafter) == AUTO:
         decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring

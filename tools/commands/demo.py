@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...runtime import Decoder, Output, SamplingParams
-from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
+from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ..flags.prompt import PYTHON_PROMPTS
 from ..flags.sampling import positive
 from ..making.demo_bundle import demo_bundle

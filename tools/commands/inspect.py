@@ -83,8 +83,8 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
     """What the runtime's own rule of growth allocates for it, without memory behind."""
-    cache = KVCache(contract, "meta", 1, GRANULE)
-    cache.fit(batch, length + MAX_DRAFT_LENGTH, {})
+    cache = KVCache(contract, "meta", batch, 1, GRANULE)
+    cache.fit(batch, length + MAX_DRAFT_LENGTH)
     return sum(buffer.nbytes for buffer in cache.buffers.values())
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
 from ...engines.added_files import put_file
-from ...runtime.drafters.ngram import FOLDER, SUFFIX, to_bytes
+from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from ..console import in_bytes
 from ..flags.prompt import read_text
 from ..flags.sampling import positive

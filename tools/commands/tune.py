@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
-        longest = decoder.target.engine.verify_width - 1
+        longest = decoder.longest_draft
         lengths = arguments.draft_lengths or tuple(k for k in DRAFT_LENGTHS if k <= longest)
         if max(lengths) > longest:
             raise RequestError(f"--draft-lengths goes to {max(lengths)}, the engine's plans only to {longest}")

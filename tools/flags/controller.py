@@ -5,10 +5,9 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import EntropyRule
-from ...runtime.decoder import DEFAULT_DRAFT_LENGTH, DraftLength
-from ...runtime.drafters.propose import DRAFTERS
+from ...runtime.drafters import DRAFTERS, NONE
+from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.lengths.entropy import HELP
-from ...runtime.requests.request import AUTO, MIXED
 from .sampling import FORMS, flag
 
 CONTROLLERS = ("costs", "entropy")
@@ -24,7 +23,7 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter",
-        metavar="|".join((*DRAFTERS, MIXED)),
+        metavar="|".join((*DRAFTERS, NONE, MIXED)),
         help="where proposals come from (default: the draft model if any); mixed chooses for each round",
     )
     parser.add_argument("--controller", choices=CONTROLLERS, help="what auto chooses by (default costs)")

@@ -19,9 +19,9 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
-from ...runtime.decoder import DraftLength, Prompt
-from ...runtime.drafters.propose import SOURCES
-from ...runtime.requests.request import AUTO, MIXED
+from ...runtime.decoder import Prompt
+from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
 from ..console import table
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import positive
@@ -36,7 +36,7 @@ SURE = 1.96  # standard errors to either side: 95 %
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), default="model")
+    parser.add_argument("--drafter", choices=(*DRAFTERS, MIXED), default="model")
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--new-tokens", type=positive, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int) -> dict[str, Any]:
-    longest = decoder.target.engine.verify_width - 1
+    longest = decoder.longest_draft
     fixed = [k for k in LENGTHS if k <= longest and (k == 0 or drafter != MIXED)]
     settings: list[DraftLength] = [*fixed, AUTO]
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting

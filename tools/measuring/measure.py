@@ -14,7 +14,8 @@ import numpy as np
 from ...engines import RequestError, Step
 from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
-from ...runtime.requests.request import AUTO, State
+from ...runtime.lengths.drafting import AUTO
+from ...runtime.requests.request import State
 from .bandwidth import wait_for
 
 ROUNDS_PER_REPLAY = 4

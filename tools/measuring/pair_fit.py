@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import Bundle, ExportError, PairError, blank_step, open_engines
+from ...engines import GRANULE, Bundle, ExportError, PairError, blank_cache, blank_step, open_engines
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.pair import refuse_unequal
 from ...export.pipeline import SAMPLE
@@ -92,7 +92,9 @@ def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, An
     sides = []
     for engine, entry in zip(engines, bundle.models.values(), strict=True):
         logits = engine_logits(engine, tokens)[:, : bundle.tokenizer.vocab_size]
-        sides.append(Side(entry.name, logits, blank_step(engine, 0, 1, 1, 1).run))
+        sides.append(
+            Side(entry.name, logits, blank_step(engine, blank_cache(engine.contract, 1, GRANULE), 0, 1, 1, 1).run)
+        )
     positions = [entry.contract.max_length for entry in bundle.models.values()]
     return {"source": "bundle", "notes": [], "positions": positions, "tokens": len(tokens)}, sides
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import TrtSpecError
-from ...runtime.drafters.propose import WITH_MODEL
+from ...runtime.drafters import DRAFTERS
 from ..console import in_bytes
 from ..flags.prompt import read_text
 from ..measuring.measure import PERCENTILES
@@ -72,7 +72,8 @@ def report_page(result: dict[str, Any]) -> str:
 
 
 def _source(result: dict[str, Any]) -> str:
-    return f"draft {result['draft']}" if result["drafter"] in WITH_MODEL else f"proposals by {result['drafter']}"
+    kind = DRAFTERS.get(result["drafter"])
+    return f"draft {result['draft']}" if kind and kind.needs_model else f"proposals by {result['drafter']}"
 
 
 def _where(result: dict[str, Any]) -> str:

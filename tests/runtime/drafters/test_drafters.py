@@ -3,8 +3,8 @@
 import pytest
 import torch
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters.propose import LONGEST_MATCH
-from trt_spec.runtime.drafters.propose import look_up as copy_by_lookup
+from trt_spec.runtime.drafters.lookup import LONGEST_MATCH
+from trt_spec.runtime.drafters.lookup import look_up as copy_by_lookup
 
 from ...bundles import Pair
 from ...steps import feed
@@ -17,7 +17,7 @@ def look_up(*contexts: list[int], k: int = 3) -> list[list[int]]:
     params = [SamplingParams()] * len(contexts)
     rows = make_rows(params, 100, contexts)
     span = max(map(len, contexts))
-    copied, found = copy_by_lookup(rows, make_plan(params, k, lookup=True), span)
+    copied, found = copy_by_lookup(rows, make_plan(params, k), span)
     return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]
 
 
@@ -66,7 +66,7 @@ def test_tokens_left_by_an_earlier_request_are_never_copied():
     params = [SamplingParams()]
     rows = make_rows(params, 100, [[1, 2, 1, 2, 1, 2, 1, 2]])
     rows.admit(0, [1, 2, 3], params[0], 0, 100)
-    _, found = copy_by_lookup(rows, make_plan(params, 4, lookup=True), 8)
+    _, found = copy_by_lookup(rows, make_plan(params, 4), 8)
     assert found.tolist() == [False]
 
 
@@ -85,7 +85,7 @@ def test_q_is_the_softmax_of_the_drafts_scores_at_its_own_temperature(llama: Pai
         outputs = decoder.generate([prompt, other], [params, neighbour], draft_length=1, trace=True)
         context, expected = list(prompt), []
         for traced, kept in zip(outputs[0].trace, kept_tokens(outputs[0]), strict=True):
-            scores = feed(decoder.draft.engine, 0, context, 0)
+            scores = feed(decoder.draft, 0, context, 0)
             if draft_temperature == 0:
                 assert traced.proposal == (int(scores.argmax()),)
                 expected.append(1.0)

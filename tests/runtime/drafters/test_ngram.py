@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from trt_spec.runtime import BundleError
-from trt_spec.runtime.drafters.ngram import NGrams, read, to_bytes
+from trt_spec.runtime.drafters.ngram_table import NGrams, read, to_bytes
 from trt_spec.tools.making.count_ngrams import CONTINUATIONS, count_ngrams
 
 MANY = 10**9

@@ -2,17 +2,15 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters.suffix import (
-    LONGEST_MATCH,
-    PER_MATCHED_TOKEN,
-    SuffixAutomaton,
-    Suffixes,
-)
+from trt_spec.runtime.drafters import Resources
+from trt_spec.runtime.drafters.suffix import LONGEST_MATCH, PER_MATCHED_TOKEN, Suffix
+from trt_spec.runtime.drafters.suffix_automaton import SuffixAutomaton
 
 from ...bundles import Pair
 from ..test_greedy import random_prompts
@@ -79,29 +77,38 @@ def test_states_and_transitions_stay_in_proportion_to_the_tokens(period: int):
 # Suggestions.
 
 
-@dataclass
+@dataclass(eq=False)
 class Asking:
     prompt: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
     params: SamplingParams = GREEDY
-    context: SuffixAutomaton | None = None
+
+
+def suffix_drafter(*ended: Asking) -> Suffix:
+    """A drafter of its own, which has seen these requests end."""
+    target = SimpleNamespace(engine=SimpleNamespace(device="cpu"))
+    drafter = Suffix(0, Resources(None, target, None, max_batch=1))
+    for one in ended:
+        drafter.suggest(one, 0)
+        drafter.ended(one)
+    return drafter
 
 
 def test_the_longer_the_match_the_more_is_suggested():
     text = (1, 2, 3, 4, 5, 6, 7, 8, 9)
     for matched in (1, 2, 3):
-        suggested = Suffixes().suggest(Asking((*text, *text[:matched])), 16)
+        suggested = suffix_drafter().suggest(Asking((*text, *text[:matched])), 16)
         assert suggested == [text[(matched + ahead) % 9] for ahead in range(PER_MATCHED_TOKEN * matched)]
-    assert Suffixes().suggest(Asking((*text, *text[:5])), 3) == [6, 7, 8]
-    assert Suffixes().suggest(Asking(text), 16) == []
+    assert suffix_drafter().suggest(Asking((*text, *text[:5])), 3) == [6, 7, 8]
+    assert suffix_drafter().suggest(Asking(text), 16) == []
 
 
 def test_repetition_goes_on():
-    assert Suffixes().suggest(Asking((1, 2, 1, 2)), 4) == [1, 2, 1, 2]
+    assert suffix_drafter().suggest(Asking((1, 2, 1, 2)), 4) == [1, 2, 1, 2]
 
 
 def test_what_the_request_said_itself_is_read_as_it_comes():
-    suffixes, asking = Suffixes(), Asking((1, 2, 3))
+    suffixes, asking = suffix_drafter(), Asking((1, 2, 3))
     assert suffixes.suggest(asking, 2) == []
     asking.token_ids += [9, 8, 2, 3]
     assert suffixes.suggest(asking, 2) == [9, 8]
@@ -110,14 +117,12 @@ def test_what_the_request_said_itself_is_read_as_it_comes():
 
 
 def test_earlier_outputs_are_suggested_after_a_longer_match_than_the_contexts_own():
-    suffixes = Suffixes()
-    suffixes.remember(Asking((7, 1, 2, 3), [4, 5, 6]))
-    suffixes.remember(Asking((1,), [50, 51]))
+    suffixes = suffix_drafter(Asking((7, 1, 2, 3), [4, 5, 6]), Asking((1,), [50, 51]))
     assert suffixes.suggest(Asking((9, 1, 2)), 8) == [3, 4, 5, 6], "not beyond the end of that output"
     assert suffixes.suggest(Asking((2, 8, 8, 2)), 8) == [8, 8], "equally long: its own"
     assert suffixes.suggest(Asking((40, 51)), 8) == [], "nothing followed"
     long = list(range(100, 100 + 2 * LONGEST_MATCH))
-    suffixes.remember(Asking((1,), long))
+    suffixes = suffix_drafter(Asking((1,), long))
     assert suffixes.suggest(Asking(tuple(long[:-4])), 8) == long[-4:]
 
 
@@ -133,8 +138,7 @@ def test_earlier_outputs_are_suggested_after_a_longer_match_than_the_contexts_ow
     ],
 )
 def test_earlier_outputs_are_read_where_they_cannot_change_what_a_seed_promises(params: SamplingParams, reads: bool):
-    suffixes = Suffixes()
-    suffixes.remember(Asking((7, 1, 2, 3), [4, 5, 6]))
+    suffixes = suffix_drafter(Asking((7, 1, 2, 3), [4, 5, 6]))
     assert suffixes.suggest(Asking((9, 1, 2), params=params), 2) == ([3, 4] if reads else [])
 
 
@@ -164,10 +168,11 @@ def test_a_round_is_as_wide_as_what_is_suggested(llama: Pair):
         request = decoder.submit([5, 6, 7, 8, 5], SamplingParams(max_new_tokens=30), draft_length=8, drafter="suffix")
         widths = []
         for _ in range(2):
+            before = request.speculation.proposed
             decoder.step()
-            widths.append((decoder.last_frame.proposed.shape[1], len(request.suggested)))
+            widths.append((decoder.last_frame.proposed.shape[1], request.speculation.proposed - before))
     assert widths[0] == (PER_MATCHED_TOKEN, PER_MATCHED_TOKEN)
-    assert all(width == suggested for width, suggested in widths)
+    assert all(width == proposed for width, proposed in widths)
 
 
 def test_what_was_said_can_be_forgotten(llama: Pair):

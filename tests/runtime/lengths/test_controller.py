@@ -7,7 +7,8 @@ from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.lengths.controller import PATIENCE, Estimate, expected_tokens
+from trt_spec.runtime.lengths.chooser import Pause
+from trt_spec.runtime.lengths.controller import Estimate, expected_tokens
 from trt_spec.runtime.lengths.costs import Costs
 from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
 
@@ -110,8 +111,8 @@ def test_a_draft_that_is_never_right_is_asked_ever_more_seldom(tmp_path: Path):
     first = [at for at in asked if at < 10]
     assert len(first) <= 4, "it stops soon"
     gaps = [b - a for a, b in zip(asked[len(first) - 1 :], asked[len(first) :], strict=False)]
-    assert gaps[0] == PATIENCE[0] + 1
-    assert max(gaps) == PATIENCE[1] + 1
+    assert gaps[0] == Pause.FIRST + 1
+    assert max(gaps) == Pause.LONGEST + 1
     assert gaps == sorted(gaps)
     extra_ms = sum(0.2 * length for length in lengths)
     assert extra_ms < 0.03 * 400, "less than 3 % slower than decoding plainly"
@@ -163,7 +164,7 @@ def test_mixed_takes_the_source_that_yields_most_for_its_price(tmp_path: Path):
         request = decoder.submit([1, 2, 3], LONG, drafter="mixed")
         chosen = []
         while decoder.step():
-            chosen.append((request.length, request.chosen[1]))
+            chosen.append((request.length, decoder.live[0].chooser.wanted.drafter if decoder.live else None))
     early = [name for length, name in chosen if 20 < length < 100]
     late = [name for length, name in chosen if length > 200]
     assert early.count("model") > 0.7 * len(early)
@@ -178,7 +179,7 @@ def test_a_length_may_become_open_and_fixed_again_between_rounds(tmp_path: Path)
     with scripted_decoder(tmp_path, target, agreeing(1.0), costs=table()) as decoder:
         request = decoder.submit([1, 2, 3], LONG, draft_length=0)
         assert proposed_lengths(decoder, 5) == [0] * 5
-        request.draft_length = "auto"
+        request.draft("auto", request.drafter)
         assert max(proposed_lengths(decoder, 10)) == 8
-        request.draft_length = 1
+        request.draft(1, request.drafter)
         assert proposed_lengths(decoder, 3) == [1] * 3

@@ -6,7 +6,10 @@ import pytest
 import torch
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.lengths.entropy import EntropyLevel, normalised_entropy
+from trt_spec.runtime.drafters.propose import normalised_entropy
+from trt_spec.runtime.lengths.chooser import Pause
+from trt_spec.runtime.lengths.entropy import ByEntropy
+from trt_spec.runtime.requests.metrics import Outcome
 from trt_spec.runtime.round.frame import Frame
 
 from ...bundles import Pair
@@ -14,6 +17,11 @@ from ..scripted import scripted_decoder
 from .test_controller import target
 
 LONG = SamplingParams(max_new_tokens=200, ignore_eos=True)
+
+
+def observe(chooser: ByEntropy, *entropies: float) -> None:
+    """One round in which so many proposals were examined, all of them accepted."""
+    chooser.observe("model", Outcome(len(entropies), len(entropies), len(entropies) + 1), entropies)
 
 
 def test_entropy_is_0_where_one_token_is_certain_and_1_where_all_are_alike():
@@ -24,23 +32,39 @@ def test_entropy_is_0_where_one_token_is_certain_and_1_where_all_are_alike():
 
 
 def test_the_draft_length_falls_from_longest_to_shortest_as_entropy_rises():
-    level = EntropyLevel(EntropyRule(shortest=2, longest=10, smoothing=0.0))
+    chooser = ByEntropy(EntropyRule(shortest=2, longest=10, smoothing=0.0), "model")
     lengths = []
     for entropy in (0.0, 0.25, 0.5, 1.0):
-        level.observe([entropy])
-        lengths.append(level.draft_length)
+        observe(chooser, entropy)
+        lengths.append(chooser.wanted.length)
     assert lengths == [10, 8, 6, 2]
-    level.observe([])
-    assert level.draft_length == 2, "a round that examined nothing says nothing"
+    observe(chooser)
+    assert chooser.wanted.length == 2, "a round that examined nothing says nothing"
 
 
 def test_what_was_seen_before_is_smoothed():
-    level = EntropyLevel(EntropyRule(shortest=0, longest=10, smoothing=0.5))
-    assert level.draft_length == 10
-    level.observe([0.4, 0.8])
-    assert level.draft_length == 4, "the mean, at first"
-    level.observe([1.0])
-    assert level.draft_length == 2, "half of .6 and half of 1"
+    chooser = ByEntropy(EntropyRule(shortest=0, longest=10, smoothing=0.5), "model")
+    assert chooser.wanted.length == 10
+    observe(chooser, 0.4, 0.8)
+    assert chooser.wanted.length == 4, "the mean, at first"
+    observe(chooser, 1.0)
+    assert chooser.wanted.length == 2, "half of .6 and half of 1"
+
+
+def test_a_rule_that_came_to_propose_nothing_tries_again(tmp_path: Path):
+    """The draft is uncertain for a while, so that the length falls to 0; it is certain again from then on."""
+    with scripted_decoder(tmp_path, target, target) as decoder:
+        rule = EntropyRule(shortest=0, longest=4, smoothing=0.0)
+        request = decoder.submit([1, 2, 3], LONG, draft_length=rule)
+        decoder.draft.engine.height = 0.0
+        for _ in range(5):
+            decoder.step()
+        proposed = request.speculation.proposed
+        decoder.draft.engine.height = 20.0
+        for _ in range(Pause.FIRST + 10):
+            decoder.step()
+        assert request.speculation.proposed > proposed
+        assert {outcome.proposed for outcome in request.speculation.outcomes} >= {0, 2, 4}
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -110,4 +134,4 @@ def test_a_request_that_cannot_keep_the_rule_is_refused(llama: Pair):
             decoder.submit([5, 6], draft_length=EntropyRule(), drafter="lookup")
         request = decoder.submit([5, 6], draft_length=EntropyRule())
         with pytest.raises(RequestError, match="drafter suffix has no entropy"):
-            request.drafter = "suffix"
+            request.draft(request.draft_length, "suffix")

@@ -34,7 +34,7 @@ def fresh(llama: Pair) -> dict[str, Probe]:
 
 
 def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Probe]) -> None:
-    assert all(request in requests for request in decoder.live)
+    assert all(occupant.request in requests for occupant in decoder.live)
     worst = {role: Worst() for role in fresh}
     compare_all(decoder, fresh, worst)
     assert all(max(one.logits, one.entries) <= TOLERANCE for one in worst.values()), worst
@@ -52,10 +52,9 @@ def test_caches_equal_a_fresh_prefill_after_random_rounds(llama: Pair, fresh, ba
             require_all_fresh(decoder, requests, fresh)
             for request in requests:
                 if choose.random() < 0.4:
-                    request.draft_length = choose.choice([0, 1, 2, 5, 9])
                     # lookup compares up to four tokens
                     others = ["none", "suffix", "ngram", "random"] + ["lookup"] * (request.length > 4)
-                    request.drafter = choose.choice(["model", "cascade"] * 3 + others)
+                    request.draft(choose.choice([0, 1, 2, 5, 9]), choose.choice(["model", "cascade"] * 3 + others))
                 if choose.random() < 0.01:
                     decoder.cancel(request)
         assert 0 < decoder.speculation.accepted < decoder.speculation.examined
@@ -102,7 +101,7 @@ def test_a_draft_that_sat_out_rounds_beside_a_drafting_neighbour_has_no_hole(twi
             for _ in range(5):
                 decoder.step()
                 require_all_fresh(decoder, requests, both)
-            requests[0].draft_length, requests[0].drafter = 4, "model"
+            requests[0].draft(4, "model")
             for _ in range(3):
                 decoder.step()
                 require_all_fresh(decoder, requests, both)
@@ -167,19 +166,26 @@ def test_caches_that_grow_and_shrink_keep_what_is_live(llama: Pair, fresh):
 
 def test_a_cache_keeps_its_live_rows_when_it_is_resized(llama: Pair):
     contract = Bundle.open(llama.bundle).target.contract
-    cache = KVCache(contract, "cpu", 2, GRANULE)
+    cache = KVCache(contract, "cpu", 8, 2, GRANULE)
     for buffer in cache.buffers.values():
         buffer.copy_(torch.randn_like(buffer))
     before = {name: buffer.clone() for name, buffer in cache.buffers.items()}
-    assert cache.fit(5, 100, {0: 10, 1: GRANULE})
+    cache.entries[:2] = 10, GRANULE
+    version = cache.version
+    cache.fit(5, 100)
+    assert cache.version == version + 1
     assert cache.rows >= 5
     assert cache.capacity >= 100
     assert cache.capacity % GRANULE == 0
-    cache.move(1, 4, GRANULE)
+    cache.move(1, 4)
+    assert cache.entries[:5] == [10, 0, 0, 0, GRANULE]
     for name, buffer in cache.buffers.items():
         assert torch.equal(buffer[0, :, :10], before[name][0, :, :10])
         assert torch.equal(buffer[4, :, :GRANULE], before[name][1])
         assert torch.isfinite(buffer).all(), "masked entries are multiplied by zero, so they must be finite"
-    assert not cache.fit(5, 100, {0: 10})
-    assert cache.fit(1, 10, {0: 10}), "memory that is far too much is given back"
+    cache.fit(5, 100)
+    assert cache.version == version + 1, "there was room"
+    cache.entries[4] = 0
+    cache.fit(1, 10)
+    assert (cache.rows, cache.capacity) == (1, GRANULE), "memory that is far too much is given back"
     assert torch.equal(cache.buffers["key_0"][0, :, :10], before["key_0"][0, :, :10])

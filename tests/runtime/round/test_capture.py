@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,16 +11,17 @@ from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams
-from trt_spec.runtime.drafters.ngram import read_ngrams
-from trt_spec.runtime.drafters.propose import SOURCES
+from trt_spec.runtime.drafters import DRAFTERS, Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round import clock as clock_module
 from trt_spec.runtime.round.clock import PARTS, Clock
 from trt_spec.runtime.round.frame import Frame
+from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.round.result import tabulate
 from trt_spec.runtime.round.round import run_round
-from trt_spec.runtime.round.rows import Plan, Rows
+from trt_spec.runtime.round.rows import Rows
+from trt_spec.runtime.sampling.filters import FILTERS
 from trt_spec.runtime.sampling.noise import _constants
 
 from ...bundles import Pair
@@ -29,55 +29,69 @@ from ...recorder import Recorder
 from ..memory.test_cache import probes, require_all_fresh
 from ..test_greedy import random_prompts
 
-KINDS = {
-    "plain": Plan(2, 0, coupled=True),
-    "greedy": Plan(2, 3, model=True, coupled=True),
-    "rejection": Plan(2, 3, model=True, rejection=True, tempered=True),
-    "own draft temperature": Plan(2, 3, model=True, rejection=True, own_draft=True),
-    "coupled": Plan(2, 3, model=True, coupled=True, gumbel=True),
-    "both rules": Plan(3, 2, model=True, rejection=True, coupled=True, gumbel=True, ragged=True),
-    "lenient": Plan(2, 3, model=True, rejection=True, coupled=True, lenient=True),
-    "lookup": Plan(2, 3, lookup=True, rejection=True, ragged=True),
-    "two drafters": Plan(2, 3, model=True, lookup=True, rejection=True, ragged=True),
-    "suffix": Plan(2, 3, suffix=True, rejection=True),
-    "ngram": Plan(2, 3, ngram=True, rejection=True, ragged=True),
-    "random": Plan(2, 3, random=True, coupled=True, gumbel=True),
-    "cascade": Plan(2, 3, cascade=True, rejection=True, coupled=True, gumbel=True, ragged=True, penalised=True),
-    "one guess": Plan(2, 1, cascade=True, coupled=True, ragged=True),
-    "all drafters": Plan(
-        2,
-        3,
-        cascade=True,
-        model=True,
-        lookup=True,
-        suffix=True,
-        ngram=True,
-        random=True,
-        rejection=True,
-        coupled=True,
-        ragged=True,
-    ),
-    "filters": Plan(2, 3, model=True, rejection=True, top_k=True, top_p=True, min_p=True, biased=True, penalised=True),
-    "entropies": Plan(2, 3, model=True, rejection=True, ragged=True, entropies=True),
-    "log-probs and trace": Plan(2, 3, model=True, rejection=True, logprobs=2, traced=True),
+KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
+    "plain": {"draft_length": 0, "coupled": True},
+    "greedy": {"sources": ["model"], "coupled": True},
+    "rejection": {"sources": ["model"], "rejection": True, "filters": ["temperature"]},
+    "own draft temperature": {
+        "sources": ["model"],
+        "rejection": True,
+        "own_draft": True,
+        "draft_filters": ["temperature"],
+    },
+    "coupled": {"sources": ["model"], "coupled": True, "gumbel": True},
+    "both rules": {"sources": ["model"], "rejection": True, "coupled": True, "gumbel": True, "ragged": True},
+    "lenient": {"sources": ["model"], "rejection": True, "coupled": True, "lenient": True},
+    "lookup": {"sources": ["lookup"], "rejection": True, "ragged": True},
+    "two drafters": {"sources": ["model", "lookup"], "rejection": True, "ragged": True},
+    "suffix": {"sources": ["suffix"], "rejection": True},
+    "ngram": {"sources": ["ngram"], "rejection": True, "ragged": True},
+    "random": {"sources": ["random"], "coupled": True, "gumbel": True},
+    "cascade": {
+        "sources": ["cascade"],
+        "rejection": True,
+        "coupled": True,
+        "gumbel": True,
+        "ragged": True,
+        "filters": ["repetition_penalty"],
+    },
+    "one guess": {"draft_length": 1, "sources": ["cascade"], "coupled": True, "ragged": True},
+    "all drafters": {"sources": list(DRAFTERS), "rejection": True, "coupled": True, "ragged": True},
+    "filters": {
+        "sources": ["model"],
+        "rejection": True,
+        "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
+    },
+    "entropies": {"sources": ["model"], "rejection": True, "ragged": True, "entropies": True},
+    "log-probs and trace": {"sources": ["model"], "rejection": True, "logprobs": 2, "traced": True},
 }
+
+
+def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
+    by_field = {name: one for one in FILTERS for name in one.fields}
+    fields = {"draft_length": 3} | KINDS[kind]
+    fields |= {"sources": tuple(drafters[name] for name in fields.get("sources", ()))}
+    for name in ("filters", "draft_filters"):
+        fields[name] = tuple(by_field[one] for one in fields.get(name, ()))
+    return Plan(2, **fields)
 
 
 class MetaEngine:
     """Does nothing where there is nothing."""
 
     device = "meta"
-    static_capacity = True
-    verify_width, prefill_width = 17, 256
+    static_capacity, own_threads = True, False
+    verify_width = 17
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
 
-    def bind(self, cache: Mapping[str, Tensor]) -> None:
-        assert all(buffer.is_meta for buffer in cache.values())
+    def reserve(self, rows: int, capacity: int) -> None: ...
 
-    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        return Step(input_ids, start, logits, lambda: None)
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        self.contract.sizes({**inputs, **outputs})
+        assert all(tensor.is_meta for tensor in (*inputs.values(), *outputs.values()))
+        return Step(inputs, outputs, lambda: None)
 
     def capturable(self) -> bool:
         return True
@@ -88,14 +102,16 @@ class MetaEngine:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: str) -> None:
     """On meta tensors, which have no values to read, and which take the same branches as those of a GPU."""
-    bundle, plan = Bundle.open(llama.bundle), KINDS[kind]
+    bundle = Bundle.open(llama.bundle)
     vocab = bundle.tokenizer.vocab_size
     engines = [MetaEngine(entry.contract) for entry in bundle.models.values()]
     target, draft = (Model(engine, vocab, 4, bundle.capacity) for engine in engines)
-    rows = Rows.allocate(4, bundle.capacity, vocab, "meta").view(plan.batch)
-    before = dict(vars(rows))
-    ngrams = replace(read_ngrams(bundle, "meta"), longest=2, widest=64)
-    frame = Frame(plan, target, draft, ngrams)
+    drafters, _ = open_drafters(Resources(bundle, target, draft, max_batch=4))
+    assert list(drafters) == list(DRAFTERS)
+    plan = plan_of(kind, drafters)
+    rows = Rows.allocate(4, bundle.capacity, vocab, len(drafters), "meta").view(plan.batch)
+    before = vars(rows) | rows.columns
+    frame = Frame(plan, target, draft)
     _constants(rows.length.device)  # made in the two rounds before a capture
     brought = AssertionError("a number of the host is brought to the device, for which the GPU waits")
     with (
@@ -106,7 +122,7 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
         table = tabulate(run_round(rows, plan, frame, bundle.capacity, Clock(rows.length.device)), plan)
     assert table.is_meta
     assert table.shape[0] == plan.batch
-    assert all(tensor is before[name] for name, tensor in vars(rows).items()), "written where they are"
+    assert all(tensor is before[name] for name, tensor in (vars(rows) | rows.columns).items()), "written in place"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +159,7 @@ def recorder() -> Iterator[Recorder]:
         SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
     ],
 )
-@pytest.mark.parametrize("drafter", SOURCES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_replayed_rounds_write_the_same_text(
     llama: Pair, recorder: Recorder, params: SamplingParams, drafter: str
 ) -> None:
@@ -171,11 +187,11 @@ def test_a_kind_of_round_is_recorded_when_it_comes_back(llama: Pair, recorder: R
             decoder.step()
             replayed.append(sum(recorder.launched))
         assert (len(recorder.launched), replayed) == (2, [0, 0, 2, 3, 4]), "one is launched ahead"
-        request.draft_length = 2
+        request.draft(2, request.drafter)
         for _ in range(3):
             decoder.step()
         assert recorder.launched == [2, 2, 1, 1]
-        request.draft_length = 4
+        request.draft(4, request.drafter)
         decoder.step()
         assert recorder.launched == [3, 3, 1, 1], "the first records still hold"
 
@@ -199,7 +215,7 @@ def test_requests_come_go_and_change_while_a_round_is_in_flight(llama: Pair, rec
                 requests.append(decoder.submit(prompts[len(requests)], settings[len(requests)]))
             for request in requests:
                 if choose.random() < 0.05:
-                    request.draft_length = choose.choice([0, 1, 4])
+                    request.draft(choose.choice([0, 1, 4]), request.drafter)
                 if choose.random() < 0.01:
                     decoder.cancel(request)
     cut = [request.finish_reason == "cancelled" for request in requests]
@@ -259,6 +275,7 @@ def test_a_clock_tells_its_parts() -> None:
 
 
 def test_nothing_of_a_recorded_round_moves_on_a_gpu() -> None:
-    rows = Rows.allocate(2, 64, 10, "meta")
-    assert rows.bias.shape == rows.prompt_counts.shape == rows.output_counts.shape == (2, 10)
-    assert Rows.allocate(2, 64, 10, "cpu").bias.shape == (2, 0), "memory that few need"
+    wide = {name for name, column in Rows.allocate(2, 64, 10, 6, "meta").columns.items() if column.shape == (2, 10)}
+    assert wide == {"bias", "prompt_counts", "output_counts"}
+    narrow = {name for name, column in Rows.allocate(2, 64, 10, 6, "cpu").columns.items() if column.shape == (2, 0)}
+    assert narrow == wide, "memory that few need"

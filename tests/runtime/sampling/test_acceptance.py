@@ -4,7 +4,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.round.rows import Rows
 from trt_spec.runtime.sampling.acceptance import (
     Noise,
     Proposal,
@@ -203,7 +202,7 @@ def test_the_first_token_is_distributed_as_p(params: SamplingParams, certain: bo
     else:
         tokens = inverse_cdf(q[:, 0], pair[:, 0, :1])
     rows = make_rows([params], vocab)
-    rows = Rows(**{name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in rows._tensors()})
+    rows = rows._each(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
     verdict = verdict_of(
         Proposal(tokens, torch.ones(count, dtype=torch.int64), None if certain else q),
         log(*P).expand(count, 2, -1),

@@ -1,13 +1,16 @@
 """What is invalid is refused before it gets a row, in one sentence of what was found and what was expected."""
 
 import math
+import pickle
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
+from trt_spec.runtime.sampling.filters import FILTERS
 from trt_spec.runtime.sampling.params import HELP
 
 from ...bundles import Pair
@@ -110,7 +113,7 @@ def test_every_field_is_explained():
 def test_defaults_are_greedy_without_any_transform():
     params = SamplingParams()
     assert params.greedy
-    assert not params.penalised
+    assert not any(one.active(params) for one in FILTERS)
     assert params.rule == "rejection"
 
 
@@ -229,3 +232,21 @@ def test_without_a_seed_every_request_gets_one_of_its_own_and_reports_it(eight: 
             [[2, 3, 4, 5]], SamplingParams(temperature=1.0, max_new_tokens=20, ignore_eos=True, seed=first.seed)
         )
     assert again[0].token_ids == first.token_ids
+
+
+def test_what_the_caller_changes_after_submitting_changes_nothing(tmp_path: Path):
+    """A bias that appeared later once killed the neighbours of its request."""
+    bias, stop, ids = {3: 1.0}, ["x"], [4]
+    params = SamplingParams(logit_bias=bias, stop=stop, stop_token_ids=ids, max_new_tokens=9, ignore_eos=True)
+    bias[10**9], stop[0], ids[0] = 1.0, "y", 5
+    assert (dict(params.logit_bias), params.stop, params.stop_token_ids) == ({3: 1.0}, ("x",), (4,))
+    with pytest.raises(TypeError):
+        params.logit_bias[3] = 2.0
+    assert replace(params, seed=1).logit_bias == params.logit_bias
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert asdict(params)["logit_bias"] == {3: 1.0}
+
+
+def test_parameters_that_no_filter_reads_are_refused():
+    with pytest.raises(RequestError, match=r"extra is .*, expected a mapping with no keys but"):
+        SamplingParams(extra={"magic": 1})

@@ -16,8 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.round.round import counts_at_each_position
-from trt_spec.runtime.sampling.acceptance import Proposal
+from trt_spec.runtime.sampling.filters.penalties import counts_at_each_position
 from trt_spec.runtime.sampling.transform import transform
 
 from ..states import make_plan, make_rows
@@ -64,13 +63,13 @@ def test_every_setting_equals_transformers_in_one_mixed_batch():
     torch.manual_seed(0)
     prompt, output = [3, 4, 4, 9], [7, 3, 11]
     rows = make_rows(SETTINGS, VOCAB, [prompt] * len(SETTINGS))
-    rows.output_counts[:] = counts_of(output)
+    rows.columns["output_counts"][:] = counts_of(output)
     logits = torch.randn(len(SETTINGS), 3, VOCAB) * 4
-    counts = rows.output_counts[:, None].expand(-1, 3, -1)
-    found = transform(logits, rows, make_plan(SETTINGS), counts).softmax(-1)
+    ahead = [13, 7]
+    found = transform(logits, rows, make_plan(SETTINGS), torch.tensor([ahead] * len(SETTINGS))).softmax(-1)
     for row, params in enumerate(SETTINGS):
         for position in range(3):
-            expected = by_transformers(logits[row, position], params, [*prompt, *output])
+            expected = by_transformers(logits[row, position], params, [*prompt, *output, *ahead[:position]])
             torch.testing.assert_close(found[row, position], expected, atol=1e-6, rtol=0, msg=str(params))
 
 
@@ -79,9 +78,8 @@ def test_every_setting_alone_equals_transformers(params: SamplingParams):
     torch.manual_seed(1)
     rows = make_rows([params], VOCAB, [[3, 4]])
     plan = make_plan([params])
-    counts = counts_of([5, 5])[None, None] if plan.penalised else None
     logits = torch.randn(1, 1, VOCAB) * 4
-    found = transform(logits, rows, plan, counts).softmax(-1)[0, 0]
+    found = transform(logits, rows, plan, torch.tensor([[5, 5]])).softmax(-1)[0, 0]
     torch.testing.assert_close(found, by_transformers(logits[0, 0], params, [3, 4, 5, 5]), atol=1e-6, rtol=0)
 
 
@@ -89,24 +87,21 @@ def test_presence_and_frequency_count_the_output_only():
     """As OpenAI's API defines them: logit − count · frequency − (count > 0) · presence."""
     params = SamplingParams(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25)
     rows = make_rows([params], 6, [[0, 1, 1]])
-    counts = counts_of([2, 2, 3], 6)[None, None]
-    scores = transform(torch.zeros(1, 1, 6), rows, make_plan([params]), counts)[0, 0]
+    scores = transform(torch.zeros(1, 1, 6), rows, make_plan([params]), torch.tensor([[2, 2, 3]]))[0, 0]
     assert scores.tolist() == [0, 0, -1.0, -0.75, 0, 0]
 
 
 def test_repetition_counts_prompt_and_output_and_divides_or_multiplies_by_sign():
     params = SamplingParams(temperature=1.0, repetition_penalty=2.0)
     rows = make_rows([params], 4, [[0, 1, 1]])
-    counts = counts_of([2], 4)[None, None]
-    scores = transform(torch.tensor([[[4.0, -4.0, 6.0, 8.0]]]), rows, make_plan([params]), counts)[0, 0]
+    scores = transform(torch.tensor([[[4.0, -4.0, 6.0, 8.0]]]), rows, make_plan([params]), torch.tensor([[2]]))[0, 0]
     assert scores.tolist() == [2.0, -8.0, 3.0, 8.0]
 
 
 def test_bias_comes_before_penalties_and_those_before_the_temperature():
     params = SamplingParams(temperature=0.5, repetition_penalty=2.0, presence_penalty=1.0, logit_bias={0: 3.0, 1: -3.0})
     rows = make_rows([params], 3, [[0]])
-    counts = counts_of([1], 3)[None, None]
-    scores = transform(torch.tensor([[[1.0, 1.0, 1.0]]]), rows, make_plan([params]), counts)[0, 0]
+    scores = transform(torch.tensor([[[1.0, 1.0, 1.0]]]), rows, make_plan([params]), torch.tensor([[1]]))[0, 0]
     assert scores.tolist() == [(1 + 3) / 2 / 0.5, ((1 - 3) * 2 - 1) / 0.5, 1 / 0.5]
 
 
@@ -128,8 +123,8 @@ def test_a_token_of_bias_minus_infinity_is_never_drawn():
     ]
     rows = make_rows(settings, 4, [[2]] * len(settings))
     logits = torch.tensor([0.0, 1.0, 9.0, -1.0]).expand(len(settings), 1, 4)
-    counts = torch.zeros(len(settings), 1, 4)
-    probabilities = transform(logits, rows, make_plan(settings), counts).softmax(-1)
+    nothing = torch.zeros(len(settings), 0, dtype=torch.int64)
+    probabilities = transform(logits, rows, make_plan(settings), nothing).softmax(-1)
     assert probabilities.isfinite().all()
     assert (probabilities[..., 2] == 0).all()
     assert (probabilities[..., 1] > 0).all()
@@ -160,7 +155,7 @@ def test_the_transform_does_not_change_the_logits_it_reads():
     rows = make_rows(settings, VOCAB, [[1]] * len(settings))
     logits = torch.randn(len(settings), 1, VOCAB)
     before = logits.clone()
-    transform(logits, rows, make_plan(settings), torch.ones_like(logits))
+    transform(logits, rows, make_plan(settings), torch.zeros(len(settings), 0, dtype=torch.int64))
     assert torch.equal(logits, before)
 
 
@@ -168,11 +163,15 @@ def test_each_verify_row_counts_the_proposals_before_it():
     """Pitfall 8."""
     params = [SamplingParams(temperature=1.0, presence_penalty=1.0)] * 2
     rows = make_rows(params, 5, [[0], [1]])
-    rows.output_counts[0, 4] = 2
-    proposal = Proposal(torch.tensor([[3, 3, 1], [4, 0, 4]]), torch.tensor([3, 3]), None)
-    counts = counts_at_each_position(rows, make_plan(params, 3), proposal)
+    before = rows.columns["output_counts"]
+    before[0, 4] = 2
+    proposed = torch.tensor([[3, 3, 1], [4, 0, 4]])
+    counts = counts_at_each_position(before, proposed, 4)
     assert counts.tolist() == [
         [[0, 0, 0, 0, 2], [0, 0, 0, 1, 2], [0, 0, 0, 2, 2], [0, 1, 0, 2, 2]],
         [[0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 2]],
     ]
-    assert rows.output_counts[0].tolist() == [0, 0, 0, 0, 2], "what was only proposed is not counted"
+    assert before[0].tolist() == [0, 0, 0, 0, 2], "what was only proposed is not counted"
+    for drafted in range(4):  # and so does each step of the draft
+        alone = counts_at_each_position(before, proposed[:, :drafted], 1)
+        assert torch.equal(alone[:, 0], counts[:, drafted])

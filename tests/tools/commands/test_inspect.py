@@ -55,7 +55,7 @@ def test_the_check_of_the_export_is_shown(run, llama, tmp_path):
     shutil.copytree(llama.bundle, copy)
     opened = Bundle.open(copy)
     target = replace(opened.target, check={"worst_error": 2e-6, "tolerance": 1e-4})
-    replace(opened, target=target, draft=replace(opened.draft, check={})).save()
+    replace(opened, models={"target": target, "draft": replace(opened.draft, check={})}).save()
     line = next(line for line in run("inspect", copy).out.splitlines() if line.startswith("checked"))
     assert "worst error 2.0e-06 of 1.0e-04 allowed" in line
     assert line.endswith("no")

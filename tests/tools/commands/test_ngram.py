@@ -16,7 +16,7 @@ def bundle(llama, tmp_path):
     shutil.rmtree(tmp_path / "bundle" / "ngram")
     manifest = Bundle.open(llama.bundle)
     plain = {name: entry for name, entry in manifest.files.items() if not name.startswith("ngram")}
-    bare = Bundle(tmp_path / "bundle", manifest.target, None, manifest.tokenizer, manifest.made_by, plain)
+    bare = Bundle(tmp_path / "bundle", manifest.models, manifest.tokenizer, manifest.made_by, plain)
     (bare.path / "manifest.json").write_text(bare.manifest())
     (bare.path / "plans").mkdir()
     (bare.path / "plans" / "timing.cache").write_text("changes")

@@ -1,0 +1,102 @@
+"""What every drafter is: a source of proposals, with a part on the host and a part on the device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from ...engines import Bundle
+from ..memory.model import Model
+from ..round.frame import Frame, Prepared
+from ..round.plan import Plan
+from ..round.rows import Rows
+from ..sampling.acceptance import Noise
+from ..sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a decoder has that proposals may come from."""
+
+    bundle: Bundle
+    target: Model
+    draft: Model | None
+    max_batch: int
+
+
+class Asking(Protocol):
+    """What a drafter reads of a request."""
+
+    prompt: tuple[int, ...]
+    token_ids: list[int]
+    params: SamplingParams
+
+
+class Drafter:
+    """Each decoder makes one object of each kind, which owns what the source needs and remembers."""
+
+    name: ClassVar[str]
+    samples: ClassVar[bool] = False  # a Sampler, else a Copier
+    needs_model: ClassVar[bool] = False  # runs the draft model, whose cache has to be complete by then
+    may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
+    reads_outputs: ClassVar[bool] = False  # the host has to read a round before the next can be proposed
+
+    def __init__(self, place: int, resources: Resources) -> None:
+        self.place = place  # its column in `Rows.asked`
+
+    @classmethod
+    def unavailable(cls, resources: Resources) -> str | None:
+        """Why a decoder of these resources cannot have it; None if it can."""
+        return None
+
+    # On the host, between rounds.
+
+    def ready(self, request: Asking, most: int) -> int:
+        """How many tokens it will propose in the next round of this request, at most `most`."""
+        return most
+
+    def load(self, requests: Sequence[Asking], draft_length: int) -> None:
+        """Bring to the device what it proposes to the live requests, of which request i has row i."""
+
+    def ended(self, request: Asking) -> None:
+        """A request has ended: let go of what belongs to it."""
+
+    def forget(self) -> None:
+        """Drop what was learned of requests that have ended."""
+
+    # On the device.
+
+    def prepare(self, frame: Frame) -> Prepared:
+        """Make its steps of the draft model over the frame's tensors."""
+        return Prepared([])
+
+    def asked(self, rows: Rows) -> Tensor:
+        """How many proposals [A] each row takes from it."""
+        return rows.asked[:, self.place]
+
+
+class Sampler(Drafter):
+    """Draws its tokens one after another, each from a distribution."""
+
+    samples = True
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        """A function that gives the logits [A, 1, V] of proposal i, after those before it have been drawn."""
+        raise NotImplementedError
+
+
+class Offer(NamedTuple):
+    """Tokens for all rows; rows that did not ask for them propose none."""
+
+    tokens: Tensor  # [A, K]
+    proposed: Tensor  # [A], how many of them each row proposes
+    probabilities: Tensor | None = None  # q [A, K, V]; None: each token was certain
+
+
+class Copier(Drafter):
+    """Offers all its tokens at once."""
+
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
+        """What it proposes; no committed length reaches `span`."""
+        raise NotImplementedError

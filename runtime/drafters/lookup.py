@@ -1,0 +1,43 @@
+"""Drafter lookup: a copy of what followed the same words earlier in the context."""
+
+import torch
+from torch import Tensor
+
+from ..round.frame import Frame
+from ..round.plan import Plan
+from ..round.rows import Rows
+from ..sampling.acceptance import Noise
+from .drafter import Copier, Offer
+
+LONGEST_MATCH = 4  # tokens of the context's end that are compared
+
+
+class Lookup(Copier):
+    name = "lookup"
+    may_come_short = True
+
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
+        copied, found = look_up(rows, plan, span)
+        return Offer(copied, self.asked(rows) * found)
+
+
+def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:
+    """Tokens [A, K] that followed the latest of the longest earlier matches of the context's end, and where one is.
+
+    A match that ends less than K tokens ago goes on into its own copy, as repetition does.
+    """
+    context = rows.tokens[:, :span]  # [A, L]
+    position = torch.arange(span, device=context.device)
+    last = rows.length[:, None] - 1
+    matched = (position < last).long()  # how many tokens ending at each position equal the suffix, plus one
+    alive = matched.bool()
+    for back in range(min(LONGEST_MATCH, span)):
+        suffix = context.gather(1, (last - back).clamp(min=0))  # [A, 1]
+        shifted = context if back == 0 else torch.nn.functional.pad(context[:, :-back], (back, 0), value=-1)
+        alive = alive & (shifted == suffix) & (back <= last)
+        matched = matched + alive
+    best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
+    found = matched.gather(1, best)[:, 0] > 1
+    period = last - best
+    ahead = torch.arange(plan.draft_length, device=context.device) % period.clamp(min=1)
+    return context.gather(1, (best + 1 + ahead).clamp(max=span - 1)), found

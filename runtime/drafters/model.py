@@ -1,0 +1,45 @@
+"""Drafter model: the draft model proposes one token after another."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..round.frame import Frame, Prepared
+from ..round.rows import Rows
+from .drafter import Resources, Sampler
+
+NO_DRAFT = "the bundle has no draft model; use drafter lookup or none"
+
+
+class DraftModel(Sampler):
+    name = "model"
+    needs_model = True
+
+    def __init__(self, place: int, resources: Resources) -> None:
+        super().__init__(place, resources)
+        assert resources.draft is not None
+        self._model = resources.draft
+
+    @classmethod
+    def unavailable(cls, resources: Resources) -> str | None:
+        return NO_DRAFT if resources.draft is None else None
+
+    def prepare(self, frame: Frame) -> Prepared:
+        """The first step reads the last two committed tokens, step i reads proposal i - 1."""
+        inputs = [frame.recent, *(winners.tokens for winners in frame.winners[:-1])]
+        starts = [frame.position[0], *frame.position[2 : frame.draft_length + 1]]
+        return Prepared(
+            [
+                self._model.step(0, input_ids, start, frame.draft_memory)
+                for input_ids, start in zip(inputs, starts, strict=True)
+            ]
+        )
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        steps = frame.prepared[self.name].steps
+
+        def of_proposal(i: int) -> Tensor:
+            steps[i].run()
+            return frame.draft_logits
+
+        return of_proposal

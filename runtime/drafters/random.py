@@ -1,0 +1,17 @@
+"""Drafter random: all tokens are alike. It is the floor that theory gives for any draft."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..round.frame import Frame
+from ..round.rows import Rows
+from .drafter import Sampler
+
+
+class Random(Sampler):
+    name = "random"
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        alike = frame.draft_logits.new_zeros(frame.draft_logits.shape)
+        return lambda i: alike

@@ -1,0 +1,82 @@
+"""A suffix automaton of a text knows all its substrings and takes amortised constant time for one token more.
+
+So the longest match of the text's end is at hand after every round, however long it is.
+"""
+
+from collections.abc import Sequence
+
+
+class SuffixAutomaton:
+    """Holds the latest tokens. States are numbers, the root is 0.
+
+    A state stands for the substrings that end at the same positions, up to `_length` tokens long; `_link` is the state
+    of the shorter ends of those that occur elsewhere too; `_end` is where one occurrence ends.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.read = 0  # tokens so far, those forgotten included
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tokens: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length, self._end = [-1], [0], [-1]
+        self._last = 0
+        self.matched = 0  # tokens of the longest end of the text that occurred before
+        self.match_end = -1  # index of the last of them there
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.read += len(tokens)
+        for token in tokens[-self._limit :]:
+            if len(self.tokens) == self._limit:  # forget the older half; on average that costs two steps a token
+                younger = self.tokens[self._limit // 2 :]
+                self._begin()
+                for kept in younger:
+                    self._append(kept)
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        position = len(self.tokens)
+        self.tokens.append(token)
+        new = self._add({}, self._length[self._last] + 1, 0, position)
+        state = self._last
+        while state >= 0 and token not in self._next[state]:
+            self._next[state][token] = new
+            state = self._link[state]
+        if state >= 0:
+            seen = self._next[state][token]
+            if self._length[seen] > self._length[state] + 1:
+                seen = self._split(seen, state, token)
+            self._link[new] = seen
+        self._last = new
+        repeated = self._link[new]
+        self.matched, self.match_end = self._length[repeated], self._end[repeated]
+        self._end[repeated] = position
+
+    def _split(self, seen: int, state: int, token: int) -> int:
+        """Part the strings of `seen` that end here too, one token longer than those of `state`, from longer ones."""
+        shorter = self._add(self._next[seen].copy(), self._length[state] + 1, self._link[seen], self._end[seen])
+        while state >= 0 and self._next[state].get(token) == seen:
+            self._next[state][token] = shorter
+            state = self._link[state]
+        self._link[seen] = shorter
+        return shorter
+
+    def _add(self, following: dict[int, int], length: int, link: int, end: int) -> int:
+        self._next.append(following)
+        self._length.append(length)
+        self._link.append(link)
+        self._end.append(end)
+        return len(self._next) - 1
+
+    def find(self, context: Sequence[int]) -> tuple[int, int]:
+        """How long the longest end of `context` is that occurs in the text, and where it ends there."""
+        state = matched = 0
+        for token in context:
+            while state and token not in self._next[state]:
+                state = self._link[state]
+                matched = self._length[state]
+            if token in self._next[state]:
+                state, matched = self._next[state][token], matched + 1
+        return matched, self._end[state]

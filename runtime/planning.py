@@ -1,0 +1,101 @@
+"""Makes the plan of a round from what the live requests ask for and want."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from .drafters import Drafter
+from .lengths.chooser import Wanted
+from .requests.request import Request
+from .round.plan import Plan
+from .round.rows import Rows
+from .sampling.filters import FILTERS, TEMPERATURE
+from .sampling.params import SamplingParams
+
+
+class Share(NamedTuple):
+    """What one row proposes in a round: how many tokens, from where, and the entropy at which they end."""
+
+    length: int = 0
+    source: Drafter | None = None
+    entropy_limit: float | None = None
+
+    @property
+    def drafter(self) -> str | None:
+        return None if self.source is None else self.source.name
+
+
+class Planner:
+    """Makes plans, and keeps the last one as long as rows and shares stay the same."""
+
+    def __init__(self, rows: Rows, drafters: Mapping[str, Drafter], vocab_size: int) -> None:
+        self._rows, self._drafters, self._vocab_size = rows, drafters, vocab_size
+        self._wanted: list[Wanted] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """The live rows are others from now on."""
+        self.shares: tuple[Share, ...] | None = None  # of the last plan
+
+    def plan(self, live: Sequence[Request], wanted: Sequence[Wanted], draft_entries: Sequence[int]) -> Plan:
+        """The next round of these requests; of the draft model's cache so many entries are valid."""
+        shares = tuple(map(self._share, live, wanted, draft_entries))
+        self._wanted = list(wanted)
+        if shares != self.shares:
+            self.shares = shares
+            self._plan = make_plan(
+                [request.params for request in live],
+                shares,
+                vocab_size=self._vocab_size,
+                traced=any(request.trace is not None for request in live),
+            )
+            self._rows.ask(
+                [[one.length if one.source is source else 0 for source in self._drafters.values()] for one in shares],
+                [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
+            )
+            self.view = self._rows.view(self._plan.batch)
+        return self._plan
+
+    def repeats(self, wanted: Sequence[Wanted]) -> bool:
+        """Whether the last plan serves the next round of the same rows, whatever comes out of this one."""
+        if self.shares is None or any(one.source and one.source.reads_outputs for one in self.shares):
+            return False
+        asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
+        return asked == [(one.length, one.drafter if one.length else None, one.entropy_limit) for one in wanted]
+
+    def _share(self, request: Request, wanted: Wanted, draft_entries: int) -> Share:
+        """A row proposes nothing while its draft is behind, or where its drafter has nothing to propose."""
+        source = self._drafters.get(wanted.drafter)
+        nothing = Share(entropy_limit=wanted.entropy_limit)
+        if source is None or (source.needs_model and not 2 <= request.length <= draft_entries + 2):
+            return nothing
+        length = source.ready(request, wanted.length)
+        return Share(length, source, wanted.entropy_limit) if length else nothing
+
+
+def make_plan(
+    params: Sequence[SamplingParams], shares: Sequence[Share], *, vocab_size: int, traced: bool = False
+) -> Plan:
+    """The plan of a round of rows with these parameters and shares."""
+    longest = max(one.length for one in shares)
+    wanted = {one.source for one in shares if one.source is not None}
+    filters = [one for one in FILTERS if any(map(one.active, params))]
+    own_draft = any(one.own_draft_temperature != one.temperature for one in params)
+    limited = any(one.entropy_limit not in (None, 1) for one in shares)
+    logprobs = [one.logprobs for one in params if one.logprobs is not None]
+    return Plan(
+        batch=len(params),
+        draft_length=longest,
+        sources=tuple(sorted(wanted, key=lambda source: source.place)),
+        filters=tuple(filters),
+        draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),
+        own_draft=own_draft,
+        ragged=limited or any(one.length < longest or (one.source and one.source.may_come_short) for one in shares),
+        rejection=any(not one.greedy and one.rule == "rejection" for one in params),
+        coupled=any(one.greedy or one.rule == "coupled" for one in params),
+        gumbel=any(not one.greedy and one.rule == "coupled" for one in params),
+        lenient=any(one.lenient for one in params),
+        logprobs=min(max(logprobs), vocab_size) if logprobs else None,
+        traced=traced,
+        entropies=any(one.length and one.entropy_limit is not None for one in shares),
+    )

@@ -1,0 +1,57 @@
+"""What comes out of a request."""
+
+from dataclasses import dataclass
+
+from .metrics import Speculation
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probabilities of the model's own distribution, before any transform."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # likeliest first
+
+
+@dataclass(frozen=True)
+class TracedRound:
+    """One round as seen from one request."""
+
+    proposal: tuple[int, ...]
+    accepted: int
+    next_token: int | None  # None: the text ended inside the accepted proposals
+    p: tuple[float, ...]  # target's probability of each proposal
+    q: tuple[float, ...]  # draft's
+    next_p: float
+    entropies: tuple[float, ...] = ()  # the draft's where it drew each, under an EntropyRule
+
+
+@dataclass(frozen=True)
+class Output:
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # "stop", "length" or "cancelled"
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None
+    speculation: Speculation
+    lossless: bool  # distributed as the target's own; not with lenience
+    seed: int
+    seconds: float  # from submission to the last token
+    seconds_to_first_token: float | None
+    trace: tuple[TracedRound, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added: text that is certain, tokens, and which of them the draft proposed."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    from_draft: tuple[bool, ...]

@@ -1,0 +1,59 @@
+"""The plan of a round: which work it has to do, known on the host before it starts."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from ..drafters.drafter import Copier, Drafter, Sampler
+    from ..sampling.filters import Filter
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Equal plans run the same operations."""
+
+    batch: int
+    draft_length: int  # K: the widest of the live rows
+    sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose
+    filters: "tuple[Filter, ...]" = ()  # those that some row needs, in the order in which they apply
+    draft_filters: "tuple[Filter, ...]" = ()  # where own_draft: those of the draft
+    own_draft: bool = False  # the draft of some row samples at a temperature of its own
+    ragged: bool = False  # some row proposes less than K tokens
+    rejection: bool = False  # some row samples by the rejection rule
+    coupled: bool = False  # some row is greedy or samples by the coupled rule
+    gumbel: bool = False  # some row samples by the coupled rule
+    lenient: bool = False  # some row accepts more than is lossless
+    logprobs: int | None = None
+    traced: bool = False
+    entropies: bool = False  # some row chooses its draft length by the draft's entropy
+
+    def __post_init__(self) -> None:
+        if self.draft_length and not self.sources:
+            raise ValueError(f"a plan of {self.draft_length} proposals has no source that makes them")
+
+    @cached_property
+    def samplers(self) -> "tuple[Sampler, ...]":
+        """The sources that draw their tokens one after another, the draft model first."""
+        found = [cast("Sampler", source) for source in self.sources if source.samples]
+        return tuple(sorted(found, key=lambda source: not source.needs_model))
+
+    @cached_property
+    def copiers(self) -> "tuple[Copier, ...]":
+        """The sources that offer all their tokens at once."""
+        return tuple(cast("Copier", source) for source in self.sources if not source.samples)
+
+    @cached_property
+    def with_model(self) -> "tuple[Drafter, ...]":
+        """The sources that run the draft model."""
+        return tuple(source for source in self.sources if source.needs_model)
+
+    @property
+    def probabilities(self) -> bool:
+        """Whether p and q themselves are needed, not only who wins."""
+        return self.rejection or self.traced
+
+    @cached_property
+    def reads_ahead(self) -> bool:
+        """Whether some filter depends on the tokens of the round itself."""
+        return any(one.reads_ahead for one in (*self.filters, *self.draft_filters))

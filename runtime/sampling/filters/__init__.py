@@ -1,0 +1,14 @@
+"""The filters of a request, one a file, in the order in which they change its distribution."""
+
+from .bias import Bias
+from .filter import Change, Columns, Cut, Filter, cut_below
+from .min_p import MinP
+from .penalties import Penalties
+from .temperature import Temperature
+from .top_k import TopK
+from .top_p import TopP
+
+TEMPERATURE = Temperature()
+FILTERS: list[Filter] = [Bias(), Penalties(), TEMPERATURE, TopK(), TopP(), MinP()]
+
+__all__ = ["FILTERS", "TEMPERATURE", "Change", "Columns", "Cut", "Filter", "cut_below"]

@@ -1,0 +1,55 @@
+"""Temperature, and that of the draft, which may sample cooler or greedily; 0 is greedy."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..checks import real, require
+from .filter import Change, Columns, cut_below
+
+if TYPE_CHECKING:
+    from ..params import SamplingParams
+
+TEMPERATURES = (1e-5, 1e5)
+
+
+class Temperature(Change):
+    fields: ClassVar = {
+        "temperature": "0 is greedy",
+        "draft_temperature": "what the draft samples at, 0 proposes its best token (default: that of the request)",
+    }
+
+    def check(self, params: "SamplingParams") -> None:
+        cold, hot = TEMPERATURES
+        for name, absent in (("temperature", False), ("draft_temperature", params.draft_temperature is None)):
+            value = getattr(params, name)
+            sensible = real(value, 0, hot) and (value == 0 or value >= cold)
+            require(name, value, sensible or absent, f"0 or a number from {cold:g} to {hot:g}")
+
+    def active(self, params: "SamplingParams") -> bool:
+        return params.temperature not in (0, 1)
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        # The depth is how far below its best score a draft samples: inf, or 0 if it alone is greedy.
+        return {name: torch.zeros(rows, device=device) for name in ("temperature", "draft_temperature", "draft_depth")}
+
+    def admit(
+        self, columns: Columns, row: int, params: "SamplingParams", prompt: Sequence[int], vocab_size: int
+    ) -> None:
+        columns["temperature"][row] = params.temperature or 1.0
+        columns["draft_temperature"][row] = params.own_draft_temperature or 1.0
+        columns["draft_depth"][row] = 0.0 if params.own_draft_temperature == 0 and not params.greedy else torch.inf
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+        return scores / columns["temperature"][:, None, None]
+
+
+def at_the_drafts_own(columns: Columns) -> Columns:
+    """The columns as the draft's scores are computed by."""
+    return columns | {"temperature": columns["draft_temperature"]}
+
+
+def cut_to_depth(scores: Tensor, columns: Columns) -> Tensor:
+    return cut_below(scores, scores.amax(-1, keepdim=True) - columns["draft_depth"][:, None, None])
