@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..engines import ExportError
-from .families import Shape, refuse_unsupported, shape_of
+from .families import ModelShape, refuse_unsupported, shape_of
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -24,7 +24,7 @@ class Checkpoint:
     name: str  # as the user gave it
     path: Path
     config: Any
-    shape: Shape
+    shape: ModelShape
 
     @property
     def label(self) -> str:

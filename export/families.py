@@ -16,7 +16,7 @@ STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only sta
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What the contract needs to know of a model."""
 
     layers: int
@@ -52,7 +52,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
         raise ExportError(f"checkpoint {name} is quantised by {method}; export the unquantised checkpoint")
 
 
-def shape_of(name: str, config: Any) -> Shape:
+def shape_of(name: str, config: Any) -> ModelShape:
     """The shape of a supported configuration; what would make cached rows wrong is refused by name."""
     _refuse_moving_positions(name, config)
     if getattr(config, "add_cross_attention", False):
@@ -74,7 +74,7 @@ def shape_of(name: str, config: Any) -> Shape:
             f"checkpoint {name} compresses its keys and values (kv_lora_rank), so that they differ in size; expected "
             "rows of keys and values of one size"
         )
-    return Shape(
+    return ModelShape(
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..engines import Bundle, Contract, ExportError, ModelEntry
 from ..engines.bundle import GRAPH, WEIGHTS
+from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
-from .pair import agreed_length, refuse_unequal
 from .passes.quantise import Quantisation
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries

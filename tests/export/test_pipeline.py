@@ -11,16 +11,12 @@ import torch
 from tokenizers import Tokenizer
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.aside import built_aside
+from trt_spec.export.agreement import refuse_unequal
 from trt_spec.export.checkpoint import open_checkpoint
-from trt_spec.export.pair import refuse_unequal
 from trt_spec.export.vocabulary import read_vocabulary
 
 from ..models import tiny_gemma2, tiny_llama
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+from .contents import contents
 
 
 def test_bundle_holds_both_models_the_tokenizer_and_what_made_it(exported: ExportReport) -> None:
@@ -111,7 +107,7 @@ def test_interrupted_export_leaves_an_existing_bundle_untouched(
     bundle: Path, tmp_path: Path, fault: BaseException, stage: str
 ) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
-    before, neighbours = files(bundle), sorted(tmp_path.iterdir())
+    before, neighbours = contents(bundle), sorted(tmp_path.iterdir())
 
     def interrupt(reached: str) -> None:
         if reached.startswith(stage):
@@ -119,49 +115,8 @@ def test_interrupted_export_leaves_an_existing_bundle_untouched(
 
     with pytest.raises(ExportError if isinstance(fault, OSError) else type(fault)):
         export_bundle(checkpoint, bundle, progress=interrupt)
-    assert files(bundle) == before
+    assert contents(bundle) == before
     assert sorted(tmp_path.iterdir()) == neighbours
-
-
-def test_existing_bundle_is_replaced_and_a_link_to_it_stays_a_link(bundle: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(bundle)
-    with built_aside(link) as folder:
-        shutil.copytree(bundle, folder, dirs_exist_ok=True)
-        (folder / "new").touch()
-        assert not (bundle / "new").exists()
-    assert link.is_symlink()
-    assert (bundle / "new").exists()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bundle", "link"]
-
-
-def test_existing_bundle_comes_back_when_the_new_one_cannot_take_its_place(bundle: Path, tmp_path: Path) -> None:
-    before = files(bundle)
-    with pytest.raises(OSError, match="No such file"), built_aside(bundle) as folder:
-        shutil.rmtree(folder)
-    assert files(bundle) == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["bundle"]
-
-
-@pytest.mark.parametrize("content", ["notes.txt", "manifest.json"])
-def test_directory_that_is_no_bundle_is_never_replaced(tmp_path: Path, content: str) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / content).write_text("{}")
-    checkpoint = tiny_llama(tmp_path / "checkpoint")
-    with pytest.raises(ExportError, match="holds other things than a bundle; choose a new directory or empty this"):
-        export_bundle(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out" / content).read_text() == "{}"
-
-
-def test_file_and_unwritable_parent_are_refused_as_output(tmp_path: Path) -> None:
-    checkpoint = tiny_llama(tmp_path / "checkpoint")
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ExportError, match="is a file, expected a new directory or a bundle to replace"):
-        export_bundle(checkpoint, tmp_path / "file")
-    for parent in ("file", "missing"):
-        with pytest.raises(ExportError, match=r"cannot write in .* \((Not a directory|No such file or directory)\)"):
-            export_bundle(checkpoint, tmp_path / parent / "bundle")
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_end_tokens_come_from_the_generation_config_the_tokenizers_own_first(tmp_path: Path) -> None:

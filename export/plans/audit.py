@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..engines import Contract, ExportError
+from ...engines import Contract, ExportError
 
 
 def audit(

@@ -15,15 +15,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..engines import Contract, ExportError
-from ..engines.errors import first_line
-from ..engines.tensorrt_plans import LIBRARIES, PlanKey
+from ...engines import Contract, ExportError
+from ...engines.errors import first_line
+from ...engines.tensorrt_library import Library
+from ...engines.tensorrt_plans import PlanKey
+from ..passes.merge_attentions import merge_attentions
+from ..passes.specialise import specialise
+from ..passes.spell_picks import spell_picks
+from ..passes.spell_softcap import spell_softcap
+from ..passes.widen_lookups import widen_lookups
 from .audit import audit, layers
-from .passes.merge_attentions import merge_attentions
-from .passes.specialise import specialise
-from .passes.spell_picks import spell_picks
-from .passes.spell_softcap import spell_softcap
-from .passes.widen_lookups import widen_lookups
 
 
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
@@ -38,11 +39,11 @@ class Compiler:
     """One of the two TensorRT libraries, driven through Polygraphy, which serves one in a process."""
 
     def __init__(self, engine: str) -> None:
-        self.engine, self.is_rtx = engine, engine == "tensorrt-rtx"
+        library = Library(engine)
+        self.engine, self.is_rtx, self.trt = engine, library.is_rtx, library.trt
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if self.is_rtx else "0"  # read when it is first imported
-        self.trt: Any = import_module(LIBRARIES[engine])
         polygraphy: Any = import_module("polygraphy")
-        self.made_by = {engine: str(self.trt.__version__), "polygraphy": str(polygraphy.__version__)}
+        self.made_by = {engine: library.version, "polygraphy": str(polygraphy.__version__)}
 
     def compile(self, graph: Path, contract: Contract, key: PlanKey, timing_cache: Path) -> Any:
         """The plan's bytes, as a buffer."""
