@@ -34,7 +34,8 @@ class ModelShape:
 def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     """Refuse by what `config.json` itself says, before any code of the architecture is imported."""
     kind = fields.get("model_type")
-    architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
+    architectures = fields.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else "no architecture"
     if fields.get("auto_map"):
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
     if fields.get("is_encoder_decoder"):
@@ -48,8 +49,11 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
     if fields.get("quantization_config"):
-        method = fields["quantization_config"].get("quant_method", "some method")
-        raise ExportError(f"checkpoint {name} is quantised by {method}; export the unquantised checkpoint")
+        settings = fields["quantization_config"]
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
+        raise ExportError(
+            f"checkpoint {name} is quantised by {method or 'some method'}; export the unquantised checkpoint"
+        )
 
 
 def shape_of(name: str, config: Any) -> ModelShape:

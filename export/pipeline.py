@@ -82,7 +82,7 @@ def export_bundle(
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         notes = refuse_unequal(vocabularies["target"], vocabularies["draft"]) if draft is not None else []
         tokens = vocabularies["target"].entry()
-        vocabularies["target"].tokenizer.save(str(folder / "tokenizer.json"))
+        vocabularies["target"].save(folder / "tokenizer.json")
         sample = _sample(vocabularies["target"].tokenizer, tokens.vocab_size, text, length) if check else None
         stored = {"target": weights, "draft": draft_weights}
         models, logits = [], []
