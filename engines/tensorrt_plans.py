@@ -34,12 +34,12 @@ class PlanKey:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the graph's symbols, the batch excepted."""
+        """The sizes of the graph's symbols, except the batch."""
         return {"width": self.width, "rows": self.rows, "capacity": self.capacity}
 
     @property
     def path(self) -> Path:
-        """Of the plan below the bundle; its sidecar has the same name and the suffix .json."""
+        """Where the plan lies below the bundle; its sidecar has the same name and the suffix .json."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return Path(PLANS, f"{self.engine}-{self.compute_capability}", f"{self.model}-{self.width}-{digest[:12]}.plan")
 
@@ -63,7 +63,7 @@ class CompiledPlan:
 
 
 def read_plan(sidecar: Path) -> CompiledPlan:
-    """A damaged sidecar, or one whose plan is gone or damaged, is refused."""
+    """Read a sidecar; a damaged one, or one whose plan is gone or damaged, is refused."""
     plan = sidecar.with_suffix(".plan")
     try:
         fields: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))

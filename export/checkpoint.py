@@ -1,4 +1,4 @@
-"""A checkpoint on disk: found, and refused before any weight is read if it cannot be exported."""
+"""Find a checkpoint, refuse it before any weight is read if it cannot be exported, and load its weights."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
 
 
 def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
-    """The model as transformers builds it, its weights in `dtype`, with transformers' own attention."""
+    """Load the model as transformers builds it, its weights in `dtype`, with transformers' own attention."""
     from transformers import AutoModelForCausalLM
 
     try:

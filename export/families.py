@@ -1,4 +1,4 @@
-"""Which architectures can be exported, and what a configuration says of their shape."""
+"""Read a model's shape from its configuration, and refuse by name what cannot be exported."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +57,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
 
 
 def shape_of(name: str, config: Any) -> ModelShape:
-    """The shape of a supported configuration; what would make cached rows wrong is refused by name."""
+    """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
     _refuse_moving_positions(name, config)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
@@ -90,7 +90,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
 
 
 def _window(config: Any, layer_types: set[str]) -> int | None:
-    """Of the layers that slide, or of all where a configuration does not tell them apart."""
+    """Give the window of the layers that slide, or of all layers where a configuration does not tell them apart."""
     slides = "sliding_attention" in layer_types or getattr(config, "layer_types", None) is None
     window = getattr(config, "sliding_window", None) if slides else None
     return window if getattr(config, "use_sliding_window", True) else None

@@ -1,4 +1,4 @@
-"""`export_bundle`: from one or two checkpoints to a checked bundle, or to one sentence why not."""
+"""Make a checked bundle of one or two checkpoints, or say in one sentence why not."""
 
 import gc
 import time
@@ -45,6 +45,8 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class ExportReport:
+    """What an export has written, and what it measured of the pair."""
+
     path: Path
     max_length: int
     models: list[ModelReport]
@@ -114,7 +116,7 @@ def _export_model(
     sample: Sample | None,
     progress: Progress,
 ) -> tuple[ModelReport, Tensor | None]:
-    """Also returns the logits of the sample; without one nothing is checked."""
+    """Export one model; returns the logits of the sample, too. Without a sample nothing is checked."""
     begun = time.perf_counter()
     shape = checkpoint.shape
     progress(f"{role}: loading the weights of {checkpoint.name}")
@@ -147,7 +149,7 @@ def _export_model(
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """The versions of those packages that are here; of the two onnxruntimes at most one is."""
+    """Give the versions of those packages that are installed; of the two onnxruntimes at most one is."""
     versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -157,7 +159,7 @@ def installed(packages: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _disk_errors(out: str | Path) -> Iterator[None]:
-    """A full disk or a read-only one, said in a sentence."""
+    """Say in a sentence that a disk is full or read-only."""
     try:
         yield
     except OSError as error:

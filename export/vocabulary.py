@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: its file, its token map, its special ids and its chat template."""
+"""Read the tokenizer of a checkpoint: its file, its token map, its special ids and its chat template."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from .checkpoint import Checkpoint, read_object
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What two models must share to speculate together, and what the runtime needs."""
+    """What two models must share to speculate together, and what the runtime needs of it."""
 
     name: str  # of the checkpoint
     tokenizer: Any
@@ -97,7 +97,7 @@ def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | No
 
 
 def _text(token: Any) -> str:
-    """A special token stands in its settings as a string or as an object around one."""
+    """Read a special token, which stands in the settings as a string or as an object around one."""
     return str(token.get("content", "") if isinstance(token, dict) else token or "")
 
 

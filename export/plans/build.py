@@ -28,6 +28,8 @@ COMPILER = f"{__package__}.compiler"  # a module to run
 
 @dataclass(frozen=True)
 class BuildReport:
+    """The plans that were asked for, and how many of them had to be compiled."""
+
     bundle: Bundle
     plans: list[CompiledPlan]
     built: int  # the others were there

@@ -1,4 +1,4 @@
-"""The process that compiles: a crash of TensorRT ends this one, and is one sentence in the one that started it.
+"""Compile in a process of its own: a crash of TensorRT ends this one, and is one sentence in the one that started it.
 
 Reads orders as lines of JSON and answers each with one: the fields of a sidecar, or an error.
 """
@@ -28,7 +28,7 @@ from .audit import audit, layers
 
 
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
-    """The graph as TensorRT gets it, and how often each pass fired; its weights stay in their file."""
+    """Rewrite the graph for TensorRT and count how often each pass fired; its weights stay in their file."""
     model = ir.load(graph)
     fired = {"specialise": specialise(model, key.sizes), "spell_softcap": spell_softcap(model)}
     fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
@@ -46,7 +46,7 @@ class Compiler:
         self.made_by = {engine: library.version, "polygraphy": str(polygraphy.__version__)}
 
     def compile(self, graph: Path, contract: Contract, key: PlanKey, timing_cache: Path) -> Any:
-        """The plan's bytes, as a buffer."""
+        """Give the plan's bytes, as a buffer."""
         from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
         from polygraphy.exception import PolygraphyException
 
@@ -93,7 +93,7 @@ class Compiler:
 
     @contextmanager
     def _complaints(self) -> Iterator[list[str]]:
-        """The library's errors, which it writes to its logger and nowhere else."""
+        """Collect the library's errors, which it writes to its logger and nowhere else."""
         from polygraphy.logger import G_LOGGER
 
         found: list[str] = []
@@ -110,7 +110,7 @@ class Compiler:
             G_LOGGER.log, G_LOGGER.module_severity = write, severity
 
     def _require_user_allocation(self, builder: Any, network: Any, config: Any) -> None:
-        """Else a plan may not be captured in a CUDA graph."""
+        """Without this a plan may not be captured in a CUDA graph."""
         config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
     def _allow_unfused(self, network: Any) -> None:
@@ -130,7 +130,7 @@ def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
 
 
 def _answer(compiler: Compiler, order: dict[str, Any]) -> dict[str, Any]:
-    """Compile what is ordered into the file that is named, which who ordered it removes if this fails."""
+    """Compile an order into the file that it names; if that fails, whoever gave the order removes the file."""
     key, file = PlanKey.from_json(order["key"]), Path(order["file"])
     contract = Contract.from_json(order["contract"])
     try:
