@@ -1,11 +1,11 @@
-"""What is added to a bundle after its export, listed and hashed in its manifest like all else."""
+"""Add files to a bundle after its export; its manifest lists and hashes them like all others."""
 
 import hashlib
 from dataclasses import replace
 
 from .bundle import MANIFEST, Bundle
 from .errors import BundleError
-from .tensorrt_plans import write_whole
+from .whole_files import remove_leftovers, write_whole
 
 
 def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle:
@@ -20,6 +20,7 @@ def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle
     added = replace(bundle, files=kept | {name: {"bytes": len(content), "sha256": digest}})
     try:
         (bundle.path / folder).mkdir(exist_ok=True)
+        remove_leftovers(bundle.path / folder)
         write_whole(bundle.path / name, content)
         write_whole(bundle.path / MANIFEST, added.manifest().encode())
     except OSError as error:

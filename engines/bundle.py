@@ -104,7 +104,7 @@ class Bundle:
         (self.path / MANIFEST).write_text(measured.manifest(), encoding="utf-8")
 
     def manifest(self) -> str:
-        """Of this bundle and its `files`."""
+        """The text of the manifest, which lists `files`."""
         fields = {
             "format": FORMAT,
             "made_by": self.made_by,
@@ -155,6 +155,13 @@ class Bundle:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda name: _verify(path, name, *expected[name]), expected))
         return bundle
+
+
+def graph_identity(path: Path, role: str) -> str:
+    """Hash a model's graph and weights in one, by what the manifest of a verified bundle says of them."""
+    files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+    hashes = [files[f"{role}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -30,5 +30,10 @@ class ExportError(TrtSpecError):
 
 
 def first_line(problem: object) -> str:
-    """Of a library's message, for a sentence of ours."""
+    """Give the first line of a library's message, for a sentence of ours; its type if it says nothing."""
     return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+
+
+def one_line(problem: object) -> str:
+    """Give all of a library's message on one line, for a sentence of ours; its type if it says nothing."""
+    return " ".join(str(problem).split()) or type(problem).__name__

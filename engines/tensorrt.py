@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bundle import PLANS
+from .bundle import PLANS, graph_identity
 from .contract import ALIGNMENT, Contract
 from .engine import Step, chunks
-from .errors import EngineError, first_line
-from .tensorrt_plans import LIBRARIES, Plan, graph_identity, read_plan, write_whole
+from .errors import EngineError
+from .tensorrt_library import LIBRARIES, RuntimeLibrary, capability_of
+from .tensorrt_plans import CompiledPlan, read_plan
+from .whole_files import write_whole
 
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
 
@@ -27,7 +29,7 @@ def open_engines(
     chosen = [choose_plans(models[0][0], capability)]
     library_name = chosen[0][0].key.engine
     chosen += [choose_plans(graph, capability, library_name) for graph, _ in models[1:]]
-    library = _Library(library_name)
+    library = RuntimeLibrary(library_name)
     opened: list[list[_Opened]] = []
     for (graph, contract), plans in zip(models, chosen, strict=True):
         opened.append([_Opened(library, graph.parents[1], plan, contract) for plan in plans])
@@ -50,10 +52,10 @@ def compute_capability(device: str) -> str:
         raise EngineError(f"engine tensorrt runs on the device cuda, not on {device!r}; name that one")
     if not torch.cuda.is_available():
         raise EngineError("engine tensorrt needs a GPU, and torch sees none; trt-spec doctor says what is missing")
-    return ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return capability_of(device)
 
 
-def choose_plans(graph: Path, capability: str, engine: str | None = None) -> list[Plan]:
+def choose_plans(graph: Path, capability: str, engine: str | None = None) -> list[CompiledPlan]:
     """The model's plans that run here, of one library; a stale or foreign one is refused with what mends it."""
     bundle, model = graph.parents[1], graph.parent.name
     plans = [plan for plan in map(read_plan, sorted((bundle / PLANS).glob("*/*.json"))) if plan.key.model == model]
@@ -85,10 +87,10 @@ def choose_plans(graph: Path, capability: str, engine: str | None = None) -> lis
     raise EngineError(f"the plans of {model} in {bundle} {reasons[0]}")
 
 
-def one_of_each(plans: Sequence[Plan]) -> list[Plan]:
+def one_of_each(plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
     """Each holds the weights: none whose steps another one runs as well, be that for more batches or fused."""
     ordered = sorted(plans, key=lambda plan: (plan.key.unfused_attention, plan.key.batch[0] - plan.key.batch[1]))
-    kept: list[Plan] = []
+    kept: list[CompiledPlan] = []
     for key, plan in ((plan.key, plan) for plan in ordered):
         same = [other.key.batch for other in kept if (other.key.width, other.key.rows) == (key.width, key.rows)]
         if not any(smallest <= key.batch[0] and key.batch[1] <= largest for smallest, largest in same):
@@ -193,7 +195,7 @@ def current_stream(device: str) -> int:
 class _Opened:
     """One plan with its weights on the GPU."""
 
-    def __init__(self, library: "_Library", bundle: Path, plan: Plan, contract: Contract) -> None:
+    def __init__(self, library: RuntimeLibrary, bundle: Path, plan: CompiledPlan, contract: Contract) -> None:
         self.key, self.contract = plan.key, contract
         self._library, self._file = library, bundle / plan.key.path
         try:
@@ -276,40 +278,3 @@ class _Context:
     def capturable(self, stream: int) -> bool:
         asked = getattr(self._context, "is_stream_capturable", None)  # tensorrt's always are
         return asked is None or bool(asked(stream))
-
-
-class _Library:
-    """What differs between the two libraries."""
-
-    def __init__(self, engine: str) -> None:
-        self.trt: Any = import_module(LIBRARIES[engine])
-        self.complaints: list[str] = []  # the latest last
-        self.runtime: Any = self.trt.Runtime(_logger(self.trt, self.complaints))
-
-    def settings(self, engine: Any, cache_file: Path) -> tuple[Any, Any]:
-        """A cache of kernels compiled at run time, which only RTX has, and the configuration of a context."""
-        settings = engine.create_runtime_config()
-        settings.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        if not hasattr(settings, "create_runtime_cache"):
-            return None, settings
-        cache = settings.create_runtime_cache()
-        if cache_file.exists():
-            cache.deserialize(cache_file.read_bytes())  # of another driver or GPU it is refused, and made anew
-        settings.set_runtime_cache(cache)
-        # Else a round would be recorded with what stands in until its kernels are compiled.
-        settings.dynamic_shapes_kernel_specialization_strategy = (
-            self.trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        )
-        return cache, settings
-
-
-def _logger(trt: Any, complaints: list[str]) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]  # an untyped base
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
-                complaints.append(first_line(message))
-
-    return Logger()

@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import GRAPH, MANIFEST, PLANS, WEIGHTS
+from .bundle import PLANS
 from .errors import EngineError
 
-LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to import
 FORMAT = 2
 
 
@@ -36,18 +34,18 @@ class PlanKey:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the graph's symbols, the batch excepted."""
+        """The sizes of the graph's symbols, except the batch."""
         return {"width": self.width, "rows": self.rows, "capacity": self.capacity}
 
     @property
     def path(self) -> Path:
-        """Of the plan below the bundle; its sidecar has the same name and the suffix .json."""
+        """Where the plan lies below the bundle; its sidecar has the same name and the suffix .json."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return Path(PLANS, f"{self.engine}-{self.compute_capability}", f"{self.model}-{self.width}-{digest[:12]}.plan")
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompiledPlan:
     """What the sidecar of a plan says."""
 
     key: PlanKey
@@ -64,21 +62,14 @@ class Plan:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
 
-def graph_identity(bundle: Path, model: str) -> str:
-    """One hash of the model's graph and weights, as the manifest of a bundle that was verified has them."""
-    files = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))["files"]
-    hashes = [files[f"{model}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def read_plan(sidecar: Path) -> Plan:
-    """A damaged sidecar, or one whose plan is gone or damaged, is refused."""
+def read_plan(sidecar: Path) -> CompiledPlan:
+    """Read a sidecar; a damaged one, or one whose plan is gone or damaged, is refused."""
     plan = sidecar.with_suffix(".plan")
     try:
         fields: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
         if fields.pop("format") != FORMAT:
             raise ValueError("another format")
-        found = Plan(key=PlanKey.from_json(fields.pop("key")), **fields)
+        found = CompiledPlan(key=PlanKey.from_json(fields.pop("key")), **fields)
         if plan.name != found.key.path.name:
             raise ValueError(f"it describes {found.key.path.name}")
         if plan.stat().st_size != found.bytes:
@@ -86,13 +77,3 @@ def read_plan(sidecar: Path) -> Plan:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"{sidecar} does not describe a plan ({error}); delete it and run trt-spec build") from error
     return found
-
-
-def write_whole(file: Path, content: Any) -> None:
-    """A buffer into a file that is there whole, or as it was before."""
-    partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)

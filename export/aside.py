@@ -1,31 +1,41 @@
-"""A bundle is built aside and renamed into place: whatever happens, the old one or the new one is there, whole."""
+"""Build a bundle aside and rename it into place: the older bundle or the new one is there, whole.
+
+A lock file beside them says that an export is under way. Of an export that was killed the next one to the same place
+removes what is left; if it was killed after it had moved the older bundle away, that bundle is moved back first.
+"""
 
 import json
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..engines import ExportError
 from ..engines.bundle import MANIFEST
+from ..engines.whole_files import abandoned, claimed
+
+LOCK, PARTIAL, OLD = "lock", "partial", "old"
 
 
 @contextmanager
 def built_aside(out: Path) -> Iterator[Path]:
-    """An empty directory beside `out`; it takes the place of `out` if the block succeeds, else it goes."""
-    out = out.resolve()
+    """Give an empty directory that takes the place of `out` if the block succeeds, and else is removed."""
+    out = _resolved(out)
     refuse_foreign(out)
-    partial = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
-    try:
-        partial.mkdir()
-    except OSError as error:
-        raise ExportError(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from error
-    try:
+    for lock in abandoned(out.parent, LOCK, out.name):
+        _tidy(out, lock)
+    with ExitStack() as stack:
+        try:
+            lock, _ = stack.enter_context(claimed(out, LOCK))
+            partial = _beside(out, PARTIAL, lock)
+            partial.mkdir()
+        except OSError as error:
+            raise ExportError(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from error
+        stack.callback(_tidy, out, lock)
         yield partial
-        _take_place(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if out.exists():
+            out.rename(_beside(out, OLD, lock))
+        partial.rename(out)
 
 
 def refuse_foreign(out: Path) -> None:
@@ -43,16 +53,24 @@ def refuse_foreign(out: Path) -> None:
         raise ExportError(f"--out {out} holds other things than a bundle; choose a new directory or empty this one")
 
 
-def _take_place(partial: Path, out: Path) -> None:
-    old = out.with_name(f".{out.name}.old-{secrets.token_hex(4)}")
-    if not out.exists():
-        partial.rename(out)
-        return
+def _resolved(out: Path) -> Path:
+    """Follow links, so that a link to a bundle stays one."""
     try:
-        out.rename(old)
-        partial.rename(out)
-    except BaseException:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        return out.resolve()
+    except RuntimeError as error:
+        raise ExportError(f"--out {out} is a link that leads to itself; choose another") from error
+
+
+def _tidy(out: Path, lock: Path) -> None:
+    """Remove what the export with this lock has left, but move a bundle back that nothing has replaced."""
+    partial, old = _beside(out, PARTIAL, lock), _beside(out, OLD, lock)
+    if old.exists() and not out.exists():
+        old.rename(out)
+    for folder in (partial, old):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(out: Path, kind: str, lock: Path) -> Path:
+    """Name the folder of this kind that belongs to a lock: both end in the same number."""
+    number = lock.name.rpartition("-")[2]
+    return out.with_name(f".{out.name}.{kind}-{number}")

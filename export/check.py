@@ -1,4 +1,4 @@
-"""The built-in check: the written graph in ONNX Runtime against the checkpoint in torch, call by call."""
+"""Compare the written graph in ONNX Runtime with the checkpoint in torch, call by call: every export checks itself."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +26,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Reference:
-    """What the checkpoint says: made before the graph is opened, so that the two need not be in memory together."""
+    """What the checkpoint says, computed before the graph is opened: the two need not be in memory together."""
 
     script: Script
     branches: list[Tensor]  # [length, V] of each branch
@@ -51,10 +51,10 @@ def make_reference(
 def check_graph(
     graph: Path, contract: Contract, reference: Reference, kind: str = "none"
 ) -> tuple[dict[str, Any], Tensor]:
-    """Run every call; past the tolerance the export fails, else the errors are returned for the bundle.
+    """Run every call and fail if an error exceeds the tolerance; returns the errors, for the manifest.
 
-    The reference must have the rounded weights of a quantised graph. What rounding them has cost is told apart, on
-    running text, whose logits `[L, V]` from the graph as it will run are returned, too.
+    The reference of a quantised graph must have the rounded weights. What rounding has cost is measured separately, on
+    the sample: its logits `[L, V]` from the graph as it will run are returned, too.
     """
     wide_copy = contract.dtype != "float32"
     if wide_copy:
@@ -116,7 +116,7 @@ def _run(engine: Engine, cache: Mapping[str, Tensor], call: Call) -> Tensor:
 
 
 def _deep_call(contract: Contract, token_count: int, window: int | None) -> RowCall:
-    """Five tokens far into a long sequence: at the last position if that much cache is affordable, past the
+    """Put five tokens far into a long sequence: at the last position if that much cache is affordable, and past the
     sliding window in any case."""
     affordable = max(DEEP_CACHE_BYTES // contract.cache_bytes_per_token, (window or 0) + 8)
     start = min(contract.max_length - 3, affordable)
@@ -126,14 +126,14 @@ def _deep_call(contract: Contract, token_count: int, window: int | None) -> RowC
 
 
 def _random_rows(contract: Contract, rows: int) -> Iterator[Tensor]:
-    """The same rows for each cache buffer, in the contract's order, whenever they are asked for."""
+    """Give the same rows for each cache buffer, in the contract's order, whenever they are asked for."""
     generator = torch.Generator().manual_seed(SEED)
     for _ in contract.cache_names:
         yield torch.randn(1, contract.kv_heads, rows, contract.head_dim, generator=generator)
 
 
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
-    """Buffers full of garbage: what a graph must never read."""
+    """Make buffers full of garbage, which a graph must never read."""
     shape = (rows, contract.kv_heads, capacity, contract.head_dim)
     return {name: torch.full(shape, 1e4) for name in contract.cache_names}
 
@@ -146,7 +146,7 @@ def _cache_holding(contract: Contract, start: int, width: int) -> dict[str, Tens
 
 
 def _write_wide_copy(graph: Path) -> Path:
-    """The same weights file computed in float32, for a graph whose kernels the CPU lacks."""
+    """Write a graph that computes in float32 on the same weights file: the CPU has no half-precision kernels."""
     model = ir.load(graph)
     widen(model)
     copy = graph.with_name("float32_copy.onnx")

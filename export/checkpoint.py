@@ -1,19 +1,20 @@
-"""A checkpoint on disk: found, and refused before any weight is read if it cannot be exported."""
+"""Find a checkpoint, refuse it before any weight is read if it cannot be exported, and load its weights."""
 
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
 from ..engines import ExportError
-from .families import Shape, refuse_unsupported, shape_of
+from ..engines.errors import first_line, one_line
+from .families import ModelShape, refuse_unsupported, shape_of
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-INDEX = "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -24,7 +25,7 @@ class Checkpoint:
     name: str  # as the user gave it
     path: Path
     config: Any
-    shape: Shape
+    shape: ModelShape
 
     @property
     def label(self) -> str:
@@ -50,7 +51,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
 
 
 def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
-    """The model as transformers builds it, its weights in `dtype`, with transformers' own attention."""
+    """Load the model as transformers builds it, its weights in `dtype`, with transformers' own attention."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -65,8 +66,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # safetensors, transformers and torch each have their own
-        first_line = str(error).strip().splitlines()[0]
-        raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line}") from error
+        raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line(error)}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ExportError(
@@ -95,10 +95,24 @@ def _download(name: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ExportError(
-            f"checkpoint {name} is no directory here, and the Hugging Face Hub does not give it: {reason}"
+            f"checkpoint {name} is no directory here, and the Hugging Face Hub does not give it: {first_line(error)}"
         ) from error
+
+
+def read_object(name: str, file: Path) -> dict[str, Any]:
+    """Read a JSON object that belongs to a checkpoint."""
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExportError(
+            f"{file.name} of checkpoint {name} cannot be read ({error.strerror}); make it readable"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"{file.name} of checkpoint {name} is no JSON ({error}); download it again") from error
+    if not isinstance(fields, dict):
+        raise ExportError(f"{file.name} of checkpoint {name} is no JSON object; download it again")
+    return fields
 
 
 def _read_config(name: str, path: Path) -> dict[str, Any]:
@@ -106,13 +120,7 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
         if (path / "adapter_config.json").is_file():
             raise ExportError(f"checkpoint {name} is an adapter; merge it into its base model and export that")
         raise ExportError(f"checkpoint {name} has no config.json, expected a checkpoint as transformers writes it")
-    try:
-        fields = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ExportError(f"config.json of checkpoint {name} is no JSON ({error}); download it again") from error
-    if not isinstance(fields, dict):
-        raise ExportError(f"config.json of checkpoint {name} is no JSON object; download it again")
-    return fields
+    return read_object(name, path / "config.json")
 
 
 def _typed_config(name: str, path: Path) -> Any:
@@ -121,21 +129,38 @@ def _typed_config(name: str, path: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # each configuration class raises its own
-        reason = " ".join(str(error).split())
-        raise ExportError(f"config.json of checkpoint {name} is refused by transformers: {reason}") from error
+        raise ExportError(f"config.json of checkpoint {name} is refused by transformers: {one_line(error)}") from error
 
 
 def _refuse_missing_weights(name: str, path: Path) -> None:
+    if (path / WEIGHTS).is_file():
+        return
     if (path / INDEX).is_file():
-        shards = sorted(set(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        missing = [shard for shard in shards if not (path / shard).is_file()]
-        if missing:
-            raise ExportError(f"checkpoint {name} lacks the shard {missing[0]} that {INDEX} lists; download it again")
-    elif not (path / "model.safetensors").is_file():
+        _refuse_missing_shards(name, path)
+    else:
         pickled = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickled:
             raise ExportError(
                 f"checkpoint {name} has only pickled weights ({pickled[0]}), which may run code when read; "
                 "convert them to safetensors"
             )
-        raise ExportError(f"checkpoint {name} has no model.safetensors, expected the weights as safetensors")
+        raise ExportError(f"checkpoint {name} has no {WEIGHTS}, expected the weights as safetensors")
+
+
+def _refuse_missing_shards(name: str, path: Path) -> None:
+    shards = read_object(name, path / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
+        raise ExportError(
+            f"{INDEX} of checkpoint {name} has no weight_map from tensors to files, expected one as transformers "
+            "writes it; download it again"
+        )
+    for shard in sorted(set(shards.values())):
+        place = PurePosixPath(shard)
+        if place.is_absolute() or ".." in place.parts:
+            raise ExportError(
+                f"{INDEX} of checkpoint {name} lists {shard!r}, which lies outside the checkpoint; it is refused"
+            )
+        if place.suffix != ".safetensors":
+            raise ExportError(f"{INDEX} of checkpoint {name} lists {shard!r}, expected safetensors; convert it to them")
+        if not (path / shard).is_file():
+            raise ExportError(f"checkpoint {name} lacks the shard {shard!r} that {INDEX} lists; download it again")

@@ -1,4 +1,4 @@
-"""Which architectures can be exported, and what a configuration says of their shape."""
+"""Read a model's shape from its configuration, and refuse by name what cannot be exported."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only sta
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What the contract needs to know of a model."""
 
     layers: int
@@ -34,7 +34,8 @@ class Shape:
 def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     """Refuse by what `config.json` itself says, before any code of the architecture is imported."""
     kind = fields.get("model_type")
-    architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
+    architectures = fields.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else "no architecture"
     if fields.get("auto_map"):
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
     if fields.get("is_encoder_decoder"):
@@ -48,12 +49,15 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
     if fields.get("quantization_config"):
-        method = fields["quantization_config"].get("quant_method", "some method")
-        raise ExportError(f"checkpoint {name} is quantised by {method}; export the unquantised checkpoint")
+        settings = fields["quantization_config"]
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
+        raise ExportError(
+            f"checkpoint {name} is quantised by {method or 'some method'}; export the unquantised checkpoint"
+        )
 
 
-def shape_of(name: str, config: Any) -> Shape:
-    """The shape of a supported configuration; what would make cached rows wrong is refused by name."""
+def shape_of(name: str, config: Any) -> ModelShape:
+    """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
     _refuse_moving_positions(name, config)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
@@ -74,7 +78,7 @@ def shape_of(name: str, config: Any) -> Shape:
             f"checkpoint {name} compresses its keys and values (kv_lora_rank), so that they differ in size; expected "
             "rows of keys and values of one size"
         )
-    return Shape(
+    return ModelShape(
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
@@ -86,7 +90,7 @@ def shape_of(name: str, config: Any) -> Shape:
 
 
 def _window(config: Any, layer_types: set[str]) -> int | None:
-    """Of the layers that slide, or of all where a configuration does not tell them apart."""
+    """Give the window of the layers that slide, or of all layers where a configuration does not tell them apart."""
     slides = "sliding_attention" in layer_types or getattr(config, "layer_types", None) is None
     window = getattr(config, "sliding_window", None) if slides else None
     return window if getattr(config, "use_sliding_window", True) else None

@@ -1,4 +1,4 @@
-"""Every causal language model of transformers: those that can be exported, and why the others cannot.
+"""List every causal language model of transformers: those that can be exported, and why the others cannot.
 
 Found by exporting and checking a random checkpoint of each; see tests/export/test_families.py.
 """

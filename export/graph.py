@@ -1,4 +1,4 @@
-"""One model to one ONNX graph: trace it, rewrite it, and write it with its weights in one file beside it."""
+"""Make one ONNX graph of one model: trace it, rewrite it, and write it with its weights in one file beside it."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the
 def build_graph(
     model: Any, contract: Contract, positions: int, weights: Quantisation = WIDE
 ) -> tuple[ir.Model, dict[str, int]]:
-    """The model's graph, its weights still those of `model`, and how often each rewrite fired.
+    """Make the model's graph, its weights still those of `model`, and count how often each rewrite fired.
 
     Quantised weights are rounded in `model`, too.
     """
@@ -42,12 +42,12 @@ def build_graph(
 
 
 def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
-    """Attention or a cache that is no node of ours would see neither our mask nor our buffers."""
+    """Refuse a model with attention or a cache of its own, which would see neither our mask nor our buffers."""
     found = Counter(node.op_type for node in graph.graph)
     if found["Attention"] < contract.layers or found["TensorScatter"] != 2 * contract.layers:
         raise ExportError(
-            f"of {contract.layers} layers {found['Attention']} call the attention and {found['TensorScatter'] / 2:g} "
-            "the cache that are given to them; code of a model's own for either cannot be exported"
+            f"of {contract.layers} layers, {found['Attention']} call the attention that they are given and "
+            f"{found['TensorScatter'] / 2:g} the cache; a model with code of its own for either cannot be exported"
         )
 
 
@@ -88,7 +88,7 @@ def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
 
 
 def write_graph(graph: ir.Model, folder: Path) -> None:
-    """`model.onnx` and `weights.bin`, the weights one at a time; the graph in memory has none afterwards."""
+    """Write `model.onnx` and `weights.bin`, one weight at a time; afterwards the graph in memory has none."""
     folder.mkdir()
     graph.producer_name = "trt-spec"
     ir.save(

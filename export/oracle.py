@@ -1,4 +1,4 @@
-"""What the checkpoint itself computes: transformers' own model, attention and cache, in float32."""
+"""Compute what the checkpoint itself says: with transformers' own model, attention and cache, in float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
-    """The logits `[length, V]` of each token sequence, from one plain pass over all of them without any cache."""
+    """Compute the logits `[length, V]` of each token sequence, in one plain pass over all of them, without a cache."""
     lengths = [len(branch) for branch in branches]
     padded = torch.zeros(len(branches), max(lengths), dtype=torch.int64)  # causal: what follows a sequence is unseen
     for row, branch in enumerate(branches):
@@ -22,7 +22,7 @@ def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
 
 @torch.no_grad()
 def continued_logits(model: Any, rows: list[Tensor], tokens: list[int]) -> Tensor:
-    """The logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
+    """Compute the logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)

@@ -1,4 +1,4 @@
-"""`export_bundle`: from one or two checkpoints to a checked bundle, or to one sentence why not."""
+"""Make a checked bundle of one or two checkpoints, or say in one sentence why not."""
 
 import gc
 import time
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..engines import Bundle, Contract, ExportError, ModelEntry
 from ..engines.bundle import GRAPH, WEIGHTS
+from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
-from .pair import agreed_length, refuse_unequal
 from .passes.quantise import Quantisation
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
@@ -45,6 +45,8 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class ExportReport:
+    """What an export has written, and what it measured of the pair."""
+
     path: Path
     max_length: int
     models: list[ModelReport]
@@ -82,7 +84,7 @@ def export_bundle(
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         notes = refuse_unequal(vocabularies["target"], vocabularies["draft"]) if draft is not None else []
         tokens = vocabularies["target"].entry()
-        vocabularies["target"].tokenizer.save(str(folder / "tokenizer.json"))
+        vocabularies["target"].save(folder / "tokenizer.json")
         sample = _sample(vocabularies["target"].tokenizer, tokens.vocab_size, text, length) if check else None
         stored = {"target": weights, "draft": draft_weights}
         models, logits = [], []
@@ -114,7 +116,7 @@ def _export_model(
     sample: Sample | None,
     progress: Progress,
 ) -> tuple[ModelReport, Tensor | None]:
-    """Also returns the logits of the sample; without one nothing is checked."""
+    """Export one model; returns the logits of the sample, too. Without a sample nothing is checked."""
     begun = time.perf_counter()
     shape = checkpoint.shape
     progress(f"{role}: loading the weights of {checkpoint.name}")
@@ -147,7 +149,7 @@ def _export_model(
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """The versions of those packages that are here; of the two onnxruntimes at most one is."""
+    """Give the versions of those packages that are installed; of the two onnxruntimes at most one is."""
     versions = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -157,7 +159,7 @@ def installed(packages: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _disk_errors(out: str | Path) -> Iterator[None]:
-    """A full disk or a read-only one, said in a sentence."""
+    """Say in a sentence that a disk is full or read-only."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a stored model has lost against its checkpoint, and how often a draft will agree: both on running text."""
+"""Measure on running text what a stored model has lost against its checkpoint, and how often a draft will agree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from torch import Tensor
 from ..engines import Engine, blank_cache, blank_step
 from .oracle import computing_in_float32
 
-LONGEST = 256  # tokens of the text that are read …
-LOGITS = 2**23  # … and the most logits, which of a large vocabulary take more memory than its model's layers
+LONGEST = 256  # tokens of the text that are read at most,
+LOGITS = 2**23  # and logits: with a large vocabulary these take more memory than the model's layers
 CHUNK = 64
 
 
@@ -37,7 +37,7 @@ class Quality:
 
 @torch.no_grad()
 def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Of the model in torch, `[L, V]`."""
+    """Compute the logits `[L, V]` of the model in torch."""
     with computing_in_float32(model):
         logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return logits.float()
@@ -45,7 +45,7 @@ def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
 
 @torch.no_grad()
 def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
-    """Of the stored graph, `[L, V]`, read in chunks as a prompt is."""
+    """Compute the logits `[L, V]` of the stored graph, which reads the text in chunks, as it reads a prompt."""
     return torch.cat(list(_chunks(engine, tokens)))
 
 
@@ -61,7 +61,7 @@ def _chunks(engine: Engine, tokens: list[int]) -> Iterator[Tensor]:
 
 
 def measure(checkpoint: Tensor, stored: Tensor, tokens: list[int]) -> Quality:
-    """Row by row: of a large vocabulary all rows in float64 would take more memory than the model."""
+    """Compare row by row: with a large vocabulary, all rows in float64 would take more memory than the model."""
     divergence = 0.0
     surprise = {"checkpoint": 0.0, "stored": 0.0}  # nats
     for row, following in enumerate([*tokens[1:], None]):
@@ -81,7 +81,7 @@ def measure(checkpoint: Tensor, stored: Tensor, tokens: list[int]) -> Quality:
 
 
 def overlap(target: Tensor, draft: Tensor, temperature: float) -> float:
-    """α: the mean over positions of Σ min(p, q), what the rejection rule accepts of a draft; greedy agreement at 0."""
+    """Compute α, the mean over positions of Σ min(p, q), which the rejection rule accepts; at 0, greedy agreement."""
     vocab = min(target.shape[1], draft.shape[1])
     total = 0.0
     for ours, theirs in zip(target[:, :vocab], draft[:, :vocab], strict=True):

@@ -45,7 +45,7 @@ class Script:
 
     @property
     def capacity(self) -> int:
-        """Room for the longest sequence and a padded call at its end."""
+        """Room for the longest sequence, and for a padded call at its end."""
         return max(map(len, self.branches)) + max(len(call.rows[0].tokens) for call in self.calls)
 
     def length(self, row: int) -> int:
@@ -71,7 +71,7 @@ class Script:
 
 
 def write_script(vocab: int, max_length: int) -> Script:
-    """All that a runtime does to a cache; calls beyond a short maximum length are left out."""
+    """Write down all that a runtime does to a cache; calls beyond a short maximum length are left out."""
     script = Script(vocab, max_length)
     chunk = min(16, max_length // 5)
     script.call("chunked prefill", 0, chunk, [chunk])

@@ -80,7 +80,7 @@ class TracedModel(nn.Module):
 
 @contextmanager
 def ready_to_trace(model: Any) -> Iterator[None]:
-    """Attention as one ONNX node, experts without a loop, and what the family needs, until the block ends."""
+    """Make attention one ONNX node, run experts without a loop, and do what the family needs, until the block ends."""
     config = model.config
     attention, experts = config._attn_implementation, config._experts_implementation
     model.set_attn_implementation(IMPLEMENTATION)
@@ -100,7 +100,7 @@ def _mask(
     mask_function: Callable[..., Tensor],
     **_: Any,
 ) -> Tensor:  # [B, 1, S, T]
-    """What a layer sees, by its model's own rule: not every attention is told its window, but each gets its mask."""
+    """Say what a layer sees, by its model's own rule: an attention may not be told its window, but it gets its mask."""
     query = (q_offset[:, None] + torch.arange(q_length))[:, None, :, None]
     row = torch.arange(kv_length)[None, None, None, :]
     return mask_function(None, None, query, row)
@@ -135,10 +135,10 @@ def _attention(
 
 
 def _left_by_sinks(query: Tensor, key: Tensor, mask: Tensor, scale: float, sinks: Tensor) -> Tensor:
-    """What a sink, one more logit in the softmax with no value behind it, leaves to the cache rows, `[B, heads, S, 1]`.
+    """Give the share of attention that a sink leaves to the cache rows, `[B, heads, S, 1]`.
 
-    The node has no input for sinks, and no engine need support its output of the scores: they are computed again, in
-    float32, for a score of fifty in bfloat16 is off by a tenth.
+    A sink is one more logit in the softmax with no value behind it. The node has no input for sinks, and not every
+    engine gives its scores: they are computed again, in float32, since in bfloat16 a score of fifty is off by a tenth.
     """
     grouped = query.float().reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # heads that share keys as rows
     scores = torch.onnx.ops.symbolic(  # torch's own product would ask the cache for the batch
@@ -156,7 +156,7 @@ def _left_by_sinks(query: Tensor, key: Tensor, mask: Tensor, scale: float, sinks
 
 
 def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Every expert on every token `[N, hidden]`, summed by the weights `[N, k]` of the chosen ones.
+    """Run every expert on every token `[N, hidden]`, and sum by the weights `[N, k]` of the chosen ones.
 
     Which weights a call reads must not depend on its tokens, or no engine could plan it.
     """

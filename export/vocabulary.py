@@ -1,6 +1,5 @@
-"""The tokenizer of a checkpoint: its file, its token map, its special ids and its chat template."""
+"""Read the tokenizer of a checkpoint: its file, its token map, its special ids and its chat template."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..engines import ExportError, TokenizerEntry
-from .checkpoint import Checkpoint
+from ..engines.errors import one_line
+from .checkpoint import Checkpoint, read_object
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What two models must share to speculate together, and what the runtime needs."""
+    """What two models must share to speculate together, and what the runtime needs of it."""
 
     name: str  # of the checkpoint
     tokenizer: Any
@@ -25,6 +25,10 @@ class Vocabulary:
     def entry(self) -> TokenizerEntry:
         return TokenizerEntry(max(self.tokens) + 1, self.bos_token_id, self.eos_token_ids, self.chat_template)
 
+    def save(self, file: Path) -> None:
+        """Write the tokenizer as its library does, whose own method raises a bare Exception on a full disk."""
+        file.write_text(self.tokenizer.to_str(pretty=True), encoding="utf-8")
+
 
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """Read the tokenizer; ids that no token has are no special ids."""
@@ -34,8 +38,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     tokens = {index: token for token, index in tokenizer.get_vocab(with_added_tokens=True).items()}
     if not tokens:
         raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} has no tokens")
-    settings = _json(checkpoint.path / "tokenizer_config.json")
-    generation = _json(checkpoint.path / "generation_config.json")
+    settings = _settings(checkpoint, "tokenizer_config.json")
+    generation = _settings(checkpoint, "generation_config.json")
 
     def ids(kind: str) -> tuple[int, ...]:
         configured = generation.get(f"{kind}_token_id")
@@ -43,7 +47,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
             configured = getattr(checkpoint.config, f"{kind}_token_id", None)
         own = tokenizer.token_to_id(_text(settings.get(f"{kind}_token")))
         found = [own, *(configured if isinstance(configured, list) else [configured])]
-        return tuple(dict.fromkeys(index for index in found if index in tokens))
+        return tuple(dict.fromkeys(index for index in found if type(index) is int and index in tokens))
 
     largest = max(tokens)
     if largest >= checkpoint.shape.vocab_size:
@@ -58,7 +62,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         tokens=tokens,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=ids("eos"),
-        chat_template=_chat_template(checkpoint.path, settings),
+        chat_template=_chat_template(checkpoint, settings),
     )
 
 
@@ -72,29 +76,32 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
         converted = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
         return converted.backend_tokenizer
     except Exception as error:  # the Rust tokenizers raise bare Exception, a conversion anything
-        reason = " ".join(str(error).split())
-        raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} cannot be read: {reason}") from error
+        raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} cannot be read: {one_line(error)}") from error
 
 
-def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | None:
+    """Read the template from its own file, else take it from the settings: the one, or the default of several."""
+    file = checkpoint.path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(
+                f"{file.name} of checkpoint {checkpoint.name} cannot be read ({error}); download it again"
+            ) from error
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = {choice["name"]: choice["template"] for choice in template}.get("default")
+    if isinstance(template, list):
+        named = [choice for choice in template if isinstance(choice, dict) and choice.get("name") == "default"]
+        template = named[0].get("template") if named else None
     return template if isinstance(template, str) else None
 
 
 def _text(token: Any) -> str:
-    """A special token stands in its settings as a string or as an object around one."""
+    """Read a special token, which stands in the settings as a string or as an object around one."""
     return str(token.get("content", "") if isinstance(token, dict) else token or "")
 
 
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ExportError(f"{file} is no JSON ({error}); download the checkpoint again") from error
-    return fields if isinstance(fields, dict) else {}
+def _settings(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Read a file that a checkpoint may lack."""
+    file = checkpoint.path / name
+    return read_object(checkpoint.name, file) if file.is_file() else {}

@@ -1,27 +1,35 @@
-"""A file that is written whole or not at all, and refused before the work whose result it takes."""
+"""Write a command's output whole or not at all, and refuse a place that cannot take it before the work begins."""
 
-import os
+import errno
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from ..engines import RequestError
+from ..engines.whole_files import written_aside
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """Text written to it appears under `path` when the block succeeds; else nothing does."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Give a stream whose text appears under `path` when the block succeeds; else nothing does."""
     if path.is_dir():
         raise RequestError(f"output {path} is a directory, expected a file name")
-    try:
-        stream = partial.open("x", encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
-    try:
-        with stream:
-            yield stream
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        try:
+            text = io.TextIOWrapper(stack.enter_context(written_aside(path)), encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
+        try:
+            yield text
+            text.flush()
+            stack.close()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise RequestError(
+                f"output {path} cannot be written ({error.strerror}); make room or choose another"
+            ) from error

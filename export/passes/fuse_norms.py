@@ -1,4 +1,4 @@
-"""One RMSNormalization node for each root-mean-square norm, by onnxscript's rule."""
+"""Make one RMSNormalization node of each root-mean-square norm, by onnxscript's rule."""
 
 import onnx_ir as ir
 from onnxscript.rewriter.rules.fusion import _rms_normalization as rule

@@ -1,4 +1,4 @@
-"""One RotaryEmbedding node for each `x * cos + rotate_half(x) * sin`.
+"""Make one RotaryEmbedding node of each `x * cos + rotate_half(x) * sin`.
 
 onnxscript has such a rule for float32 without an attention factor; here the angles may be scaled (yarn) and cast
 (half precision) on their way.
@@ -50,7 +50,7 @@ def _constant(value: ir.Value | None) -> list[int] | None:
 
 
 def _both_halves_equal(angle: ir.Value) -> bool:
-    """Whether the angle comes from `Concat(f, f)` through elementwise steps."""
+    """Say whether the angle comes from `Concat(f, f)` through elementwise steps."""
     node = angle.producer()
     while node is not None and node.op_type in STEPS_FROM_ANGLES:
         node = node.inputs[0].producer() if node.inputs[0] is not None else None

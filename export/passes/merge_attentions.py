@@ -1,4 +1,4 @@
-"""Attentions of one query over one cache as a single one of more heads: TensorRT for RTX 1.7 crashes on two."""
+"""Merge attentions of one query over one cache into one with more heads: TensorRT for RTX 1.7 crashes on two."""
 
 from collections import defaultdict
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 
 def merge_attentions(model: ir.Model) -> int:
-    """Returns how many attentions are now part of another; they differ in their values only."""
+    """Merge those that differ in their values only; returns how many are now part of another."""
     graph = model.graph
     same: defaultdict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
     for node in graph:

@@ -49,8 +49,8 @@ class Blocks:
 def quantise(model: ir.Model, how: Quantisation) -> int:
     """Quantise linear layers and the embedding; returns how many.
 
-    The checkpoint's own tensors, of which the graph's are views, are overwritten with the values that are left of
-    them, so that the loaded model goes on as the reference of the graph.
+    The checkpoint's own tensors, of which the graph's are views, are overwritten with their rounded values, so that
+    the loaded model stays the reference of the graph.
     """
     if how.kind == "none":
         return 0
@@ -102,7 +102,7 @@ def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
 
 
 def _block(rows: int, kind: str) -> int:
-    """The largest block that divides the rows; 0 if only ones too small do."""
+    """Choose the largest block that divides the rows; 0 if only smaller ones than any kernel takes do."""
     block = BLOCK[kind]
     while rows % block:
         block //= 2
@@ -110,7 +110,7 @@ def _block(rows: int, kind: str) -> int:
 
 
 def _head(graph: ir.Graph) -> ir.Value | None:
-    """The matrix of the vocabulary projection: the last product before the logits."""
+    """Find the matrix of the vocabulary projection: it is in the last product before the logits."""
     value: ir.Value | None = graph.outputs[0]
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "MatMul":
@@ -130,7 +130,7 @@ def _raw(weight: ir.Value) -> Tensor:
 
 
 def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
-    """`DequantizeLinear` in the place of a matrix."""
+    """Put a `DequantizeLinear` in the place of a matrix."""
     integers = _constant(graph, f"{weight.name}.{kind}", blocks.integers, ir.DataType[kind.upper()])
     scales = _constant(graph, f"{weight.name}.scales", blocks.scales, weight.dtype)
     node = ir.node("DequantizeLinear", [integers, scales], {"axis": 0, "block_size": blocks.block})
@@ -142,7 +142,7 @@ def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -
 
 
 def _lookup(graph: ir.Graph) -> ir.Node | None:
-    """The node that looks token ids up: in a table with a row for each logit."""
+    """Find the node that looks token ids up, in a table with a row for each logit."""
     assert graph.outputs[0].shape is not None
     vocab_size = graph.outputs[0].shape[2]
     for node in graph:
@@ -159,7 +159,7 @@ def _table(lookup: ir.Node) -> ir.Value:
 
 
 def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -> int:
-    """Look up int8 rows and their scales and widen only them; the numbers of a tied head are taken over."""
+    """Look up int8 rows and their scales, and widen only those; a tied embedding takes its head's numbers over."""
     table = _table(lookup)
     raw = _raw(table)
     block = _block(raw.shape[1], "int8")
@@ -184,7 +184,7 @@ def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -
 
 
 def _looked_up(graph: ir.Graph, lookup: ir.Node, name: str, table: Tensor, dtype: ir.DataType | None) -> ir.Value:
-    """The rows of another table that a lookup asks for."""
+    """Look the same ids up in another table."""
     value = _constant(graph, name, table, dtype)
     node = ir.node("Gather", [value, lookup.inputs[1]], {"axis": 0})
     output = node.outputs[0]

@@ -1,4 +1,4 @@
-"""A pick of one index as a slice: TensorRT for RTX 1.7 crashes on Gather before an update of the cache by one token."""
+"""Write a pick of one index as a slice: TensorRT for RTX 1.7 crashes on Gather before a cache update by one token."""
 
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
@@ -24,5 +24,5 @@ class _SpelledPick(pattern.RewriteRuleClassBase):  # type: ignore[misc]  # onnxs
 
 
 def spell_picks(model: ir.Model) -> int:
-    """Returns how many were written as slices."""
+    """Write each as a slice; returns how many there were."""
     return int(pattern.RewriteRuleSet([_SpelledPick.rule()]).apply_to_model(model))

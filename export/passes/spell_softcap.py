@@ -1,4 +1,4 @@
-"""Attention with a soft cap as the nodes it is made of: TensorRT's own attention has none."""
+"""Write attention with a soft cap as the nodes it is made of: TensorRT's own attention has no cap."""
 
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
@@ -40,5 +40,5 @@ class _SpelledSoftcap(pattern.RewriteRuleClassBase):  # type: ignore[misc]  # on
 
 
 def spell_softcap(model: ir.Model) -> int:
-    """Returns how many attentions were written out; their shapes must be fixed."""
+    """Write out each attention that has a cap; returns how many. Their shapes must be fixed."""
     return int(pattern.RewriteRuleSet([_SpelledSoftcap.rule()]).apply_to_model(model))

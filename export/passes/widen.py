@@ -1,4 +1,4 @@
-"""A half-precision graph computed in float32 on the very same weights, for engines without such kernels."""
+"""Compute a half-precision graph in float32 on the very same weights, for engines without such kernels."""
 
 import onnx_ir as ir
 

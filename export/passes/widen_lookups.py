@@ -1,4 +1,4 @@
-"""Look rows up in a table that was widened, not in one of integers: TensorRT takes those only into DequantizeLinear."""
+"""Look rows up in a widened table, not in one of integers, which TensorRT takes only into DequantizeLinear."""
 
 import onnx_ir as ir
 

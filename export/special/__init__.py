@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def ready_to_trace(model: Any) -> Iterator[None]:
-    """The model as its family's file prepares it, if it has one, until the block ends."""
+    """Prepare the model as its family's file says, if there is one, until the block ends."""
     name = f"{__package__}.{model.config.model_type.replace('-', '_')}"
     if find_spec(name) is None:
         yield

@@ -1,4 +1,4 @@
-"""GPT2's linear layers, `Conv1D`, as the plain products they are: traced as written they are Gemm between Reshapes."""
+"""Trace GPT2's linear layers, `Conv1D`, as plain products: as they are written they become Gemm between Reshapes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

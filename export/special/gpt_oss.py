@@ -1,4 +1,4 @@
-"""gpt-oss's gate in float32: its factor 1.702 would be another number as a half-precision constant of the graph."""
+"""Compute gpt-oss's gate in float32: its factor 1.702 would be another number as a half-precision constant."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ...engines import Bundle, BundleError
-from ...engines.bundle import COSTS
-from ...engines.tensorrt_plans import graph_identity, write_whole
+from ...engines.bundle import COSTS, graph_identity
+from ...engines.whole_files import write_whole
 
 FORMAT = 1
 TUNE = "trt-spec tune {bundle} --engine {engine} --device {device}"
@@ -74,7 +74,7 @@ def costs_file(bundle: Path, engine: str, device: str) -> Path:
 
 
 def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
-    """Those of this bundle on this machine; None if there are none, or of another machine or other graphs."""
+    """Read the costs of this bundle on this machine; None if there are none, or of another machine or other graphs."""
     path = costs_file(bundle.path, engine, device)
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def model_identities(bundle: Bundle) -> dict[str, str]:
 
 
 def machine_name(device: str) -> str:
-    """Of the GPU or the processor, with how many of its cores this process may use."""
+    """Name the GPU, or the processor and how many of its cores this process may use."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

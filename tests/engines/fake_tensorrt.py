@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 from trt_spec.engines import Bundle, Contract
+from trt_spec.engines.bundle import graph_identity
 from trt_spec.engines.onnxruntime import Threads, open_session
-from trt_spec.engines.tensorrt_plans import Plan, PlanKey, graph_identity
-from trt_spec.export.build import BuildOptions, roles
+from trt_spec.engines.tensorrt_plans import CompiledPlan, PlanKey
+from trt_spec.export.plans.roles import BuildOptions, roles
 
 ALIGNMENT = 64  # what torch gives on the CPU
 SCRATCH = 1000  # bytes
 NUMPY = {"int64": np.int64, "float32": np.float32}
 
 
-def write_plans(path: Path, version: str = "1", capability: str = "8.9", **options: Any) -> list[Plan]:
+def write_plans(path: Path, version: str = "1", capability: str = "8.9", **options: Any) -> list[CompiledPlan]:
     """What `trt-spec build` would have written."""
     bundle = Bundle.open(path)
     settings = BuildOptions("tensorrt-rtx", [capability], **{"draft_length": 3, "prefill_width": 8} | options)
@@ -49,7 +50,7 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
         file.write_text(content)
         described = ([str(spec) for spec in specs] for specs in (contract.inputs, contract.outputs))
         digest = sha256(content.encode()).hexdigest()
-        plan = Plan(key, role.name, len(content), digest, 0.0, {}, *described, contract.aliases)
+        plan = CompiledPlan(key, role.name, len(content), digest, 0.0, {}, *described, contract.aliases)
         file.with_suffix(".json").write_text(plan.to_json())
         plans.append(plan)
     return plans

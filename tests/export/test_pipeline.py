@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +12,13 @@ import torch
 from tokenizers import Tokenizer
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.aside import built_aside
+from trt_spec.export.agreement import refuse_unequal
 from trt_spec.export.checkpoint import open_checkpoint
-from trt_spec.export.pair import refuse_unequal
 from trt_spec.export.vocabulary import read_vocabulary
 
+from ..faults import no_file_larger_than
 from ..models import tiny_gemma2, tiny_llama
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+from .contents import contents
 
 
 def test_bundle_holds_both_models_the_tokenizer_and_what_made_it(exported: ExportReport) -> None:
@@ -87,6 +85,35 @@ def test_half_precision_graph_is_checked_as_a_float32_copy_after_the_checkpoint_
     assert target.weight_bytes == pytest.approx(2 * stored, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("stage", "size"),
+    [
+        ("reading", 1000),  # the tokenizer
+        ("target: writing", 2000),  # the graph and its weights
+        ("target: checking", 2000),  # the copy that is checked
+        ("hashing", 200),  # the manifest
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, stage: str, size: int) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
+    with ExitStack() as stack:
+
+        def fill_up(reached: str) -> None:
+            if reached.startswith(stage):
+                stack.enter_context(no_file_larger_than(size))
+
+        with pytest.raises(ExportError) as caught:
+            export_bundle(checkpoint, tmp_path / "bundle", dtype="float16", progress=fill_up)
+    assert str(caught.value) == f"cannot write bundle {tmp_path / 'bundle'}: File too large; nothing was left there"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_the_tokenizer_is_written_as_its_library_writes_it(exported: ExportReport, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(exported.path / "tokenizer.json"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert (exported.path / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+
+
 @pytest.mark.exhaustive
 def test_failure_in_the_second_model_leaves_nothing_of_the_first(tmp_path: Path) -> None:
     draft = tiny_llama(tmp_path / "draft", num_hidden_layers=1)
@@ -111,7 +138,7 @@ def test_interrupted_export_leaves_an_existing_bundle_untouched(
     bundle: Path, tmp_path: Path, fault: BaseException, stage: str
 ) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
-    before, neighbours = files(bundle), sorted(tmp_path.iterdir())
+    before, neighbours = contents(bundle), sorted(tmp_path.iterdir())
 
     def interrupt(reached: str) -> None:
         if reached.startswith(stage):
@@ -119,54 +146,14 @@ def test_interrupted_export_leaves_an_existing_bundle_untouched(
 
     with pytest.raises(ExportError if isinstance(fault, OSError) else type(fault)):
         export_bundle(checkpoint, bundle, progress=interrupt)
-    assert files(bundle) == before
+    assert contents(bundle) == before
     assert sorted(tmp_path.iterdir()) == neighbours
-
-
-def test_existing_bundle_is_replaced_and_a_link_to_it_stays_a_link(bundle: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(bundle)
-    with built_aside(link) as folder:
-        shutil.copytree(bundle, folder, dirs_exist_ok=True)
-        (folder / "new").touch()
-        assert not (bundle / "new").exists()
-    assert link.is_symlink()
-    assert (bundle / "new").exists()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bundle", "link"]
-
-
-def test_existing_bundle_comes_back_when_the_new_one_cannot_take_its_place(bundle: Path, tmp_path: Path) -> None:
-    before = files(bundle)
-    with pytest.raises(OSError, match="No such file"), built_aside(bundle) as folder:
-        shutil.rmtree(folder)
-    assert files(bundle) == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["bundle"]
-
-
-@pytest.mark.parametrize("content", ["notes.txt", "manifest.json"])
-def test_directory_that_is_no_bundle_is_never_replaced(tmp_path: Path, content: str) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / content).write_text("{}")
-    checkpoint = tiny_llama(tmp_path / "checkpoint")
-    with pytest.raises(ExportError, match="holds other things than a bundle; choose a new directory or empty this"):
-        export_bundle(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out" / content).read_text() == "{}"
-
-
-def test_file_and_unwritable_parent_are_refused_as_output(tmp_path: Path) -> None:
-    checkpoint = tiny_llama(tmp_path / "checkpoint")
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ExportError, match="is a file, expected a new directory or a bundle to replace"):
-        export_bundle(checkpoint, tmp_path / "file")
-    for parent in ("file", "missing"):
-        with pytest.raises(ExportError, match=r"cannot write in .* \((Not a directory|No such file or directory)\)"):
-            export_bundle(checkpoint, tmp_path / parent / "bundle")
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_end_tokens_come_from_the_generation_config_the_tokenizers_own_first(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "checkpoint")
-    for configured, expected in (([5, 1, 5], (1, 5)), (7, (1, 7)), (None, (1,)), ([9999], (1,))):
+    wrong: list[object] = [9999, "5", [5], None]
+    for configured, expected in (([5, 1, 5], (1, 5)), (7, (1, 7)), (None, (1,)), (wrong, (1,))):
         (path / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
         assert read_vocabulary(open_checkpoint(path)).eos_token_ids == expected
 
@@ -187,6 +174,9 @@ def test_chat_template_is_read_from_its_file_before_the_settings(tmp_path: Path)
     for template, expected in ((None, None), ("plain", "plain"), (named, "named")):
         (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
         assert read_vocabulary(open_checkpoint(path)).chat_template == expected
+    for damaged in ([{"name": "default"}], [{"template": "no"}], ["default"], {"default": "no"}):
+        (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": damaged}))
+        assert read_vocabulary(open_checkpoint(path)).chat_template is None
     (path / "chat_template.jinja").write_text("file")
     assert read_vocabulary(open_checkpoint(path)).chat_template == "file"
 

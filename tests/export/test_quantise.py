@@ -14,6 +14,7 @@ from trt_spec.export.passes.quantise import Quantisation, to_blocks
 from trt_spec.export.quality import engine_logits, measure, overlap
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 MAKERS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "gemma2": tiny_gemma2}
@@ -144,6 +145,16 @@ def test_matrices_no_block_divides_stay_wide(tmp_path: Path) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=24, intermediate_size=32, num_hidden_layers=1)
     [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8")).models
     assert target.fired["quantise"] == 2, "down_proj with 32 rows and o_proj with 4 heads of 16; 24 is no block"
+
+
+def test_the_experts_of_a_mixture_stay_wide(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("qwen3_moe", tmp_path / "checkpoint")
+    export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8"), check=False)
+    weights = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph.initializers
+    experts = [weight for weight in weights.values() if len(weight.shape) == 3]
+    assert len(experts) == 2 * 2  # in each layer one for gate and up, one for down
+    assert {weight.dtype for weight in experts} == {ir.DataType.FLOAT}
+    assert any(name.endswith(".int8") for name in weights)
 
 
 def test_speculation_is_lossless_on_quantised_models(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.engines import ExportError, PairError, TrtSpecError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checkpoint import load_model, open_checkpoint
 
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer
 
@@ -54,6 +55,9 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
             {"architectures": ["LlamaForSequenceClassification"]},
             "expected a causal LM with a vocabulary head",
         ),
+        ({"architectures": "LlamaForCausalLM"}, "holds no architecture, expected a causal LM with a vocabulary head"),
+        ({"architectures": [None]}, "expected a causal LM with a vocabulary head"),
+        ({"quantization_config": "fp8"}, "is quantised by some method; export the unquantised checkpoint"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
             "is quantised by gptq; export the unquantised checkpoint",
@@ -106,6 +110,15 @@ def lose_a_shard(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
+def list_shards(index: object) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        (path / "model.safetensors").unlink()
+        text = index if isinstance(index, str) else json.dumps(index)
+        (path / "model.safetensors.index.json").write_text(text)
+
+    return damage
+
+
 def make_an_adapter(path: Path) -> None:
     (path / "config.json").rename(path / "adapter_config.json")
 
@@ -120,12 +133,31 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (remove("config.json"), "has no config.json, expected a checkpoint as transformers writes it"),
         (remove("model.safetensors"), "has no model.safetensors, expected the weights as safetensors"),
         (pickle_weights, "has only pickled weights (pytorch_model.bin), which may run code when read"),
-        (lose_a_shard, "lacks the shard model-00002-of-00002.safetensors"),
+        (lose_a_shard, "lacks the shard 'model-00002-of-00002.safetensors'"),
         (make_an_adapter, "is an adapter; merge it into its base model and export that"),
         (write("config.json", "{"), "is no JSON"),
         (write("config.json", "[]"), "is no JSON object"),
         (write("tokenizer.json", "{}"), "the tokenizer of checkpoint"),
-        (write("generation_config.json", "nonsense"), "generation_config.json is no JSON"),
+        (write("generation_config.json", "nonsense"), "generation_config.json of checkpoint"),
+        (write("generation_config.json", "[]"), "is no JSON object"),
+        (write("tokenizer_config.json", "[" * 10_000), "tokenizer_config.json of checkpoint"),
+        (lambda path: (path / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja of checkpoint"),
+        (list_shards("{"), "model.safetensors.index.json of checkpoint"),
+        (list_shards([]), "is no JSON object"),
+        (list_shards({}), "has no weight_map from tensors to files"),
+        (list_shards({"weight_map": {}}), "has no weight_map from tensors to files"),
+        (list_shards({"weight_map": ["a.safetensors"]}), "has no weight_map from tensors to files"),
+        (list_shards({"weight_map": {"a": 1, "b": "b"}}), "has no weight_map from tensors to files"),
+        (
+            list_shards({"weight_map": {"a": "../b.safetensors"}}),
+            "'../b.safetensors', which lies outside the checkpoint",
+        ),
+        (
+            list_shards({"weight_map": {"a": "/b.safetensors"}}),
+            "lists '/b.safetensors', which lies outside the checkpoint",
+        ),
+        (list_shards({"weight_map": {"a": "b.bin"}}), "lists 'b.bin', expected safetensors; convert it to them"),
+        (list_shards({"weight_map": {"a": "\0.safetensors"}}), "lacks the shard '\\x00.safetensors'"),
     ],
 )
 def test_incomplete_or_damaged_checkpoint_is_refused(
@@ -133,6 +165,32 @@ def test_incomplete_or_damaged_checkpoint_is_refused(
 ) -> None:
     damage(llama)
     assert expected in refusal(llama)
+
+
+def test_an_index_beside_whole_weights_is_not_read(llama: Path) -> None:
+    """transformers does not read it either."""
+    (llama / "model.safetensors.index.json").write_text("{")
+    open_checkpoint(llama)
+
+
+def test_a_file_that_cannot_be_read_is_named_as_such(llama: Path) -> None:
+    with patch.object(Path, "read_text", side_effect=PermissionError(13, "Permission denied")):
+        assert "config.json of checkpoint" in (sentence := refusal(llama))
+        assert "cannot be read (Permission denied); make it readable" in sentence
+
+
+def test_a_library_that_fails_without_a_word_is_refused_by_the_kind_of_its_error(llama: Path, tmp_path: Path) -> None:
+    with patch("huggingface_hub.snapshot_download", side_effect=TimeoutError()):
+        assert "the Hugging Face Hub does not give it: TimeoutError" in refusal("someone/something", out=tmp_path / "b")
+    with patch("transformers.AutoConfig.from_pretrained", side_effect=KeyError):
+        assert "is refused by transformers: KeyError" in refusal(llama)
+    with patch("tokenizers.Tokenizer.from_file", side_effect=MemoryError()):
+        assert "cannot be read: MemoryError" in refusal(llama)
+    with (
+        patch("transformers.AutoModelForCausalLM.from_pretrained", side_effect=ValueError(" \n")),
+        pytest.raises(ExportError, match=r"the weights of checkpoint .* cannot be read: ValueError"),
+    ):
+        load_model(open_checkpoint(llama), "float32")
 
 
 def test_path_that_is_neither_directory_nor_hub_name_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ..extras import install_command
 from ..flags.sampling import positive
 
 if TYPE_CHECKING:
-    from ...export.build import BuildReport
+    from ...export.plans.build import BuildReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,8 @@ def batch_range(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        from ...export.build import BuildOptions, build_plans
+        from ...export.plans.build import build_plans
+        from ...export.plans.roles import BuildOptions
     except ModuleNotFoundError as error:
         raise EngineError(
             f"compiling needs {error.name}, which is not installed; {install_command('export')}"

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ...engines import RequestError, TrtSpecError
+from ...export.agreement import refuse_unequal
 from ...export.aside import built_aside
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
-from ...export.pair import refuse_unequal
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
 from ..flags.prompt import read_prompts

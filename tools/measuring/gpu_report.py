@@ -218,7 +218,8 @@ def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_
 
 def try_rtx(bundle: Path, device: str) -> str:
     """Whether TensorRT for RTX runs on this GPU, which may not be on its list: what it says."""
-    from ...export.build import BuildOptions, build_plans
+    from ...export.plans.build import build_plans
+    from ...export.plans.roles import BuildOptions
 
     try:
         build_plans(bundle, BuildOptions("tensorrt-rtx", batch=(1, 4), unfused_attention=True), say)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...engines import GRANULE, Bundle, ExportError, PairError, blank_cache, blank_step, open_engines
+from ...export.agreement import refuse_unequal
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
-from ...export.pair import refuse_unequal
 from ...export.pipeline import SAMPLE
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries

@@ -1,10 +1,10 @@
-"""What must hold of a parsed TensorRT network before it is compiled: what the parser misreads, it misreads silently."""
+"""Check what must hold of a parsed TensorRT network before it is compiled: its parser misreads without a word."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..engines import Contract, ExportError
+from ...engines import Contract, ExportError
 
 
 def audit(
@@ -27,7 +27,7 @@ def audit(
 
 
 def layers(network: Any, kind: Any, typed: Any) -> Iterator[Any]:
-    """Those of a kind, as what they are."""
+    """Give the layers of a kind, each as the class it is."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == kind:

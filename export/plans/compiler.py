@@ -1,4 +1,4 @@
-"""The process that compiles: a crash of TensorRT ends this one, and is one sentence in the one that started it.
+"""Compile in a process of its own: a crash of TensorRT ends this one, and is one sentence in the one that started it.
 
 Reads orders as lines of JSON and answers each with one: the fields of a sidecar, or an error.
 """
@@ -15,19 +15,20 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..engines import Contract, ExportError
-from ..engines.errors import first_line
-from ..engines.tensorrt_plans import LIBRARIES, PlanKey
+from ...engines import Contract, ExportError
+from ...engines.errors import first_line
+from ...engines.tensorrt_library import Library
+from ...engines.tensorrt_plans import PlanKey
+from ..passes.merge_attentions import merge_attentions
+from ..passes.specialise import specialise
+from ..passes.spell_picks import spell_picks
+from ..passes.spell_softcap import spell_softcap
+from ..passes.widen_lookups import widen_lookups
 from .audit import audit, layers
-from .passes.merge_attentions import merge_attentions
-from .passes.specialise import specialise
-from .passes.spell_picks import spell_picks
-from .passes.spell_softcap import spell_softcap
-from .passes.widen_lookups import widen_lookups
 
 
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
-    """The graph as TensorRT gets it, and how often each pass fired; its weights stay in their file."""
+    """Rewrite the graph for TensorRT and count how often each pass fired; its weights stay in their file."""
     model = ir.load(graph)
     fired = {"specialise": specialise(model, key.sizes), "spell_softcap": spell_softcap(model)}
     fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
@@ -38,14 +39,14 @@ class Compiler:
     """One of the two TensorRT libraries, driven through Polygraphy, which serves one in a process."""
 
     def __init__(self, engine: str) -> None:
-        self.engine, self.is_rtx = engine, engine == "tensorrt-rtx"
+        library = Library(engine)
+        self.engine, self.is_rtx, self.trt = engine, library.is_rtx, library.trt
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if self.is_rtx else "0"  # read when it is first imported
-        self.trt: Any = import_module(LIBRARIES[engine])
         polygraphy: Any = import_module("polygraphy")
-        self.made_by = {engine: str(self.trt.__version__), "polygraphy": str(polygraphy.__version__)}
+        self.made_by = {engine: library.version, "polygraphy": str(polygraphy.__version__)}
 
     def compile(self, graph: Path, contract: Contract, key: PlanKey, timing_cache: Path) -> Any:
-        """The plan's bytes, as a buffer."""
+        """Give the plan's bytes, as a buffer."""
         from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
         from polygraphy.exception import PolygraphyException
 
@@ -92,7 +93,7 @@ class Compiler:
 
     @contextmanager
     def _complaints(self) -> Iterator[list[str]]:
-        """The library's errors, which it writes to its logger and nowhere else."""
+        """Collect the library's errors, which it writes to its logger and nowhere else."""
         from polygraphy.logger import G_LOGGER
 
         found: list[str] = []
@@ -109,7 +110,7 @@ class Compiler:
             G_LOGGER.log, G_LOGGER.module_severity = write, severity
 
     def _require_user_allocation(self, builder: Any, network: Any, config: Any) -> None:
-        """Else a plan may not be captured in a CUDA graph."""
+        """Without this a plan may not be captured in a CUDA graph."""
         config.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
     def _allow_unfused(self, network: Any) -> None:
@@ -129,7 +130,7 @@ def _profile(profile: Any, contract: Contract, key: PlanKey) -> Any:
 
 
 def _answer(compiler: Compiler, order: dict[str, Any]) -> dict[str, Any]:
-    """Compile what is ordered into the file that is named, which who ordered it removes if this fails."""
+    """Compile an order into the file that it names; if that fails, whoever gave the order removes the file."""
     key, file = PlanKey.from_json(order["key"]), Path(order["file"])
     contract = Contract.from_json(order["contract"])
     try:

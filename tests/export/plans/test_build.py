@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -20,16 +19,19 @@ import tensorrt_rtx as trt
 import torch
 from trt_spec.engines import SLACK, Bundle, EngineError, ExportError
 from trt_spec.engines.tensorrt_plans import PlanKey, read_plan
-from trt_spec.export import build, export_bundle
-from trt_spec.export.audit import audit
-from trt_spec.export.build import BuildOptions, build_plans
-from trt_spec.export.compiler import Compiler, prepare
+from trt_spec.export import export_bundle
 from trt_spec.export.family_table import WORKS
 from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.plans import build
+from trt_spec.export.plans.audit import audit
+from trt_spec.export.plans.build import build_plans
+from trt_spec.export.plans.compiler import Compiler, prepare
+from trt_spec.export.plans.roles import BuildOptions
 from trt_spec.tools.cli import main
 
-from ..families import tiny_checkpoint
-from ..models import tiny_llama
+from ...families import tiny_checkpoint
+from ...faults import no_file_larger_than
+from ...models import tiny_llama
 
 CAPACITY = 64 + SLACK
 VERIFY = PlanKey("target", "", "tensorrt-rtx", trt.__version__, "8.9", 5, 5, (1, 1), CAPACITY)
@@ -199,13 +201,11 @@ def test_attention_without_a_fused_kernel_is_compiled_only_when_asked_for(
 
 def test_a_full_disk_leaves_no_half_plan(half: Path) -> None:
     before = sorted(filter(Path.is_file, half.rglob("*")))
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))
-    try:
-        with pytest.raises(ExportError, match=r"cannot write plan .*: File too large; no half plan was left"):
-            build_plans(half, options(draft_length=5, prefill_width=0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    with (
+        no_file_larger_than(100_000),
+        pytest.raises(ExportError, match=r"cannot write plan .*: File too large; no half plan was left"),
+    ):
+        build_plans(half, options(draft_length=5, prefill_width=0))
     assert sorted(filter(Path.is_file, half.rglob("*"))) == before
 
 

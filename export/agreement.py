@@ -1,4 +1,4 @@
-"""Whether a draft and a target can speculate together, decided before any weight is read."""
+"""What target and draft must agree on, before any weight is read: tokens, special ids, the longest sequence."""
 
 from ..engines import ExportError, PairError
 from .checkpoint import Checkpoint
@@ -29,7 +29,7 @@ def refuse_unequal(target: Vocabulary, draft: Vocabulary) -> list[str]:
 
 
 def agreed_length(checkpoints: list[Checkpoint], asked: int | None) -> int:
-    """The longest sequence the bundle will hold: what all models have positions for, or less if asked."""
+    """Choose the longest sequence of the bundle: what all models have positions for, or less if asked."""
     shortest = min(checkpoints, key=lambda checkpoint: checkpoint.shape.positions)
     positions = shortest.shape.positions
     if asked is None:
@@ -52,7 +52,7 @@ def _special_ids(kind: str, target: Vocabulary, draft: Vocabulary, ours: object,
 
 
 def _token(token: str | None, own: Vocabulary, other: Vocabulary) -> str:
-    """A token of one tokenizer, and which id it has in the other."""
+    """Name a token of one tokenizer, and the id it has in the other."""
     if token is None:
         return f"no token in {own.name}"
     found = other.tokenizer.token_to_id(token)

@@ -1,0 +1,181 @@
+"""Compile the roles of a bundle's graphs to TensorRT plans, each written whole or not at all."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engines import Bundle, EngineError, ExportError
+from ...engines.bundle import graph_identity
+from ...engines.tensorrt_library import LIBRARIES, Library, capability_of
+from ...engines.tensorrt_plans import CompiledPlan, PlanKey, read_plan
+from ...engines.whole_files import PARTIAL, claimed, remove_leftovers, take_place, write_whole
+from .roles import BuildOptions, roles
+
+TIMING_CACHE = "timing.cache"
+COMPILER = f"{__package__}.compiler"  # a module to run
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """The plans that were asked for, and how many of them had to be compiled."""
+
+    bundle: Bundle
+    plans: list[CompiledPlan]
+    built: int  # the others were there
+    seconds: float
+
+
+def build_plans(
+    path: str | Path, options: BuildOptions, progress: Callable[[str], None] = lambda stage: None
+) -> BuildReport:
+    """Compile what the bundle lacks; what is there and still true is kept."""
+    begun = time.perf_counter()
+    bundle = Bundle.open(path)
+    _refuse_missing(options.engine)
+    library = Library(options.engine)
+    plans, built = [], 0
+    with _compiler(options.engine) as compile_:
+        for capability in options.compute_capabilities or [_capability_here()]:
+            _refuse_unknown(capability, library)
+            for role in roles(options, bundle.draft is not None):
+                key = PlanKey(
+                    model=role.model,
+                    graph=graph_identity(bundle.path, role.model),
+                    engine=options.engine,
+                    version=library.version,
+                    compute_capability=capability,
+                    width=role.width,
+                    rows=role.rows,
+                    batch=role.batch,
+                    capacity=bundle.capacity,
+                    workspace=options.workspace,
+                    unfused_attention=options.unfused_attention,
+                )
+                sidecar = (bundle.path / key.path).with_suffix(".json")
+                if sidecar.exists():
+                    progress(f"{role.model} {role.name} for {capability}: is there")
+                else:
+                    progress(f"{role.model} {role.name} for {capability}: compiling")
+                    _write(bundle, role.name, key, compile_)
+                    built += 1
+                plans.append(read_plan(sidecar))
+    return BuildReport(bundle, plans, built, time.perf_counter() - begun)
+
+
+Compile = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
+    begun = time.perf_counter()
+    contract = bundle.models[key.model].contract
+    file = (bundle.path / key.path).resolve()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(file.parent)
+        with claimed(file, PARTIAL) as (partial, stream):
+            order = {
+                "key": asdict(key),
+                "contract": asdict(contract),
+                "graph": str(bundle.graph(key.model).resolve()),
+                "file": str(partial),
+                "timing_cache": str(file.with_name(TIMING_CACHE)),
+            }
+            plan = CompiledPlan(
+                key=key,
+                role=role,
+                **compile_(order),
+                build_seconds=round(time.perf_counter() - begun, 3),
+                inputs=[str(spec) for spec in contract.inputs],
+                outputs=[str(spec) for spec in contract.outputs],
+                aliases=contract.aliases,
+            )
+            take_place(partial, stream, file)
+        write_whole(file.with_suffix(".json"), plan.to_json().encode())  # last: it says that the plan is there
+    except OSError as error:
+        raise ExportError(f"cannot write plan {file}: {error.strerror or error}; no half plan was left") from error
+
+
+@contextmanager
+def _compiler(engine: str) -> Iterator[Compile]:
+    """Give what compiles one role: compiler.py, in a process of its own that starts with the first order."""
+    process: subprocess.Popen[str] | None = None
+
+    def compile_(order: dict[str, Any]) -> dict[str, Any]:
+        nonlocal process
+        process = process or subprocess.Popen(
+            [sys.executable, "-m", COMPILER, engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            print(json.dumps(order), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code = process.wait()
+            complaints.seek(0)
+            reason = signal.Signals(-code).name if code < 0 else _last_line(complaints.read())
+            raise ExportError(
+                f"{engine} {order['key']['version']} crashed while compiling the {order['key']['model']} graph at "
+                f"width {order['key']['width']} for {order['key']['compute_capability']} ({reason}); please report it"
+            )
+        fields: dict[str, Any] = json.loads(answer)
+        if "error" in fields:
+            raise ExportError(fields["error"])
+        return fields
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        try:
+            yield compile_
+        finally:
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1]
+
+
+def _refuse_missing(engine: str) -> None:
+    for module in (LIBRARIES[engine], "polygraphy"):
+        if find_spec(module) is None:
+            raise EngineError(f"building for {engine} needs {module}; pip install 'trt-spec[{engine}]'")
+
+
+def _capability_here() -> str:
+    if not torch.cuda.is_available():
+        raise EngineError("there is no GPU here to build for; name one with --compute-capability, such as 8.9")
+    return capability_of()
+
+
+def _refuse_unknown(capability: str, library: Library) -> None:
+    """RTX compiles for the GPUs that it names, `tensorrt` for the one that is here."""
+    if library.is_rtx:
+        known = [name[2:-1] + "." + name[-1] for name in dir(library.trt.ComputeCapability) if name.startswith("SM")]
+        if capability not in known:
+            raise EngineError(
+                f"{library.engine} {library.version} does not compile for compute capability {capability}, "
+                f"expected one of {', '.join(sorted(known, key=float))}"
+            )
+    elif capability != (here := _capability_here()):
+        raise EngineError(
+            f"tensorrt compiles for the GPU that is here, of compute capability {here}, not for {capability}; "
+            "build there, or with --engine tensorrt-rtx"
+        )

@@ -1,0 +1,62 @@
+"""What `build_plans` is asked to compile, and the roles that follow from it: a role is a shape of one model's graph."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...engines import MAX_DRAFT_LENGTH, SLACK, ExportError
+from ...engines.tensorrt_library import LIBRARIES
+
+CAPABILITY = re.compile(r"[1-9]\d?\.\d")
+
+
+@dataclass(frozen=True)
+class Role:
+    """A shape of one model's graph."""
+
+    name: str
+    model: str
+    width: int
+    rows: int
+    batch: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What to compile, and for which GPUs."""
+
+    engine: str
+    compute_capabilities: Sequence[str] = ()  # empty: that of the GPU here
+    batch: tuple[int, int] = (1, 8)
+    draft_length: int = 4
+    prefill_width: int = 128  # 0: the verify plan prefills
+    workspace: int | None = None  # bytes
+    unfused_attention: bool = False  # allowed also where there is a fused one, in half precision
+
+    def __post_init__(self) -> None:
+        if self.engine not in LIBRARIES:
+            raise ExportError(f"there is no engine {self.engine!r} to build for, expected {' or '.join(LIBRARIES)}")
+        if not 1 <= self.batch[0] <= self.batch[1]:
+            raise ExportError(f"batch is {self.batch[0]}..{self.batch[1]}, expected two numbers from 1 on, in order")
+        if not 0 <= self.draft_length <= MAX_DRAFT_LENGTH:
+            raise ExportError(f"draft length is {self.draft_length}, expected 0 to {MAX_DRAFT_LENGTH}")
+        if self.prefill_width and not self.draft_length + 1 < self.prefill_width <= SLACK:
+            raise ExportError(
+                f"prefill width is {self.prefill_width}, expected {self.draft_length + 2} to {SLACK}, or 0 for none"
+            )
+        for capability in self.compute_capabilities:
+            if not CAPABILITY.fullmatch(capability):
+                raise ExportError(f"compute capability is {capability!r}, expected one like 8.9")
+
+
+def roles(options: BuildOptions, has_draft: bool) -> list[Role]:
+    """The target verifies, the draft decodes after a first step of two tokens; both prefill, one row at a time."""
+    k, prefill = options.draft_length, options.prefill_width
+    found = [Role("verify", "target", k + 1, k + 1, options.batch)]
+    if prefill:
+        found.append(Role("prefill", "target", prefill, 1, (1, 1)))
+    if has_draft and k:
+        found += [Role("first", "draft", 2, 1, options.batch), Role("decode", "draft", 1, 1, options.batch)]
+        if prefill:
+            found.append(Role("prefill", "draft", prefill, 1, (1, 1)))
+    return found
