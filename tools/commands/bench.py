@@ -20,14 +20,15 @@ from ...runtime.drafters.propose import SOURCES
 from ...runtime.requests.request import AUTO, MIXED
 from ..console import in_bytes, table
 from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, positive, sampling_params
+from ..in_words import lossy
 from ..measuring.against_transformers import Theirs, compared_checkpoints, open_checkpoints
 from ..measuring.bandwidth import read_bandwidth
 from ..measuring.bench_result import SAMPLING, bench_result
 from ..measuring.conditions import memory_used
-from ..measuring.measure import Measured, Setting, measure
-from ..measuring.prompt_pack import add_prompts_flag, bench_prompts
-from ..output_json import lossy
+from ..measuring.shipped_prompts import bench_prompts
+from ..measuring.time_rounds import Measured, Setting, measure
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
 from ..whole_file import whole_file

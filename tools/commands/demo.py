@@ -10,10 +10,11 @@ import torch
 
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
-from ..flags.prompt import PYTHON_PROMPTS
 from ..flags.sampling import positive
+from ..in_words import summary
 from ..making.demo_bundle import demo_bundle
-from ..output_json import output_json, summary
+from ..measuring.shipped_prompts import PYTHON_PROMPTS
+from ..output_json import output_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

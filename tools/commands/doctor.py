@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_pair(arguments: argparse.Namespace) -> int:
     """All that is needed for it is imported here: the rest must work where it is missing."""
     from ...engines import RequestError
-    from ..flags.prompt import read_text
     from ..measuring.pair_fit import examine_pair, report
+    from ..text_files import read_text
 
     if not arguments.target:
         raise RequestError("--draft and --text compare a draft with a target; name the --target, too")

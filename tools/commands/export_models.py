@@ -110,7 +110,7 @@ def _error(check: dict[str, Any]) -> str:
 def _export(arguments: argparse.Namespace, progress: Any) -> "ExportReport":
     from ...export.passes.quantise import Quantisation
     from ...export.pipeline import export_bundle
-    from ..flags.prompt import read_text
+    from ..text_files import read_text
 
     return export_bundle(
         target=arguments.target,

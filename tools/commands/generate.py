@@ -12,7 +12,8 @@ from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompt_flags, chosen_prompt
 from ..flags.sampling import add_sampling_flags, sampling_params
-from ..output_json import lossy, output_json, summary
+from ..in_words import lossy, summary
+from ..output_json import output_json
 from ..pages.trace_page import trace_page
 from ..trace_lines import Marks
 from ..whole_file import whole_file

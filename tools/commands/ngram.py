@@ -16,9 +16,9 @@ from ...engines import Bundle, RequestError
 from ...engines.added_files import put_file
 from ...runtime.drafters.ngram import FOLDER, SUFFIX, to_bytes
 from ..console import in_bytes
-from ..flags.prompt import read_text
 from ..flags.sampling import positive
 from ..making.count_ngrams import count_ngrams
+from ..text_files import read_text
 
 ORDERS = (1, 8)
 LINES = 1000  # encoded at once

@@ -19,12 +19,12 @@ from ...runtime.decoder import Prompt
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
 from ..console import table
 from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, positive, sampling_params
 from ..measuring.bench_result import setting_json
-from ..measuring.measure import Measured, Setting, measure
-from ..measuring.prompt_pack import add_prompts_flag, bench_prompts
+from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import tokens_per_round
-from ..output_json import total
+from ..measuring.time_rounds import Measured, Setting, measure, total
 from ..whole_file import whole_file
 from .bench import fixed_draft_lengths
 

@@ -25,7 +25,7 @@ from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.pair import refuse_unequal
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
-from ..flags.prompt import read_prompts
+from ..text_files import read_prompts
 from .training import Windows, acceptance, distillation_loss, refuse_below, refuse_device, train
 
 HELD_OUT = 10  # one continuation in so many

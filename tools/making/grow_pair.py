@@ -19,7 +19,7 @@ from ...engines.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Shape:
+class LlamaSize:
     """The five numbers that decide what a Llama costs."""
 
     hidden: int
@@ -29,7 +29,7 @@ class Shape:
     mlp: int
 
     @classmethod
-    def of(cls, config: dict[str, int]) -> "Shape":
+    def of(cls, config: dict[str, int]) -> "LlamaSize":
         return cls(
             config["hidden_size"],
             config["num_hidden_layers"],
@@ -39,7 +39,7 @@ class Shape:
         )
 
 
-def place_heads(old: Shape, new: Shape) -> tuple[list[int], list[int]]:
+def place_heads(old: LlamaSize, new: LlamaSize) -> tuple[list[int], list[int]]:
     """New slot of every old query head, and the old key-value head each used new one copies."""
     old_group, new_group = old.heads // old.kv_heads, new.heads // new.kv_heads
     slots: list[int] = []
@@ -57,13 +57,13 @@ def place_heads(old: Shape, new: Shape) -> tuple[list[int], list[int]]:
     return slots, sources
 
 
-def grow(source: Path, out: Path, new: Shape, dtype: torch.dtype = torch.float32) -> int:
+def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.float32) -> int:
     """Write `source` grown to `new` into `out` and return its number of parameters."""
     config = json.loads((source / "config.json").read_text())
     if config.get("model_type") != "llama":
         raise RequestError(f"{source} is a {config.get('model_type')!r} checkpoint, only llama can be grown")
-    old = Shape.of(config)
-    for name in Shape.__dataclass_fields__:
+    old = LlamaSize.of(config)
+    for name in LlamaSize.__dataclass_fields__:
         if getattr(new, name) < getattr(old, name):
             raise RequestError(f"{name} {getattr(new, name)} is smaller than the source's {getattr(old, name)}")
     if new.heads % new.kv_heads:
@@ -145,10 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="the checkpoint to grow")
     parser.add_argument("out", type=Path, help="where the grown checkpoint is written")
-    for name in Shape.__dataclass_fields__:
+    for name in LlamaSize.__dataclass_fields__:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, required=True)
     arguments = parser.parse_args()
-    shape = Shape(**{name: getattr(arguments, name) for name in Shape.__dataclass_fields__})
+    shape = LlamaSize(**{name: getattr(arguments, name) for name in LlamaSize.__dataclass_fields__})
     print(f"{grow(arguments.source, arguments.out, shape):,} parameters in {arguments.out}")
 
 

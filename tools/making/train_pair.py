@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...engines import TrtSpecError
 from ...export.aside import built_aside
-from .grow_pair import Shape
+from .grow_pair import LlamaSize
 from .training import (
     Windows,
     acceptance,
@@ -36,8 +36,8 @@ from .training import (
     train,
 )
 
-TARGET = Shape(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
-DRAFT = Shape(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
+TARGET = LlamaSize(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
+DRAFT = LlamaSize(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
 END = "<|endoftext|>"  # id 0, between files
 HELD_OUT = 20  # one file of the standard library in so many
 LARGEST_FILE = 200_000  # bytes; longer ones are tables
@@ -83,7 +83,7 @@ def stream(tokenizer: Tokenizer, files: Sequence[Path]) -> Tensor:
     return torch.cat(parts)
 
 
-def new_model(shape: Shape, vocab_size: int, positions: int) -> Any:
+def new_model(shape: LlamaSize, vocab_size: int, positions: int) -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -106,7 +106,7 @@ def new_model(shape: Shape, vocab_size: int, positions: int) -> Any:
 def train_pair(
     out: Path,
     files: tuple[Sequence[Path], Sequence[Path]],
-    shapes: tuple[Shape, Shape] = (TARGET, DRAFT),
+    shapes: tuple[LlamaSize, LlamaSize] = (TARGET, DRAFT),
     vocab_size: int = 4096,
     width: int = 512,
     batch: int = 16,

@@ -16,7 +16,7 @@ from ...export.quiet import quiet_libraries
 from ...runtime import SamplingParams
 from ..extras import install_command, installed
 from .bandwidth import all_cores
-from .measure import Setting, Waits
+from .time_rounds import Setting, Waits
 
 PLAIN = Setting(0, "none")
 

@@ -26,7 +26,7 @@ from ..console import table
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import positive
 from ..whole_file import whole_file
-from .prompt_pack import WRITTEN, bench_prompts
+from .shipped_prompts import WRITTEN, bench_prompts
 
 SETS = (*WRITTEN, "random")
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)

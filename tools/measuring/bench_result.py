@@ -6,11 +6,10 @@ from statistics import median
 from typing import Any
 
 from ...runtime import Decoder, SamplingParams
-from ..output_json import total
 from .against_transformers import Theirs
 from .conditions import conditions
-from .measure import PARTS, Measured
 from .theory import tokens_per_round
+from .time_rounds import PARTS, Measured, total
 
 SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
 

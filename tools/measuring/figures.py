@@ -22,12 +22,12 @@ import torch
 
 from ...export.pipeline import export_bundle
 from ...runtime import Decoder, SamplingParams
-from ..making.grow_pair import Shape, grow
+from ..making.grow_pair import LlamaSize, grow
 from .against_transformers import PLAIN, Transformers
-from .measure import Setting
+from .time_rounds import Setting
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
-GROWN = Shape(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)
+GROWN = LlamaSize(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)
 PROMPTS = [
     "def read_config(path):\n    ",
     "class Stack:\n    def __init__(self",

@@ -34,23 +34,25 @@ from ..certificate.probe import Probe
 from ..certificate.same_text import ask_alone, in_another_engine
 from ..certificate.subject import Subject
 from ..console import table
-from ..flags.prompt import PYTHON_PROMPTS
 from ..making.demo_bundle import DRAFT, TARGET
-from ..making.grow_pair import Shape, grow
+from ..making.grow_pair import LlamaSize, grow
 from ..making.training import refuse_device
-from ..output_json import total
 from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth, wait_for
-from .measure import Measured, Setting, measure
+from .shipped_prompts import PYTHON_PROMPTS
 from .theory import speed_up
+from .time_rounds import Measured, Setting, measure, total
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCHES = (1, 4, 16)
 DRAFT_LENGTHS = (0, 2, 4, 6, 8)
 SHAPES = {  # of target and draft; None is the demo draft itself
-    "0.1B": (Shape(768, 12, 12, 4, 2048), None),
-    "3B": (Shape(3072, 28, 48, 16, 8192), Shape(2048, 16, 32, 8, 8192)),  # of Llama 3.2's 3B and 1B, heads of 64
-    "8B": (Shape(4096, 32, 64, 16, 14336), None),
+    "0.1B": (LlamaSize(768, 12, 12, 4, 2048), None),
+    "3B": (
+        LlamaSize(3072, 28, 48, 16, 8192),
+        LlamaSize(2048, 16, 32, 8, 8192),
+    ),  # of Llama 3.2's 3B and 1B, heads of 64
+    "8B": (LlamaSize(4096, 32, 64, 16, 14336), None),
 }
 MODES = {"eager": ("torch", False), "captured": ("torch", True), "compiled": ("torch-compiled", True)}
 MAX_LENGTH = 1024

@@ -13,9 +13,9 @@ from typing import Any
 from ...engines import TrtSpecError
 from ...runtime.drafters.propose import WITH_MODEL
 from ..console import in_bytes
-from ..flags.prompt import read_text
-from ..measuring.measure import PERCENTILES
-from ..output_json import lossy
+from ..in_words import lossy
+from ..measuring.time_rounds import PERCENTILES
+from ..text_files import read_text
 from ..whole_file import whole_file
 from .charts import (
     acceptance_by_position,

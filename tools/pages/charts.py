@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 from ...engines import EngineError, RequestError
 from ..extras import install_command
-from ..measuring.measure import PARTS
 from ..measuring.theory import speed_up
+from ..measuring.time_rounds import PARTS
 
 COLOURS = {  # on white; a page may give each name another value
     "ink": "#1f2429",

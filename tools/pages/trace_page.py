@@ -7,7 +7,7 @@ from typing import Any
 
 from ...runtime import Decoder, Output, Request, TracedRound
 from ...runtime.requests.text import TextStream
-from ..output_json import summary
+from ..in_words import summary
 from ..trace_lines import shown
 from .page import page
 

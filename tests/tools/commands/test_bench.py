@@ -4,11 +4,12 @@ from statistics import median
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.flags.prompt import PYTHON_PROMPTS, read_prompts
 from trt_spec.tools.measuring import against_transformers
 from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Theirs, Transformers
-from trt_spec.tools.measuring.measure import PARTS, Measured, Setting, Waits, measure
+from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
 from trt_spec.tools.measuring.theory import tokens_per_round
+from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits, measure
+from trt_spec.tools.text_files import read_prompts
 
 from ...models import tiny_llama
 from ...runtime.lengths.test_controller import known_costs

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from trt_spec.tools.making.grow_pair import Shape
+from trt_spec.tools.making.grow_pair import LlamaSize
 from trt_spec.tools.measuring import gpu_report
 
 
@@ -16,7 +16,7 @@ def test_the_report_measures_what_it_says(tmp_path: Path, capsys: pytest.Capture
     command += ["--new-tokens", "12", "--json", str(tmp_path / "out.json")]
     with (
         patch.object(sys, "argv", command),
-        patch.dict(gpu_report.SHAPES, {"0.1B": (Shape(384, 8, 6, 2, 1024), None)}),
+        patch.dict(gpu_report.SHAPES, {"0.1B": (LlamaSize(384, 8, 6, 2, 1024), None)}),
         patch.dict(gpu_report.MODES, {"eager": ("torch", False)}, clear=True),
         patch.object(gpu_report, "BATCHES", (2,)),
         patch.object(gpu_report, "DRAFT_LENGTHS", (0, 2)),

@@ -1,26 +1,23 @@
 """The prompts that bench is shipped with: real ones of four kinds, and random tokens of the bundle's own vocabulary."""
 
-import argparse
 import random
 from pathlib import Path
 
 from ...runtime.decoder import Prompt
-from ..flags.prompt import PYTHON_PROMPTS, read_prompts
+from ..text_files import read_prompts
 
 FOLDER = Path(__file__).parent / "prompts"
 WRITTEN = ("code", "prose", "repetition", "chat")  # a file each
 KINDS = ("python", *WRITTEN, "random")
 RANDOM_PROMPTS, RANDOM_TOKENS = 8, 64
-
-
-def add_prompts_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompts",
-        metavar="KIND|F",
-        default="python",
-        help=f"those shipped: {', '.join(KINDS)} (default python); or a file: a prompt a line; .jsonl: "
-        '{"prompt": "text"} a line',
-    )
+PYTHON_PROMPTS = (
+    'def read_config(path):\n    """Read a configuration file and return a dictionary."""\n',
+    '@property\ndef name(self):\n    """Return the name of the node."""\n    return self._name\n\n@property\ndef ',
+    "def __eq__(self, other):\n    if not isinstance(other, ",
+    "import os\nimport sys\nimport argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser(",
+    'class Stack:\n    """A last-in, first-out container."""\n\n    def __init__(self):\n        self._items = []\n',
+    "    for key, value in sorted(items.items()):\n        if value is None:\n            ",
+)
 
 
 def bench_prompts(source: str, vocab_size: int) -> list[Prompt]:

@@ -4,7 +4,7 @@ Any run of a round may be repeated after it: it writes the same values to the sa
 happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -90,6 +90,14 @@ class Measured:
     @property
     def round_overhead(self) -> float:
         return median(self.round_ms) / (self.draft_ms + self.verify_ms)
+
+
+def total(each: Iterable[Speculation]) -> Speculation:
+    """The sum over requests."""
+    merged = Speculation()
+    for one in each:
+        merged.add(one)
+    return merged
 
 
 def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured) -> None:

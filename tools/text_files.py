@@ -1,0 +1,42 @@
+"""Texts and prompts from files; what cannot be read is refused in a sentence."""
+
+import json
+from pathlib import Path
+
+from ..engines import RequestError
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One prompt a line: plain text, or objects with a "prompt" where the name ends in .jsonl."""
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    if not lines:
+        raise RequestError(f"prompt file {path} holds no prompt, expected one a line")
+    if path.suffix == ".jsonl":
+        return [_prompt_of(path, number, line) for number, line in enumerate(lines, 1)]
+    return lines
+
+
+def _prompt_of(path: Path, number: int, line: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, TypeError, KeyError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise RequestError(f'prompt {number} of {path} is {line[:40]!r}, expected an object like {{"prompt": "text"}}')
+    return prompt
+
+
+def read_text(path: Path, kind: str = "prompt file") -> str:
+    try:
+        return decoded(path.read_bytes(), f"{kind} {path}")
+    except OSError as error:
+        raise RequestError(f"{kind} {path} cannot be read ({error.strerror}); give another") from error
+
+
+def decoded(content: bytes, source: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{source} is no UTF-8: byte {error.start} is 0x{content[error.start]:02x}; convert it first"
+        ) from error
