@@ -7,8 +7,11 @@ from ..engines import RequestError
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One prompt a line: plain text, or objects with a "prompt" where the name ends in .jsonl."""
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    """One prompt a line: plain text, or objects with a "prompt" where the name ends in .jsonl.
+
+    A line ends with \\n or \\r\\n and nothing else: JSON may hold U+2028 and its like as they are.
+    """
+    lines = [line for line in read_text(path).replace("\r\n", "\n").split("\n") if line.strip()]
     if not lines:
         raise RequestError(f"prompt file {path} holds no prompt, expected one a line")
     if path.suffix == ".jsonl":
@@ -19,11 +22,13 @@ def read_prompts(path: Path) -> list[str]:
 def _prompt_of(path: Path, number: int, line: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
-    except (ValueError, TypeError, KeyError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise RequestError(f'prompt {number} of {path} is {line[:40]!r}, expected an object like {{"prompt": "text"}}')
-    return prompt
+        prompt.encode()  # JSON may spell half of a surrogate pair
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RequestError(
+            f'prompt {number} of {path} is {line[:40]!r}, expected an object like {{"prompt": "text"}}'
+        ) from None
+    found: str = prompt
+    return found
 
 
 def read_text(path: Path, kind: str = "prompt file") -> str:
