@@ -6,19 +6,18 @@ of the bare engine runs in it: 1.00 is perfect. The last line of output is one J
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...engines import MAX_DRAFT_LENGTH
 from ...runtime import Decoder, SamplingParams
 from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
 from ...runtime.drafters.propose import SOURCES
 from ...runtime.requests.request import AUTO, MIXED
-from ..console import in_bytes, table
+from ..console import in_bytes, progress, table
+from ..flags.draft_lengths import draft_lengths, fixed_lengths, longest_draft
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, positive, sampling_params
@@ -43,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-lengths",
         type=draft_lengths,
-        default=DRAFT_LENGTHS,
         metavar="K,K,…",
-        help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, and auto once costs are known)",
+        help="tokens to propose in a round; 0 is always measured, too (default: those of "
+        f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec tune has run)",
     )
     parser.add_argument("--drafter", choices=(*SOURCES, MIXED), help="default: the draft model if there is one")
     parser.add_argument(
@@ -94,35 +93,36 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
-    fixed = sorted({0, *(k for k in arguments.draft_lengths if isinstance(k, int))})
+    fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
     if arguments.all_drafters:
-        k = min(DEFAULT_DRAFT_LENGTH, decoder.target.engine.verify_width - 1)
+        k = min(DEFAULT_DRAFT_LENGTH, longest_draft(decoder))
         settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
-    if AUTO in arguments.draft_lengths or decoder.default_draft_length(drafter) == AUTO:
+    if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
         decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
         settings.append(Setting(0, drafter, auto=True))
     checkpoints = compared_checkpoints(arguments, decoder.bundle, drafter) if arguments.compare else {}
-    for setting in settings:
-        _progress(f"warming up {setting}")
-        measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
-    memory = memory_used(arguments.device)
-    measured, theirs = [Measured(setting) for setting in settings], []
-    turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
-    if checkpoints:
-        other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
-        ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
-        theirs = [Theirs(setting) for setting in settings if not (setting.auto or setting.beside)]
-        for one in theirs:
-            name = f"{one.setting} in transformers"
-            _progress(f"warming up {name}")
-            other.measure(ids[:1], each[:1], Theirs(one.setting))
-            turns[name] = partial(other.measure, ids, each, one)
-    bandwidth = read_bandwidth(arguments.device)
-    for repeat in range(arguments.repeats):
-        for name in sorted(turns):  # theirs right after ours
-            _progress(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
-            turns[name]()
+    measured = [Measured(setting) for setting in settings]
+    theirs = [Theirs(one) for one in settings if checkpoints and not (one.auto or one.beside)]
+    with progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
+        for setting in settings:
+            show(f"warming up {setting}")
+            measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
+        memory = memory_used(arguments.device)
+        turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
+        if theirs:
+            other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
+            ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
+            for one in theirs:
+                name = f"{one.setting} in transformers"
+                show(f"warming up {name}")
+                other.measure(ids[:1], each[:1], Theirs(one.setting))
+                turns[name] = partial(other.measure, ids, each, one)
+        bandwidth = read_bandwidth(arguments.device)
+        for repeat in range(arguments.repeats):
+            for name in sorted(turns):  # theirs right after ours
+                show(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
+                turns[name]()
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, theirs, bandwidth, memory, params, len(prompts), arguments)
 
@@ -157,23 +157,3 @@ def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['speed_up']:.2f}",
         f"{one['predicted']:.2f}",
     )
-
-
-def draft_lengths(text: str) -> tuple[int | str, ...]:
-    fixed = [part for part in text.split(",") if part != AUTO]
-    lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
-    return (*lengths, AUTO) if AUTO in text.split(",") else lengths
-
-
-def fixed_draft_lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        lengths = (-1,)
-    if not all(0 <= length <= MAX_DRAFT_LENGTH for length in lengths):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers from 0 to {MAX_DRAFT_LENGTH} like 0,2,4")
-    return lengths
-
-
-def _progress(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import MAX_DRAFT_LENGTH, EngineError
-from ..console import in_bytes, table
+from ...engines import MAX_DRAFT_LENGTH, Bundle, EngineError
+from ..console import in_bytes, progress, table
 from ..extras import install_command
 from ..flags.sampling import positive
 
@@ -60,7 +59,7 @@ def batch_range(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        from ...export.build import BuildOptions, build_plans
+        from ...export.build import BuildOptions, build_plans, roles
     except ModuleNotFoundError as error:
         raise EngineError(
             f"compiling needs {error.name}, which is not installed; {install_command('export')}"
@@ -75,7 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,
     )
-    report = build_plans(arguments.bundle, options, lambda stage: print(stage, file=sys.stderr, flush=True))
+    bundle = Bundle.open(arguments.bundle)
+    plans = len(roles(options, bundle.draft is not None)) * max(1, len(options.compute_capabilities))
+    with progress("build", total=plans, ticking=True) as show:
+        report = build_plans(bundle, options, show)
     if arguments.json:
         print(json.dumps({"built": report.built, "seconds": report.seconds, "plans": list(map(asdict, report.plans))}))
     else:

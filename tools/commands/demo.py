@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from statistics import median
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
+from ..console import say
 from ..flags.sampling import positive
 from ..in_words import summary
 from ..making.demo_bundle import demo_bundle
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens, ignore_eos=True)
-    bundle = demo_bundle(_progress)
+    bundle = demo_bundle(say)
     torch.set_num_threads(1)  # a round's small operations: torch's threads would fight the engine's
     with Decoder.open(bundle, max_batch=1) as decoder:
         plain: list[Output] = []
@@ -80,7 +80,3 @@ def _report(result: dict[str, Any], plain: Output, drafted: Output) -> str:
             f"{summary(drafted.speculation)}, K = {result['draft_length']}",
         ]
     )
-
-
-def _progress(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)

@@ -151,7 +151,7 @@ def _report(found: dict[str, Any]) -> str:
             *(f"  {line}" for line in engines),
             "",
             "extras",
-            *(f"  {line}" for line in table(extras, left=3).splitlines()),
+            *(f"  {line}" for line in table(extras, left=3, heading=False).splitlines()),
         ]
     )
 

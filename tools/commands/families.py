@@ -17,6 +17,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(reasons))
         return 0
     rows = [(kind, "works" if reason is None else f"refused: {reason}") for kind, reason in sorted(reasons.items())]
-    print(table(rows, left=2))
+    print(table(rows, left=2, heading=False))
     print(f"\n{len(WORKS)} work. Seen on random checkpoints of each family; every export checks itself again.")
     return 0

@@ -6,18 +6,17 @@ request's own proposals were worth so far. The last line of output is one JSON o
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
-from ..console import table
+from ..console import progress, table
+from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, positive, sampling_params
@@ -26,7 +25,6 @@ from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import tokens_per_round
 from ..measuring.time_rounds import Measured, Setting, measure, total
 from ..whole_file import whole_file
-from .bench import fixed_draft_lengths
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
@@ -66,12 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
-        longest = decoder.target.engine.verify_width - 1
-        lengths = arguments.draft_lengths or tuple(k for k in DRAFT_LENGTHS if k <= longest)
-        if max(lengths) > longest:
-            raise RequestError(f"--draft-lengths goes to {max(lengths)}, the engine's plans only to {longest}")
+        lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
-        measured = _measure_all(decoder, sorted({0, *lengths}), arguments, prompts, params)
+        measured = _measure_all(decoder, lengths, arguments, prompts, params)
         costs = _costs(decoder, measured, arguments)
         result = _result(costs, measured)
         result["file"] = str(costs.save(decoder.bundle))
@@ -99,13 +94,14 @@ def _measure_all(
         for batch in arguments.batches
         for setting in settings
     }
-    for repeat in range(arguments.repeats + 1):
-        for (drafter, batch, k), one in grid.items():
+    with progress("tune", total=(1 + arguments.repeats) * len(grid)) as show:
+        for repeat in range(1 + arguments.repeats):
             stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
-            print(f"{stage}, batch {batch}, {drafter}, K = {k}", file=sys.stderr, flush=True)
-            chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
-            each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
-            measure(decoder, chosen, each, one if repeat else Measured(one.setting))
+            for (drafter, batch, k), one in grid.items():
+                show(f"{stage}, batch {batch}, {drafter}, K = {k}")
+                chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
+                each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
+                measure(decoder, chosen, each, one if repeat else Measured(one.setting))
     return grid
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from ...engines import RequestError
 from ...export.quality import overlap
+from ..console import progress
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
 MEASURED = 16  # held-out windows on which a model is measured
@@ -72,7 +73,7 @@ def distillation_loss(draft: Any, target: Any, reverse: bool = False) -> Loss:
     return loss
 
 
-def train(model: Any, loss: Loss, windows: Windows, steps: int, rate: float, progress: Callable[[str], None]) -> None:
+def train(name: str, model: Any, loss: Loss, windows: Windows, steps: int, rate: float) -> None:
     """AdamW with a warm-up and a cosine down to nothing; bfloat16 arithmetic where the device has it."""
     device = next(model.parameters()).device
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
@@ -84,17 +85,19 @@ def train(model: Any, loss: Loss, windows: Windows, steps: int, rate: float, pro
         optimizer,
         lambda step: min((step + 1) / warm, 0.5 * (1 + cos(pi * min(1, step / steps)))),
     )
+    shown = {*range(0, steps, max(1, steps // 20)), steps - 1}
     model.train()
-    for step in range(steps):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            value = loss(windows.draw().to(device))
-        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % max(1, steps // 20) == 0 or step == steps - 1:
-            progress(f"step {step + 1} of {steps}: loss {float(value.detach()):.3f}")
+    with progress(name, total=len(shown), ticking=True) as show:
+        for step in range(steps):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                value = loss(windows.draw().to(device))
+            value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step in shown:
+                show(f"step {step + 1} of {steps}: loss {float(value.detach()):.3f}")
     model.eval()
 
 

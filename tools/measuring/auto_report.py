@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,9 +23,11 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.decoder import DraftLength, Prompt
 from ...runtime.drafters.propose import SOURCES
 from ...runtime.requests.request import AUTO, MIXED
-from ..console import table
+from ..console import progress, table
+from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import positive
+from ..program import Parser, exit_code
 from ..whole_file import whole_file
 from .shipped_prompts import WRITTEN, bench_prompts
 
@@ -34,15 +37,19 @@ SURE = 1.96  # standard errors to either side: 95 %
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), default="model")
-    parser.add_argument("--repeats", type=positive, default=3)
-    parser.add_argument("--new-tokens", type=positive, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    return exit_code("auto_report", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="auto_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, required=True, metavar="B", help="made by export-models")
+    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), default="model", help="default model")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
+    parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
     add_engine_flags(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parser.read(argv)
     params = SamplingParams(
         max_new_tokens=arguments.new_tokens, ignore_eos=True, temperature=arguments.temperature, seed=0
     )
@@ -58,20 +65,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int) -> dict[str, Any]:
-    longest = decoder.target.engine.verify_width - 1
-    fixed = [k for k in LENGTHS if k <= longest and (k == 0 or drafter != MIXED)]
+    fixed = [k for k in fixed_lengths(None, LENGTHS, decoder) if k == 0 or drafter != MIXED]
     settings: list[DraftLength] = [*fixed, AUTO]
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
-    for kind in SETS:
-        room = decoder.bundle.max_length - params.max_new_tokens
-        prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
-        for k in settings:
-            decode(decoder, prompts[0], params, k, drafter)  # warms up
-        seconds[kind] = []
-        for repeat in range(repeats):
-            print(f"{kind}, repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-            for prompt in prompts:
-                seconds[kind].append([decode(decoder, prompt, params, k, drafter) for k in settings])
+    room = decoder.bundle.max_length - params.max_new_tokens
+    with progress("auto report", total=len(SETS) * repeats) as show:
+        for kind in SETS:
+            prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
+            for k in settings:
+                decode(decoder, prompts[0], params, k, drafter)  # warms up
+            seconds[kind] = []
+            for repeat in range(repeats):
+                show(f"{kind}, repeat {repeat + 1} of {repeats}")
+                for prompt in prompts:
+                    seconds[kind].append([decode(decoder, prompt, params, k, drafter) for k in settings])
     return {
         "drafter": drafter,
         "new_tokens": params.max_new_tokens,

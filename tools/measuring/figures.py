@@ -12,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +22,11 @@ import torch
 
 from ...export.pipeline import export_bundle
 from ...runtime import Decoder, SamplingParams
+from ..console import progress, say
+from ..flags.sampling import positive
 from ..making.grow_pair import LlamaSize, grow
+from ..program import Parser, exit_code
+from ..whole_file import whole_file
 from .against_transformers import PLAIN, Transformers
 from .time_rounds import Setting
 
@@ -37,15 +41,18 @@ PROMPTS = [
 NEW_TOKENS = 64
 
 
-def median_seconds(settings: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+def median_seconds(title: str, settings: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Each setting in turn, `repeats` times after a warm-up; the median of each."""
     seconds: dict[str, list[float]] = {name: [] for name in settings}
-    for turn in range(repeats + 1):
-        for name, run in settings.items():
-            began = perf_counter()
-            run()
-            if turn:
-                seconds[name].append(perf_counter() - began)
+    with progress(title, total=(1 + repeats) * len(settings)) as show:
+        for turn in range(1 + repeats):
+            stage = f"repeat {turn} of {repeats}" if turn else "warming up"
+            for name, run in settings.items():
+                show(f"{stage}, {name}")
+                began = perf_counter()
+                run()
+                if turn:
+                    seconds[name].append(perf_counter() - began)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
@@ -59,7 +66,7 @@ def prepare(work: Path) -> dict[str, Path]:
             config = json.loads((checkpoint / "config.json").read_text())
             (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
         for capacity in (512, 8192):
-            export_bundle(grown, work / f"bundle-{capacity}", draft=draft, max_length=capacity, progress=print)
+            export_bundle(grown, work / f"bundle-{capacity}", draft=draft, max_length=capacity, progress=say)
     return {"grown": grown, "draft": draft, "512": work / "bundle-512", "8192": work / "bundle-8192"}
 
 
@@ -87,7 +94,7 @@ def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, floa
         ):
             settings[name] = partial(ours, setting)
             settings[f"transformers {their_name}"] = partial(theirs, setting)
-        seconds = median_seconds(settings, repeats)
+        seconds = median_seconds("against transformers", settings, repeats)
     return {name: len(PROMPTS) * NEW_TOKENS / taken for name, taken in seconds.items()}
 
 
@@ -100,7 +107,7 @@ def over_capacity(paths: dict[str, Path], repeats: int) -> dict[str, float]:
             for batch in (1, 4):
                 prompts = [[7 + row] * 48 for row in range(batch)]
                 settings[f"capacity {capacity} batch {batch}"] = lambda d=decoder, p=prompts: d.generate(p, params)  # type: ignore[misc]
-        return median_seconds(settings, 3 * repeats)
+        return median_seconds("over capacity", settings, 3 * repeats)
 
 
 def memory(bundle: Path) -> dict[str, float]:
@@ -138,16 +145,20 @@ def measure_memory(bundle: Path) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, help="where the grown checkpoint and its bundles are kept")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("figures", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, metavar="DIR", help="where the grown checkpoint and its bundles are kept")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="times each is measured (default 3)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file, too")
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.read(argv)
     if arguments.memory_of:
         print(json.dumps(measure_memory(arguments.memory_of)))
-        return
+        return 0
     if not arguments.work:
         parser.error("--work is required")
     paths = prepare(arguments.work)
@@ -160,11 +171,12 @@ def main() -> None:
         print(f"\n{title}")
         for name, value in rows.items():
             print(f"  {name:34} {value:10.3f}")
-    text = json.dumps(figures)
+    print(json.dumps(figures))
     if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+        with whole_file(arguments.json) as out:
+            print(json.dumps(figures), file=out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -25,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...engines import Bundle, TrtSpecError, open_engine
+from ...engines import Bundle, RequestError, TrtSpecError, open_engine
 from ...engines.errors import first_line
 from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
@@ -33,10 +34,12 @@ from ...runtime import Decoder, SamplingParams
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_alone, in_another_engine
 from ..certificate.subject import Subject
-from ..console import table
+from ..console import progress, say, table
+from ..flags.sampling import positive
 from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
 from ..making.training import refuse_device
+from ..program import Parser, exit_code
 from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth, wait_for
 from .shipped_prompts import PYTHON_PROMPTS
@@ -252,10 +255,6 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def say(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)
-
-
 def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: Path | None) -> dict[str, Any]:
     """What was found, part by part, kept after each: one that fails says why and stops no other."""
     refuse_device(device)
@@ -264,29 +263,32 @@ def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: 
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu"}
     found |= {"parity": [], "speed": [], "failed": {}}
 
-    def part(name: str, run: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            result = run(*arguments)
-        except Exception as error:  # of any library: it is the result of this part
-            found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
-        else:
-            found[name] = found[name] + result if isinstance(result, list) else result
-        release()
-        if out is not None:
-            out.write_text(json.dumps(found) + "\n", encoding="utf-8")
-
-    part("bandwidth_bytes_per_second", read_bandwidth, device)
-    for engine in ("torch", "onnxruntime"):
-        part("parity", parity, work, device, engine, new_tokens)
-    part("coupled", coupled_ties, work, device, "torch", new_tokens)
+    parts: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+        ("bandwidth_bytes_per_second", read_bandwidth, (device,)),
+        *(("parity", parity, (work, device, engine, new_tokens)) for engine in ("torch", "onnxruntime")),
+        ("coupled", coupled_ties, (work, device, "torch", new_tokens)),
+    ]
     if device != "cpu":
-        part("tensorrt_for_rtx", try_rtx, work / "demo-float16", device)
+        parts.append(("tensorrt_for_rtx", try_rtx, (work / "demo-float16", device)))
     for pair in pairs:
-        part(f"grown {pair}", grown_pair, work, pair, dtype)
         target, draft, bundle = (work / f"grown-{pair}" / name for name in ("target", "draft", "bundle"))
-        for mode in MODES:
-            part("speed", speeds, pair, bundle, device, mode, new_tokens)
-        part(f"transformers {pair}", transformers_speeds, target, draft, dtype, device, new_tokens)
+        parts += [
+            (f"grown {pair}", grown_pair, (work, pair, dtype)),
+            *(("speed", speeds, (pair, bundle, device, mode, new_tokens)) for mode in MODES),
+            (f"transformers {pair}", transformers_speeds, (target, draft, dtype, device, new_tokens)),
+        ]
+    with progress("gpu report", total=len(parts)) as show:
+        for name, run_part, arguments in parts:
+            show(name.replace("_", " "))
+            try:
+                result = run_part(*arguments)
+            except Exception as error:  # of any library: it is the result of this part
+                found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
+            else:
+                found[name] = found[name] + result if isinstance(result, list) else result
+            release()
+            if out is not None:
+                out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
 
 
@@ -297,26 +299,32 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table([list(rows[0]), *([cell(value) for value in row.values()] for row in rows)], left=2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="where grown checkpoints and bundles are kept")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    arguments = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("gpu_report", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="gpu_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="keeps checkpoints and bundles")
+    parser.add_argument("--device", default="cuda", metavar="D", help="default cuda; cpu tries the report itself out")
+    parser.add_argument(
+        "--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES), help="sizes of the pairs (default: all)"
+    )
+    parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of each output (default 128)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file, too")
+    arguments = parser.read(argv)
     try:
         found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)
-    except (TrtSpecError, OSError) as error:
-        parser.error(str(error))
+    except OSError as error:
+        raise RequestError(f"the report cannot be kept ({error}); name another --work or --json") from error
     for part in ("parity", "speed"):
         if found[part]:
             print(f"\n{as_table(found[part])}")
     for part, reason in found["failed"].items():
         print(f"\n{part} failed: {reason}")
     print(json.dumps(found))
-    sys.exit(1 if found["failed"] else 0)
+    return 1 if found["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Which draft lengths are compared: those asked for, or the usual ones as far as the engine can verify them."""
+
+import argparse
+from collections.abc import Sequence
+
+from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...runtime import Decoder
+from ...runtime.requests.request import AUTO
+from ..console import say
+
+
+def longest_draft(decoder: Decoder) -> int:
+    """The most proposals that one pass of the target can verify."""
+    return decoder.target.engine.verify_width - 1
+
+
+def fixed_lengths(asked: Sequence[int | str] | None, usual: Sequence[int], decoder: Decoder) -> list[int]:
+    """0, and what the user asked for, or else the usual ones without those that are too long here."""
+    longest = longest_draft(decoder)
+    if asked is None:
+        lengths = sorted({0, *(k for k in usual if k <= longest)})
+        if longest < max(usual):
+            say(f"draft lengths {', '.join(map(str, lengths))}: the target verifies at most {longest} proposals here")
+        return lengths
+    lengths = sorted({0, *(k for k in asked if isinstance(k, int))})
+    if lengths[-1] > longest:
+        raise RequestError(
+            f"--draft-lengths goes to {lengths[-1]}, but the target verifies at most {longest} proposals here; leave "
+            f"out what is longer, or compile wider plans with trt-spec build --draft-length {lengths[-1]}"
+        )
+    return lengths
+
+
+def draft_lengths(text: str) -> tuple[int | str, ...]:
+    fixed = [part for part in text.split(",") if part != AUTO]
+    lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
+    return (*lengths, AUTO) if AUTO in text.split(",") else lengths
+
+
+def fixed_draft_lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = (-1,)
+    if not all(0 <= length <= MAX_DRAFT_LENGTH for length in lengths):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers from 0 to {MAX_DRAFT_LENGTH} like 0,2,4")
+    return lengths
