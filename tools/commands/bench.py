@@ -20,14 +20,14 @@ from ..console import in_bytes, progress, table
 from ..flags.draft_lengths import draft_lengths, fixed_lengths, longest_draft
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import add_sampling_flags, positive, sampling_params
-from ..in_words import lossy
+from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
+from ..in_words import lossy, pair, place
 from ..measuring.against_transformers import Theirs, compared_checkpoints, open_checkpoints
 from ..measuring.bandwidth import read_bandwidth
 from ..measuring.bench_result import SAMPLING, bench_result
 from ..measuring.conditions import memory_used
 from ..measuring.shipped_prompts import bench_prompts
-from ..measuring.time_rounds import Measured, Setting, measure
+from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
 from ..whole_file import whole_file
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all-drafters", action="store_true", help=f"a row for each other drafter, too, at K = {DEFAULT_DRAFT_LENGTH}"
     )
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
-    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
+    parser.add_argument("--batch", type=batch_size, default=1, metavar="N", help="prompts decoded together (default 1)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
     parser.add_argument("--report", type=Path, metavar="OUT", help="write a page of charts and tables, as HTML")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/s over K, as .png or .svg")
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         if "report" in out:
             out["report"].write(report_page(result))
         if "plot" in out:
-            save(speed_over_draft_length(result), arguments.plot, out["plot"])
+            save(speed_over_draft_length(result), _title(result), arguments.plot, out["plot"])
     return 0
 
 
@@ -92,6 +92,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # others would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
+    refuse_unfit(decoder, prompts, each)
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
     fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
@@ -125,6 +126,12 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
                 turns[name]()
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, theirs, bandwidth, memory, params, len(prompts), arguments)
+
+
+def _title(result: dict[str, Any]) -> list[str]:
+    prompts = "one prompt" if result["prompts"] == 1 else f"{result['prompts']} prompts"
+    repeats = "one repeat" if result["repeats"] == 1 else f"{result['repeats']} repeats, each a tick"
+    return [pair(result), place(result), f"{prompts}, {repeats}"]
 
 
 def _report(result: dict[str, Any]) -> str:

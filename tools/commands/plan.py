@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = plan(arguments.alpha, arguments.cost, arguments.verify_cost, operations, arguments.longest)
     if arguments.plot:
         with whole_file(arguments.plot) as out:
-            save(planned_speed_up(found), arguments.plot, out)
+            save(planned_speed_up(found), [_title(found)], arguments.plot, out)
     print(json.dumps(found) if arguments.json else _report(found))
     return 0
 
@@ -75,6 +75,13 @@ def plan(alpha: float, cost: float, verify_cost: float, operations: float, longe
         "best_speed_up": speed_up(alpha, best, cost, verify_cost),
         "oracle_tokens_per_round": None if alpha == 1 else oracle_tokens_per_round(alpha),
     }
+
+
+def _title(found: dict[str, Any]) -> str:
+    return (
+        f"Speculation as calculated: acceptance α = {found['alpha']:.3g}; in target steps, a draft step costs "
+        f"c = {found['cost']:.3g} and a verify pass {found['verify_cost']:.3g}"
+    )
 
 
 def _report(found: dict[str, Any]) -> str:

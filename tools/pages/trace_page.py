@@ -7,7 +7,7 @@ from typing import Any
 
 from ...runtime import Decoder, Output, Request, TracedRound
 from ...runtime.requests.text import TextStream
-from ..in_words import summary
+from ..in_words import length_of_drafts, source_of_proposals, summary
 from ..trace_lines import shown
 from .page import page
 
@@ -54,7 +54,7 @@ class Written:
 
 
 def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
-    """Of a finished request that was traced."""
+    """The request has finished and was traced."""
     output, tokenizer = request.output(), decoder.tokenizer
     tokens = list(written(request.prompt, output, tokenizer))
     drafted = sum(one.from_draft for one in tokens)
@@ -74,8 +74,8 @@ def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
 
 def _about(request: Request, decoder: Decoder) -> str:
     bundle = decoder.bundle
-    drafts = {"none": "no draft", "lookup": "lookup", "model": f"draft {bundle.draft and bundle.draft.name}"}
-    return f"{bundle.target.name} with {drafts[request.drafter]}, K = {request.draft_length}, seed {request.seed}"
+    source = source_of_proposals(request.drafter, bundle.draft and bundle.draft.name)
+    return f"{bundle.target.name} with {source}, {length_of_drafts(request.draft_length)}, seed {request.seed}"
 
 
 def written(prompt_ids: Sequence[int], output: Output, tokenizer: Any) -> Iterator[Written]:
