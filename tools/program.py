@@ -86,6 +86,8 @@ def _sentence(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
         return f"this machine has not enough memory for it ({first_line(error)}); ask for less at once"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'} cannot be used ({error.strerror}); choose another place, or mend this one"
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in EXPORT_ONLY:

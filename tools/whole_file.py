@@ -12,11 +12,12 @@ from ..engines import RequestError
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
     """Text written to it appears under `path` when the block succeeds; else nothing does."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    if path.is_dir():
-        raise RequestError(f"output {path} is a directory, expected a file name")
     try:
-        stream = partial.open("x", encoding="utf-8")
+        if path.is_dir():
+            raise RequestError(f"output {path} is a directory, expected a file name")
+        partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        # A name of a file that is quoted may hold bytes that are no UTF-8.
+        stream = partial.open("x", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...engines import MAX_DRAFT_LENGTH, Bundle, EngineError
 from ..console import in_bytes, progress, table
 from ..extras import install_command
-from ..flags.sampling import positive
+from ..flags.sampling import LARGEST_BATCH, positive
 
 if TYPE_CHECKING:
     from ...export.build import BuildReport
@@ -52,9 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def batch_range(text: str) -> tuple[int, int]:
     smallest, dots, largest = text.partition("..")
     try:
-        return int(smallest), int(largest if dots else smallest)
+        found = int(smallest), int(largest if dots else smallest)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no batch, expected for instance 1 or 1..8") from None
+        found = (0, LARGEST_BATCH + 1)
+    if found[1] > LARGEST_BATCH:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is no batch, expected for instance 1 or 1..8, and at most {LARGEST_BATCH}"
+        )
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 from ...engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, Contract, ModelEntry, RequestError
 from ...runtime.memory.cache import KVCache
 from ..console import in_bytes, table
-from ..flags.sampling import positive
+from ..flags.sampling import batch_size, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="B", type=Path, help="made by export-models")
-    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="requests at once (default 1)")
+    parser.add_argument("--batch", type=batch_size, default=1, metavar="N", help="requests at once (default 1)")
     parser.add_argument("--length", type=positive, metavar="L", help="tokens of each (default: all the bundle allows)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -19,11 +19,11 @@ from ..console import progress, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import add_sampling_flags, positive, sampling_params
+from ..flags.sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, sampling_params
 from ..measuring.bench_result import setting_json
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import tokens_per_round
-from ..measuring.time_rounds import Measured, Setting, measure, total
+from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..whole_file import whole_file
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
+        refuse_unfit(decoder, prompts, [params] * len(prompts))
         measured = _measure_all(decoder, lengths, arguments, prompts, params)
         costs = _costs(decoder, measured, arguments)
         result = _result(costs, measured)
@@ -219,7 +220,8 @@ def _report(result: dict[str, Any]) -> str:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers >= 1 like 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
+    try:
+        return tuple(sorted({batch_size(part) for part in text.split(",")}))
+    except argparse.ArgumentTypeError:
+        expected = f"expected whole numbers from 1 to {LARGEST_BATCH} like 1,2,4"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}, {expected}") from None

@@ -8,6 +8,9 @@ from typing import Any, get_type_hints
 from ...runtime import SamplingParams
 from ...runtime.sampling.params import HELP
 
+LARGEST_BATCH = 4096
+MOST_DIGITS = 18  # of a number that still counts something
+
 
 def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = tuple(HELP)) -> None:
     """Absent flags leave no attribute, so that the dataclass keeps its defaults."""
@@ -44,8 +47,15 @@ def token_bias(text: str) -> tuple[int, float]:
 
 
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number >= 1")
+    if not (text.isdecimal() and len(text) <= MOST_DIGITS and int(text)):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a whole number >= 1")
+    return int(text)
+
+
+def batch_size(text: str) -> int:
+    """Of requests at once; a slip of the finger must not ask for all memory there is."""
+    if positive(text) > LARGEST_BATCH:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a whole number from 1 to {LARGEST_BATCH}")
     return int(text)
 
 

@@ -100,6 +100,12 @@ def total(each: Iterable[Speculation]) -> Speculation:
     return merged
 
 
+def refuse_unfit(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> None:
+    """Before anything is timed."""
+    for prompt, param in zip(prompts, params, strict=True):
+        decoder.cancel(decoder.submit(prompt, param, draft_length=0, drafter="none"))
+
+
 def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured) -> None:
     """One repeat: decode all prompts, `max_batch` at a time, none of which was ever seen before."""
     decoder.forget_outputs()
