@@ -85,11 +85,11 @@ class BuildReport:
 
 
 def build_plans(
-    bundle: str | Path | Bundle, options: BuildOptions, progress: Callable[[str], None] = lambda stage: None
+    path: str | Path, options: BuildOptions, progress: Callable[[str], None] = lambda stage: None
 ) -> BuildReport:
     """Compile what the bundle lacks; what is there and still true is kept."""
     begun = time.perf_counter()
-    bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+    bundle = Bundle.open(path)
     library = _Library(options.engine)
     plans, built = [], 0
     with _compiler(options.engine) as compile_:

@@ -108,7 +108,7 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
         raise ExportError(f"checkpoint {name} has no config.json, expected a checkpoint as transformers writes it")
     try:
         fields = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ExportError(f"config.json of checkpoint {name} is no JSON ({error}); download it again") from error
     if not isinstance(fields, dict):
         raise ExportError(f"config.json of checkpoint {name} is no JSON object; download it again")

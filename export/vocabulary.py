@@ -95,6 +95,6 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ExportError(f"{file} is no JSON ({error}); download the checkpoint again") from error
     return fields if isinstance(fields, dict) else {}

@@ -11,13 +11,13 @@ from .program import Parser, exit_code, version_of
 COMMANDS = {  # each is a module in commands/ with add_arguments(parser) and run(arguments) -> exit code
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
-    "bench": "measure draft lengths against each other and against what theory predicts",
-    "tune": "measure what rounds cost, so that the draft length can choose itself",
+    "bench": "measure the speed of each draft length, and compare it with what theory predicts",
+    "tune": "measure what rounds cost here, so that the draft length can be chosen for you",
     "inspect": "show what is in a bundle and the memory it needs",
     "build": "compile TensorRT plans for a bundle",
-    "ngram": "count the n-grams of a text into a bundle, for drafts that cost nothing",
-    "verify": "certify that a bundle, in an engine on this machine, is lossless",
-    "plan": "calculate what speculation yields from an acceptance and the costs of a round",
+    "ngram": "add the n-grams of a text to a bundle, for drafts that need no model",
+    "verify": "check that a bundle says exactly what its target alone would say",
+    "plan": "calculate the speed-up to expect from an acceptance and the costs of a round",
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",
 }
@@ -40,8 +40,9 @@ def _commands_parser() -> Parser:
     listing = "\n".join(f"  {name:<10}{summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="trt-spec",
-        description="Lossless speculative decoding: the same text, sooner.",
-        epilog=f"commands:\n{listing}\n\ntrt-spec COMMAND --help shows the options of each.",
+        description="Lossless speculative decoding: a small draft model proposes tokens, the large target checks\n"
+        "them, and you get the target's own text, sooner. export-models makes the bundles that most commands take.",
+        epilog=f"commands:\n{listing}\n\ntrt-spec COMMAND --help shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=version_of("trt-spec"))

@@ -20,13 +20,20 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 Show = Callable[[str], None]  # called with the name of each stage as it begins
 
 
-def table(rows: Sequence[Sequence[str]], left: int = 1, heading: bool = True, console: "Console | None" = None) -> str:
-    """The first `left` columns are aligned to the left, the others to the right; the first row may be a heading."""
+def table(
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    heading: bool = True,
+    indent: int = 0,
+    console: "Console | None" = None,
+) -> str:
+    """Align the first `left` columns to the left and the others to the right; the first row may be a heading."""
     console = console or _terminal(sys.stdout)
-    return _plain_table(rows, left) if console is None else _drawn_table(rows, left, heading, console)
+    lines = _plain_lines(rows, left) if console is None else _drawn_lines(rows, left, heading, indent, console)
+    return "\n".join(f"{indent * ' '}{line}".rstrip() for line in lines)
 
 
-def _plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
+def _plain_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -34,11 +41,11 @@ def _plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
             cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        lines.append("  ".join(cells))
+    return lines
 
 
-def _drawn_table(rows: Sequence[Sequence[str]], left: int, heading: bool, console: "Console") -> str:
+def _drawn_lines(rows: Sequence[Sequence[str]], left: int, heading: bool, indent: int, console: "Console") -> list[str]:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -49,8 +56,8 @@ def _drawn_table(rows: Sequence[Sequence[str]], left: int, heading: bool, consol
     for row in rows[heading:]:
         drawn.add_row(*map(Text, row))  # as Text, or a name in brackets would be read as markup
     with console.capture() as captured:
-        console.print(drawn)
-    return captured.get().rstrip("\n")
+        console.print(drawn, width=console.width - indent)
+    return captured.get().rstrip("\n").split("\n")
 
 
 def in_bytes(size: float) -> str:
@@ -62,7 +69,7 @@ def in_bytes(size: float) -> str:
 
 
 def say(line: str) -> None:
-    """Beside the results, which go to standard output."""
+    """Tell the user something on standard error; standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -120,7 +127,7 @@ def progress(
 
 
 def _terminal(stream: TextIO) -> "Console | None":
-    """What draws on it; None where nothing can be drawn."""
+    """A console that draws on the stream, or None if nothing can be drawn there."""
     if not stream.isatty() or os.environ.get("TERM") in DUMB:
         return None
     from rich.console import Console

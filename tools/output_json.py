@@ -1,4 +1,4 @@
-"""What a request gave, as JSON."""
+"""The output of a request as JSON."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from ..runtime import Output, TokenLogprob, TracedRound
 
 
 def output_json(output: Output) -> dict[str, Any]:
-    """The object of `generate --json`; logprobs and trace only where they were asked for."""
+    """The object that `generate --json` prints; it has logprobs and trace only if they were asked for."""
     speculation = output.speculation
     fields: dict[str, Any] = {
         "text": output.text,

@@ -20,7 +20,7 @@ NO_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError that sa
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line, without the usage."""
+    """A parser that refuses in one line, without the usage."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -29,10 +29,10 @@ class Parser(argparse.ArgumentParser):
         """Parse the arguments, once they are known to be text that can be a prompt or name a file."""
         for number, argument in enumerate(sys.argv[1:] if argv is None else argv, 1):
             try:
-                argument.encode("utf-8", "surrogateescape")  # which is how a shell's bytes that are no UTF-8 come
+                argument.encode("utf-8", "surrogateescape")  # allows bytes of a shell that are not UTF-8
             except UnicodeEncodeError as error:
                 found = argument[error.start]
-                self.error(f"argument {number} holds {found!r}, which is no character of Unicode; leave it out")
+                self.error(f"argument {number} holds {found!r}, which is not a character of Unicode; leave it out")
             if "\0" in argument:
                 self.error(f"argument {number} holds a NUL, which no path and no prompt may; leave it out")
         return self.parse_args(argv)
@@ -47,7 +47,7 @@ def version_of(program: str) -> str:
 
 
 def exit_code(program: str, run: Callable[[], int], left: str = "") -> int:
-    """Run it to its own exit code, or to the one for what went wrong; `left` ends the line on an interruption."""
+    """Run a program and return its exit code; `left` says on an interruption what was left behind."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what the terminal cannot show
@@ -78,7 +78,7 @@ def exit_code(program: str, run: Callable[[], int], left: str = "") -> int:
 
 
 def _sentence(error: Exception) -> str | None:
-    """What to tell the user; None for a bug of ours, which shows its traceback."""
+    """What to tell the user, or None for a bug of ours, which keeps its traceback."""
     from ..engines import TrtSpecError
     from ..engines.errors import first_line
 
@@ -96,13 +96,13 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _report(program: str, message: str) -> None:
-    """On one line that every terminal can show, whatever names the message quotes."""
+    """Print one line that every terminal can show, whatever names the message quotes."""
     shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in message)
     print(f"{program}: {shown}", file=sys.stderr)
 
 
 class _Terminated(BaseException):
-    """SIGTERM as an exception: what is half-written is removed on its way out."""
+    """SIGTERM as an exception, so that what is half-written is removed on its way out."""
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Texts and prompts from files; what cannot be read is refused in a sentence."""
+"""Read texts and prompts from files, and refuse in a sentence what cannot be read."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from ..engines import RequestError
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One prompt a line: plain text, or objects with a "prompt" where the name ends in .jsonl.
+    """Read a prompt from each line: plain text, or an object with a "prompt" if the name ends in .jsonl.
 
-    A line ends with \\n or \\r\\n and nothing else: JSON may hold U+2028 and its like as they are.
+    Only \\n and \\r\\n end a line: JSON may hold U+2028 and its like unescaped.
     """
     lines = [line for line in read_text(path).replace("\r\n", "\n").split("\n") if line.strip()]
     if not lines:
@@ -43,5 +43,5 @@ def decoded(content: bytes, source: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"{source} is no UTF-8: byte {error.start} is 0x{content[error.start]:02x}; convert it first"
+            f"{source} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}; convert it first"
         ) from error

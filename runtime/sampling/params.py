@@ -130,22 +130,23 @@ class SamplingParams:
 HELP = {
     "max_new_tokens": "stop after this many tokens",
     "temperature": "0 is greedy",
-    "draft_temperature": "what the draft samples at, 0 proposes its best token (default: the request's temperature)",
+    "draft_temperature": "temperature of the draft; 0 proposes its likeliest token (default: the request's own)",
     "top_k": "keep the k likeliest tokens (0 = off)",
     "top_p": "keep the smallest set of likeliest tokens that holds this much probability",
     "min_p": "keep tokens at least this likely relative to the likeliest",
     "repetition_penalty": "divide the score of tokens in prompt and output by this",
     "presence_penalty": "subtract this from the score of tokens in the output",
     "frequency_penalty": "subtract this for each time a token is in the output",
-    "logit_bias": "add to the scores of single tokens",
-    "stop": "end before this text",
-    "stop_token_ids": "end with this token",
+    "logit_bias": "add this to the score of one token",
+    "stop": "end the output before this text",
+    "stop_token_ids": "end the output with this token",
     "ignore_eos": "do not end with the model's end-of-sequence token",
-    "seed": "with it, the same request gives the same output",
-    "logprobs": "report log-probabilities of the chosen and this many likeliest tokens",
-    "rule": "rejection accepts more; coupled gives one text per seed whatever the draft, K, batch or engine",
-    "lenience": "lossy below 1: a token may become up to 1 / lenience times as likely as the target says, and a greedy "
-    "one stand that is lenience times as likely as the best",
+    "seed": "where all randomness comes from: with one seed the same request gives the same output",
+    "logprobs": "report log-probabilities of the chosen token and of this many likeliest ones",
+    "rule": "how proposals are accepted: rejection accepts more; coupled gives one text per seed, whatever the draft, "
+    "K, batch or engine",
+    "lenience": "below 1 more is accepted and the output is lossy: a token may become 1 / lenience times as likely as "
+    "the target says, and a greedy one may be only lenience times as likely as the best",
 }
 
 

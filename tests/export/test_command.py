@@ -54,7 +54,7 @@ def test_perplexity_and_acceptance_are_measured_on_the_text_that_is_given(tmp_pa
     assert "acceptance expected of the draft on the text: " in done.stdout
 
     (tmp_path / "text").write_bytes(b"abc\xff")
-    for path, said in ((tmp_path / "text", "is no UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
+    for path, said in ((tmp_path / "text", "is not UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
         refused = subprocess.run([*COMMAND, *arguments, "--text", str(path)], capture_output=True, text=True)
         assert refused.returncode == 2
         assert said in refused.stderr.splitlines()[-1]

@@ -45,8 +45,9 @@ def test_a_terminal_gets_a_heading_and_every_cell_as_it_is(terminal):
 def test_a_narrow_terminal_folds_long_cells_and_loses_nothing():
     narrow = Console(force_terminal=True, color_system=None, file=io.StringIO(), width=40)
     reason = "a reason that is much longer than forty columns"
-    shown = table([("name", "refused"), ("some family", reason)], left=2, console=narrow)
+    shown = table([("name", "refused"), ("some family", reason)], left=2, indent=3, console=narrow)
     words = [word for line in shown.splitlines()[2:] for word in line.split()]
+    assert all(line.startswith("   ") for line in shown.splitlines())
     assert sorted(words) == sorted(["some", "family", *reason.split()])
     assert max(map(len, shown.splitlines())) <= 40
 

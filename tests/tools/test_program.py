@@ -34,7 +34,9 @@ NESTED = "[" * 100_000
 )
 def test_half_a_character_is_refused_wherever_it_stands(run, command):
     number = next(i for i, word in enumerate(command, 1) if HALF in word)
-    assert_refused(run(*command), rf"argument {number} holds '\ud800', which is no character of Unicode; leave it out")
+    assert_refused(
+        run(*command), rf"argument {number} holds '\ud800', which is not a character of Unicode; leave it out"
+    )
 
 
 def test_a_nul_is_refused_wherever_it_stands(run):
@@ -147,17 +149,7 @@ def test_a_table_of_costs_or_a_result_that_nests_without_end_is_refused(run, lla
     assert_refused(run("generate", "--bundle", tmp_path / "bundle", "--prompt", "a"), "is no table of costs")
     (tmp_path / "result.json").write_text(NESTED)
     assert main([str(tmp_path / "result.json"), str(tmp_path / "out.html")]) == 2
-    assert "is no result of this version's bench (RecursionError: " in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("content", [NESTED, f'{{"model_type": {"9" * 5000}}}'], ids=["nested", "digits"])
-def test_a_checkpoint_whose_configuration_is_no_sensible_json_is_refused(capfd, tmp_path, content):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "config.json").write_text(content)
-    assert export_models.main(["--target", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "bundle")]) == 2
-    assert (
-        f"config.json of checkpoint {tmp_path / 'checkpoint'} is no JSON (" in capfd.readouterr().err.splitlines()[-1]
-    )
+    assert "is not a result of this version's bench (RecursionError: " in capfd.readouterr().err
 
 
 def test_a_bug_of_ours_keeps_its_traceback():

@@ -1,7 +1,8 @@
-"""Measure draft lengths against each other and against what theory predicts from the parts of a round.
+"""Measure how fast each draft length decodes, and compare it with what theory predicts.
 
-Tokens per second count decoding only, not the reading of prompts. Round overhead is the time of a round over the time
-of the bare engine runs in it: 1.00 is perfect. The last line of output is one JSON object.
+A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
+without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
+perfect. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from ...runtime.decoder import DEFAULT_DRAFT_LENGTH
 from ...runtime.drafters.propose import SOURCES
 from ...runtime.requests.request import AUTO, MIXED
 from ..console import in_bytes, progress, table
+from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths, longest_draft
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
@@ -37,27 +39,37 @@ HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompts_flag(parser)
     parser.add_argument(
         "--draft-lengths",
         type=draft_lengths,
         metavar="K,K,…",
-        help="tokens to propose in a round; 0 is always measured, too (default: those of "
+        help="tokens to propose in a round; 0 is always measured as well (default: those of "
         f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec tune has run)",
     )
-    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), help="default: the draft model if there is one")
     parser.add_argument(
-        "--all-drafters", action="store_true", help=f"a row for each other drafter, too, at K = {DEFAULT_DRAFT_LENGTH}"
+        "--drafter",
+        choices=(*SOURCES, MIXED),
+        help=SOURCES_HELP,
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
-    parser.add_argument("--batch", type=batch_size, default=1, metavar="N", help="prompts decoded together (default 1)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
-    parser.add_argument("--report", type=Path, metavar="OUT", help="write a page of charts and tables, as HTML")
-    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/s over K, as .png or .svg")
-    parser.add_argument("--compare", choices=("hf",), help="take turns with transformers running the checkpoints")
+    parser.add_argument(
+        "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
+    )
+    parser.add_argument(
+        "--batch", type=batch_size, default=1, metavar="N", help="prompts to decode together (default 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
+    parser.add_argument(
+        "--compare", choices=("hf",), help="also measure transformers, in turn with this, on the checkpoints"
+    )
     for role in ("target", "draft"):
-        help_text = f"what the bundle's {role} was exported from, for --compare"
+        help_text = f"for --compare: the checkpoint that the bundle's {role} was exported from"
         parser.add_argument(f"--{role}-checkpoint", type=Path, metavar="DIR", help=help_text)
     add_engine_flags(parser)
     add_sampling_flags(parser, only=SAMPLING)
@@ -68,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_drawable(arguments.plot)
     if arguments.report:
         require_matplotlib()
-    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write equally much
+    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write as many tokens
     params = replace(params, seed=params.seed or 0)
     with ExitStack() as stack:
         asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
@@ -89,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
-    whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # others would not compare
+    whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
@@ -149,8 +161,8 @@ def _report(result: dict[str, Any]) -> str:
     )
     return (
         f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
-        f"bare target, one token: {roof['bare_ms']:.2f} ms, {roof['bare_over_roof']:.2f} × the roof of "
-        f"{in_bytes(roof['weight_bytes'])} of weights at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
+        f"the bare target takes {roof['bare_ms']:.2f} ms for one token, {roof['bare_over_roof']:.2f} × what reading "
+        f"{in_bytes(roof['weight_bytes'])} of weights takes at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )
 
 

@@ -30,14 +30,14 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def stages(arguments: argparse.Namespace) -> int:
-    """How many the exporter will name: of each model, loading, tracing and writing, and what a check takes besides."""
+    """How many stages the exporter will name: each model is loaded, traced, written and perhaps checked."""
     kinds = [arguments.weights, *([arguments.draft_weights] if arguments.draft else [])]
     checks = 0 if arguments.no_check else sum(2 + (kind != "none") for kind in kinds)
     return 3 + 3 * len(kinds) + checks
 
 
 def _shown(report: "ExportReport") -> str:
-    """What was written, a line for each model."""
+    """A table of the models that were written, and what was found out about them."""
     rows = [("model", "from", "parameters", "nodes", "size", "dtype", "weights", "worst error", "seconds")]
     for model in report.models:
         entry = model.entry

@@ -1,4 +1,4 @@
-"""Complete a prompt with a bundle."""
+"""Complete a prompt. The text is that of the bundle's target; the draft only makes it come sooner."""
 
 import argparse
 import json
@@ -20,16 +20,19 @@ from ..whole_file import whole_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompt_flags(parser)
     add_engine_flags(parser)
     add_controller_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument(
-        "--trace-html", type=Path, metavar="OUT", help="write a page that shows who wrote which token, and why"
+        "--trace-html",
+        type=Path,
+        metavar="OUT",
+        help="write an HTML page that shows which model wrote which token, and why",
     )
-    parser.add_argument("--trace", action="store_true", help="print each round on a line, then the text")
+    parser.add_argument("--trace", action="store_true", help="print a line about each round, then the text")
     add_sampling_flags(parser)
 
 

@@ -1,6 +1,7 @@
-"""Calculate what speculation yields before anything is exported: from the acceptance and the costs of a round.
+"""Calculate how much faster speculation would decode, from the acceptance of proposals and the costs of a round.
 
-Costs are in target steps of width one. What a pair's acceptance and costs are, trt-spec doctor and bench measure.
+The unit of all costs is one target step, which scores one token. trt-spec doctor measures acceptance and cost of two
+checkpoints before anything is exported, trt-spec bench those of a bundle.
 """
 
 import argparse
@@ -19,21 +20,34 @@ HEADER = ("K", "tokens/round", "speed-up", "operations")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, required=True, metavar="A", help="acceptance of an examined proposal")
-    parser.add_argument("--cost", type=float, default=0.0, metavar="C", help="of a draft step (default 0)")
-    parser.add_argument("--verify-cost", type=float, default=1.0, metavar="V", help="of the verify pass (default 1)")
     parser.add_argument(
-        "--operations", type=float, metavar="C", help="of a draft step, in the target's operations (default: --cost)"
+        "--alpha", type=float, required=True, metavar="A", help="share of examined proposals that are accepted, 0 to 1"
+    )
+    parser.add_argument(
+        "--cost", type=float, default=0.0, metavar="C", help="cost of a draft step, in target steps (default 0)"
+    )
+    parser.add_argument(
+        "--verify-cost",
+        type=float,
+        default=1.0,
+        metavar="V",
+        help="cost of the pass that verifies K tokens, in target steps (default 1)",
+    )
+    parser.add_argument(
+        "--operations",
+        type=float,
+        metavar="C",
+        help="arithmetic of a draft step, as a share of a target step's (default: what --cost says)",
     )
     parser.add_argument(
         "--longest",
         type=int,
         default=8,
         metavar="K",
-        help=f"the last K of the table, to {MAX_DRAFT_LENGTH} (default 8)",
+        help=f"last K of the table, at most {MAX_DRAFT_LENGTH} (default 8)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw speed-up over K, as .png or .svg")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw the speed-up over K, into a .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:

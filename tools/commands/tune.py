@@ -1,7 +1,7 @@
-"""Measure what rounds cost here over draft length and batch, and keep it in the bundle.
+"""Measure what a round costs on this machine by draft length and batch, and keep the table in the bundle.
 
-From then on the draft length is chosen for each round anew (auto, the default), from these costs and from what a
-request's own proposals were worth so far. The last line of output is one JSON object.
+From then on auto is the default draft length: each round chooses the most rewarding length, by this table and by how
+many of the request's own proposals were accepted so far. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -30,37 +30,39 @@ DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
-MOST_OF_COPY = 8
-COSTS_AS = {"suffix": "lookup"}  # it knows before a round how much it will propose, and costs nothing without
+MOST_OF_COPY = 8  # proposals with which a drafter of COSTS_AS is measured
+COSTS_AS = {"suffix": "lookup"}  # both copy, at the same cost
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="made by export-models")
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the folder that export-models wrote")
     add_prompts_flag(parser)
     parser.add_argument(
         "--draft-lengths",
         type=fixed_draft_lengths,
         metavar="K,K,…",
-        help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, or what plans were compiled for)",
+        help="tokens to propose in a round; 0 is always measured as well (default: those of "
+        f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify)",
     )
     parser.add_argument(
         "--batches",
         type=_batches,
         default=BATCHES,
         metavar="N,N,…",
-        help=f"requests decoded together (default {','.join(map(str, BATCHES))})",
+        help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))})",
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
+    parser.add_argument(
+        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
-    add_sampling_flags(parser, only=SAMPLING)
+    add_sampling_flags(parser, only=SAMPLING, max_new_tokens=NEW_TOKENS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     params = sampling_params(arguments, ignore_eos=True)
-    given = "max_new_tokens" in vars(arguments)
-    params = replace(params, seed=params.seed or 0, max_new_tokens=params.max_new_tokens if given else NEW_TOKENS)
+    params = replace(params, seed=params.seed or 0)
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
@@ -88,7 +90,7 @@ def _measure_all(
     drafters = [name for name in decoder.drafters if name != "random"]
     settings = [Setting(0, "none")]
     for drafter in drafters:
-        alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # its acceptance is all there is to measure
+        alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # of such a drafter only the acceptance is measured
         settings += [Setting(k, drafter) for k in (alone if drafter in COSTS_AS else lengths) if k]
     grid: Grid = {
         (setting.drafter, batch, setting.draft_length): Measured(setting)
@@ -133,7 +135,7 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
 
 
 def _counted(grid: Grid, drafter: str) -> Speculation:
-    """Over all batches and draft lengths."""
+    """What this drafter did over all batches and draft lengths."""
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
@@ -153,7 +155,7 @@ def _result(costs: Costs, grid: Grid) -> dict[str, Any]:
 
 
 def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
-    """What the measured costs and the acceptance over all prompts recommend."""
+    """The best draft length for each batch, by the measured costs and the acceptance over all prompts."""
     by_batch = []
     for batch in costs.batches:
         times = costs.round_times(drafter, batch)
@@ -179,7 +181,7 @@ def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
 
 
 def _oracle(alpha: float, proposing: float, times: list[float]) -> float:
-    """The speed-up if each round knew how many would be accepted, and proposed the best number up to that."""
+    """The speed-up if each round knew how many proposals would be accepted, and made the best number of them."""
     longest = len(times) - 1
     shares = [proposing * alpha**n * (1 - alpha if n < longest else 1) for n in range(longest + 1)]
     shares[0] += 1 - proposing

@@ -1,4 +1,4 @@
-"""Which draft lengths are compared: those asked for, or the usual ones as far as the engine can verify them."""
+"""The draft lengths to compare: those that were asked for, or the usual ones that the engine can verify."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def longest_draft(decoder: Decoder) -> int:
 
 
 def fixed_lengths(asked: Sequence[int | str] | None, usual: Sequence[int], decoder: Decoder) -> list[int]:
-    """0, and what the user asked for, or else the usual ones without those that are too long here."""
+    """0 and what the user asked for; or, if nothing was asked for, 0 and the usual ones that are not too long here."""
     longest = longest_draft(decoder)
     if asked is None:
         lengths = sorted({0, *(k for k in usual if k <= longest)})

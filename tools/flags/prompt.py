@@ -1,4 +1,4 @@
-"""Which text to complete, and which set of prompts to measure on."""
+"""The flags that say which text to complete, or which set of prompts to measure on."""
 
 import argparse
 import sys
@@ -11,8 +11,8 @@ from ..text_files import decoded, read_text
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="the text to complete")
-    parser.add_argument("--prompt-file", metavar="F", type=Path, help="a UTF-8 file that holds it")
-    parser.add_argument("stdin", nargs="?", metavar="-", help="read it from standard input")
+    parser.add_argument("--prompt-file", metavar="F", type=Path, help="a UTF-8 file that holds the text to complete")
+    parser.add_argument("stdin", nargs="?", metavar="-", help="read the text to complete from standard input")
 
 
 def chosen_prompt(arguments: argparse.Namespace) -> str:
@@ -31,6 +31,6 @@ def add_prompts_flag(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         metavar="KIND|F",
         default="python",
-        help=f"those shipped: {', '.join(KINDS)} (default python); or a file: a prompt a line; .jsonl: "
-        '{"prompt": "text"} a line',
+        help=f"what to complete: shipped prompts, which are {', '.join(KINDS)} (default python); or a file with a "
+        'prompt on each line, or with {"prompt": "text"} on each line of a .jsonl',
     )

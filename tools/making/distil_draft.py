@@ -50,7 +50,7 @@ def distil(
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write the distilled draft to `out`; returns the acceptance before and after, by temperature."""
+    """Write the distilled draft to `out` and return the acceptance before and after, by temperature."""
     refuse_below(2, samples=samples, length=length)
     refuse_below(1, layers=layers, steps=steps)
     if hidden < 2 or hidden % min(64, hidden) or hidden % 2:
@@ -114,7 +114,7 @@ def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers:
 
 @torch.no_grad()
 def sample(model: Any, prompts: Sequence[Sequence[int]], count: int, length: int, device: str) -> list[Tensor]:
-    """What the model says at temperature 1 after the prompts in turn, `count` times, without the prompts."""
+    """Let the model continue the prompts in turn at temperature 1; return `count` continuations without the prompts."""
     spoken = []
     shown = range(0, count, max(1, count // 10))
     with progress("target", total=len(shown), ticking=True) as show:

@@ -1,7 +1,7 @@
 """Grow a Llama checkpoint to a larger shape without changing the function it computes.
 
-The added residual dimensions stay exactly zero, so text and acceptance are those of the small model while the
-cost is that of the large one: speculation can be timed at any size without any trained model of that size.
+The residual dimensions that are added stay exactly zero, so text and acceptance are those of the small model while the
+cost is that of the large one. Speculation can thus be timed at any size without a trained model of that size.
 
     python -m trt_spec.tools.making.grow_pair SOURCE OUT --hidden 768 --layers 12 --heads 12 --kv-heads 4 --mlp 2048
 """
@@ -45,7 +45,7 @@ class LlamaSize:
 
 
 def place_heads(old: LlamaSize, new: LlamaSize) -> tuple[list[int], list[int]]:
-    """New slot of every old query head, and the old key-value head each used new one copies."""
+    """Place every old query head, and say which old key-value head each new one that is used copies."""
     old_group, new_group = old.heads // old.kv_heads, new.heads // new.kv_heads
     slots: list[int] = []
     sources: list[int] = []
@@ -72,7 +72,7 @@ def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.flo
         if getattr(new, name) < getattr(old, name):
             raise RequestError(f"{name} {getattr(new, name)} is smaller than the source's {getattr(old, name)}")
     if new.heads % new.kv_heads:
-        raise RequestError(f"{new.heads} heads are no multiple of {new.kv_heads} key-value heads")
+        raise RequestError(f"{new.heads} heads are not a multiple of {new.kv_heads} key-value heads")
     head_dim = config["head_dim"]
     slots, sources = place_heads(old, new)
     query_rows = torch.cat([torch.arange(head_dim) + slot * head_dim for slot in slots])
@@ -83,7 +83,7 @@ def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.flo
     generator = torch.Generator().manual_seed(0)
     grown: dict[str, torch.Tensor] = {}
 
-    def noise(*size: int) -> torch.Tensor:  # what multiplies zeros may be anything: make it ordinary numbers
+    def noise(*size: int) -> torch.Tensor:  # it multiplies zeros, so it may be anything ordinary
         return torch.randn(*size, generator=generator) * 0.02
 
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

@@ -80,7 +80,7 @@ def train_tokenizer(files: Sequence[Path], size: int) -> Tokenizer:
 
 
 def stream(tokenizer: Tokenizer, files: Sequence[Path]) -> Tensor:
-    """All tokens of the files, each behind an end of text."""
+    """All tokens of the files, with an end of text before each file."""
     parts = [torch.tensor([0, *tokenizer.encode(text).ids]) for text in texts(files)]
     return torch.cat(parts)
 
@@ -117,7 +117,7 @@ def train_pair(
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write `out/target` and `out/draft`; returns their held-out losses and the acceptance by temperature."""
+    """Write `out/target` and `out/draft`, and return their held-out losses and the acceptance by temperature."""
     refuse_below(1, steps=steps, draft_steps=draft_steps, batch=batch, width=width)
     refuse_device(device)
     learned, held_out = files

@@ -1,7 +1,7 @@
-"""What choosing the draft length for each round gains and costs: against no draft, and against every fixed length.
+"""Measure what the draft length auto gains and costs, against no draft and against every fixed length.
 
-Each prompt of the five kinds is decoded by all settings in turn, several times over, so that each ratio compares runs
-of one prompt that lie side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune before.
+All settings decode each prompt in turn, several times over, so that each ratio compares runs of one prompt that lie
+side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune first.
 
     python -m trt_spec.tools.measuring.auto_report --bundle B [--drafter D] [--repeats N] [--json OUT]
 """
@@ -42,12 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None) -> int:
     parser = Parser(prog="auto_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, required=True, metavar="B", help="made by export-models")
-    parser.add_argument("--drafter", choices=(*SOURCES, MIXED), default="model", help="default model")
+    parser.add_argument("--bundle", type=Path, required=True, metavar="B", help="the folder that export-models wrote")
+    parser.add_argument(
+        "--drafter", choices=(*SOURCES, MIXED), default="model", help="where proposals come from (default model)"
+    )
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
     parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
     arguments = parser.read(argv)
     params = SamplingParams(
@@ -90,7 +92,7 @@ def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int)
 
 
 def decode(decoder: Decoder, prompt: Prompt, params: SamplingParams, k: DraftLength, drafter: str) -> float:
-    """Seconds from the first round on."""
+    """Seconds for each token from the first round on."""
     decoder.forget_outputs()
     request = decoder.submit(prompt, params, draft_length=k, drafter=drafter if k else "none")
     while not request.token_ids:
@@ -110,7 +112,7 @@ def fitted(decoder: Decoder, prompt: Prompt, room: int) -> list[int]:
 
 
 def compared(rows: Sequence[Sequence[float]], fixed: Sequence[int]) -> dict[str, Any]:
-    """Speed of the last column relative to the first and to the best fixed one; means are over equal token counts."""
+    """Compare the last column, auto, with the first, K = 0, and with the best fixed one."""
     means = [fmean(column) for column in zip(*rows, strict=True)]
     best = min(range(len(fixed)), key=means.__getitem__)
     return {
@@ -123,7 +125,7 @@ def compared(rows: Sequence[Sequence[float]], fixed: Sequence[int]) -> dict[str,
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """Geometric mean, and where it lies with 95 %."""
+    """The geometric mean and its interval of 95 %."""
     logs = [log(ratio) for ratio in ratios]
     mean = fmean(logs)
     error = SURE * stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else float("inf")

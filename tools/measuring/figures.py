@@ -1,7 +1,7 @@
-"""Measure the figures that README quotes, on this machine: against transformers, over capacity, and memory.
+"""Measure the figures that README quotes: speed against transformers, time over capacity, and memory.
 
-The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real and the
-cost is that of the larger shape. All comparisons interleave their settings in one process.
+The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real while the
+cost is that of a larger model. Every comparison interleaves its settings in one process.
 
     python -m trt_spec.tools.measuring.figures --work DIR [--json OUT]
 """
@@ -42,7 +42,7 @@ NEW_TOKENS = 64
 
 
 def median_seconds(title: str, settings: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Each setting in turn, `repeats` times after a warm-up; the median of each."""
+    """Run the settings in turn, `repeats` times after a warm-up, and return the median of each."""
     seconds: dict[str, list[float]] = {name: [] for name in settings}
     with progress(title, total=(1 + repeats) * len(settings)) as show:
         for turn in range(1 + repeats):
@@ -57,12 +57,12 @@ def median_seconds(title: str, settings: dict[str, Callable[[], Any]], repeats: 
 
 
 def prepare(work: Path) -> dict[str, Path]:
-    """The grown checkpoint, and its bundles at two capacities."""
+    """Make the grown checkpoint, and bundles of it at two capacities."""
     grown, draft = work / "grown", work / "draft"
     if not (work / "bundle-8192" / "manifest.json").exists():
         grow(PAIR / "pycode-14m", grown, GROWN)
         shutil.copytree(PAIR / "pycode-1m", draft, dirs_exist_ok=True)
-        for checkpoint in (grown, draft):  # rotary positions need no training to be timed
+        for checkpoint in (grown, draft):  # longer rotary positions need no training to be timed
             config = json.loads((checkpoint / "config.json").read_text())
             (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
         for capacity in (512, 8192):
@@ -72,7 +72,7 @@ def prepare(work: Path) -> dict[str, Path]:
 
 def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, float]:
     """Tokens per second of this runtime and of transformers' generate, assisted generation and prompt lookup."""
-    torch.set_num_threads(1)  # for ours; theirs take all cores
+    torch.set_num_threads(1)  # for our side; transformers takes all cores
     other = Transformers(paths["grown"], paths["draft"])
     settings: dict[str, Callable[[], Any]] = {}
     with Decoder.open(paths["8192"]) as decoder:
@@ -99,7 +99,7 @@ def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, floa
 
 
 def over_capacity(paths: dict[str, Path], repeats: int) -> dict[str, float]:
-    """Seconds of decoding at about 64 live tokens by capacity and batch: what is not used must cost nothing."""
+    """Seconds of decoding at about 64 live tokens, by capacity and batch: unused capacity must cost nothing."""
     params = SamplingParams(max_new_tokens=32, ignore_eos=True)
     settings: dict[str, Callable[[], Any]] = {}
     with Decoder.open(paths["512"]) as small, Decoder.open(paths["8192"]) as large:
@@ -111,7 +111,7 @@ def over_capacity(paths: dict[str, Path], repeats: int) -> dict[str, float]:
 
 
 def memory(bundle: Path) -> dict[str, float]:
-    """Resident megabytes of a process of its own: after imports, with the models open, after 50 and 300 requests."""
+    """Resident megabytes of a fresh process: after imports, with the models open, after 50 and 300 requests."""
     done = subprocess.run(
         [sys.executable, "-m", "trt_spec.tools.measuring.figures", "--memory-of", str(bundle)],
         capture_output=True,
@@ -153,7 +153,7 @@ def run(argv: Sequence[str] | None) -> int:
     parser = Parser(prog="figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, metavar="DIR", help="where the grown checkpoint and its bundles are kept")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="times each is measured (default 3)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file, too")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.read(argv)
     if arguments.memory_of:

@@ -1,11 +1,11 @@
-"""All that is to be seen on a GPU, in one run: parity with transformers, speed at size, and whether TensorRT runs.
+"""Measure on a GPU, in one run: parity with transformers, speed by size, and whether TensorRT runs.
 
     python -m trt_spec.tools.measuring.gpu_report --work DIR [--device cuda] [--shapes 0.1B 3B 8B] [--json OUT]
 
-Parity is that of the demo pair in each engine and dtype. Speed is that of pairs grown from it (see grow_pair), so texts
-and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the parts of a
-round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown and exported
-once, into DIR. Prints a table of each and, last, one JSON line.
+Parity is measured on the demo pair, in each engine and dtype. Speed is measured on pairs grown from it (see grow_pair),
+so texts and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the
+parts of a round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown
+and exported once, into DIR. The output is a table of each and, on the last line, one JSON object.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class Speed:
-    """Decoding of one pair by one setting; milliseconds are of a round, by the device's own clock but the first."""
+    """One pair decoded with one setting; the milliseconds of a round's parts are by the device's own clock."""
 
     pair: str
     mode: str
@@ -85,14 +85,14 @@ class Speed:
     draft_ms: float
     verify_ms: float
     accept_ms: float
-    over_kernels: float  # the round over its parts: what gaps and the host add
-    roof_share: float | None  # of plain decoding: the time the weights alone need over the round's
+    over_kernels: float  # the round over the sum of its parts, so what gaps and the host add
+    roof_share: float | None  # of plain decoding: the time to read the weights, over the round's
     speed_up: float
     of_theory: float | None
 
 
 def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[str, Any]]:
-    """Logits and greedy text in all dtypes, of which the CPU's float32 text is the reference."""
+    """Compare logits with the checkpoint's, and greedy text with that of the CPU in float32, in all dtypes."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
@@ -104,7 +104,7 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
     for dtype in DTYPES:
         bundle = exported(work / f"demo-{dtype}", TARGET, DRAFT, dtype)
         if engine == "onnxruntime" and device == "cpu" and dtype != "float32":
-            continue  # no kernels
+            continue  # it has no kernels for them
         found = engine_logits_of(bundle, engine, device, tokens)
         same = sum(a == b for a, b in zip(texts(bundle, params, engine, device), reference, strict=True))
         error = float((found - expected).norm() / expected.norm())
@@ -113,7 +113,7 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
 
 
 def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[str, Any]:
-    """The coupled rule on the device against plain decoding on the CPU; the arbiter rules on each difference."""
+    """Compare the coupled rule on the device with plain decoding on the CPU; the arbiter judges each difference."""
     here = Subject(Bundle.open(work / "demo-float32"), "onnxruntime", "cpu", batch=4)
     params = SamplingParams(max_new_tokens=new_tokens, temperature=1.0, rule="coupled", seed=11)
     asked = ask_alone(here, [(prompt, params) for prompt in here.prompts()])
@@ -148,7 +148,7 @@ def texts(
 
 
 def speeds(name: str, bundle: Path, device: str, mode: str, new_tokens: int) -> list[dict[str, Any]]:
-    """All settings of a mode are interleaved, on the same prompts."""
+    """Measure all settings of a mode in turn, on the same prompts."""
     opened = Bundle.open(bundle)
     weight_bytes = opened.target.parameters * (4 if opened.target.contract.dtype == "float32" else 2)
     roof_ms = 1e3 * weight_bytes / read_bandwidth(device)
@@ -202,7 +202,7 @@ def speed_of(one: Measured, plain: Measured, of: tuple[str, str, int, float], ro
 
 
 def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_tokens: int) -> dict[str, float]:
-    """Tokens per second of its generate, and of its assisted generation at a constant K of 4, greedy, batch 1."""
+    """Tokens per second of transformers' generate, and of its assisted generation with K = 4, greedy, batch 1."""
     other = Transformers(target, draft, dtype, device)
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt).ids for prompt in PYTHON_PROMPTS]
@@ -222,7 +222,7 @@ def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_
 
 
 def try_rtx(bundle: Path, device: str) -> str:
-    """Whether TensorRT for RTX runs on this GPU, which may not be on its list: what it says."""
+    """Try TensorRT for RTX on this GPU, which may not be on its list, and return what it says."""
     from ...export.build import BuildOptions, build_plans
 
     try:
@@ -235,7 +235,7 @@ def try_rtx(bundle: Path, device: str) -> str:
 
 
 def grown_pair(work: Path, name: str, dtype: str) -> str:
-    """The folder of the checkpoints of target and draft, and their bundle; made once."""
+    """Return the folder with the checkpoints of a grown pair and their bundle, which are made once."""
     folder = work / f"grown-{name}"
     if not (folder / "bundle" / "manifest.json").exists():
         for role, shape in zip(("target", "draft"), SHAPES[name], strict=True):
@@ -256,7 +256,7 @@ def release() -> None:
 
 
 def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: Path | None) -> dict[str, Any]:
-    """What was found, part by part, kept after each: one that fails says why and stops no other."""
+    """Run part by part, and keep what was found after each; a part that fails says why and stops no other."""
     refuse_device(device)
     work.mkdir(parents=True, exist_ok=True)
     dtype = "float32" if device == "cpu" else "bfloat16"
@@ -282,7 +282,7 @@ def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: 
             show(name.replace("_", " "))
             try:
                 result = run_part(*arguments)
-            except Exception as error:  # of any library: it is the result of this part
+            except Exception as error:  # any library may raise anything: the error is the result of this part
                 found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
             else:
                 found[name] = found[name] + result if isinstance(result, list) else result
@@ -311,7 +311,7 @@ def run(argv: Sequence[str] | None) -> int:
         "--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES), help="sizes of the pairs (default: all)"
     )
     parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of each output (default 128)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file, too")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
     arguments = parser.read(argv)
     try:
         found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)

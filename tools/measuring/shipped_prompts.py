@@ -1,4 +1,4 @@
-"""The prompts that bench is shipped with: real ones of four kinds, and random tokens of the bundle's own vocabulary."""
+"""The prompts that are shipped: texts of five kinds, and random tokens of the bundle's own vocabulary."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ PYTHON_PROMPTS = (
 
 
 def bench_prompts(source: str, vocab_size: int) -> list[Prompt]:
-    """Those of a kind, or of the file `source`."""
+    """The prompts of a shipped kind, or those of the file `source`."""
     if source == "python":
         return list(PYTHON_PROMPTS)
     if source == "random":

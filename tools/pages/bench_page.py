@@ -1,4 +1,4 @@
-"""A page that shows what bench measured, made of nothing but its JSON object.
+"""Make a page of charts and tables from the JSON object of a bench run.
 
 python -m trt_spec.tools.pages.bench_page RESULT.json OUT.html
 """
@@ -148,7 +148,7 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
-    """Theirs have a rate and waits alone."""
+    """A row of transformers has only a rate and waits."""
     keys = ("acceptance", "tokens_per_round", "round_overhead", "speed_up", "predicted")
     waits = [f"{one[kind][f'p{share}']:.1f}" for kind in WAITS for share in PERCENTILES]
     return [name, f"{one['tokens_per_second']:.1f}", *(_optional(one.get(key)) for key in keys), *waits]
@@ -208,7 +208,7 @@ def run(argv: Sequence[str] | None) -> int:
             stream.write(report_page(json.loads(content)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise RequestError(
-                f"{arguments.result} is no result of this version's bench ({type(error).__name__}: {error}); "
+                f"{arguments.result} is not a result of this version's bench ({type(error).__name__}: {error}); "
                 "measure again with trt-spec bench --json"
             ) from error
     return 0

@@ -1,4 +1,4 @@
-"""The charts of reports, drawn by matplotlib: as figures, as files, and as SVG whose colours are the page's own."""
+"""Charts by matplotlib: as figures, as pictures in files, and as SVG that takes its colours from the page."""
 
 import io
 import re
@@ -13,7 +13,7 @@ from ..extras import install_command
 from ..measuring.theory import speed_up
 from ..measuring.time_rounds import PARTS
 
-COLOURS = {  # on white; a page may give each name another value
+COLOURS = {  # on white; a page may give other values to the names
     "ink": "#1f2429",
     "muted": "#59636f",
     "line": "#d3d9e1",
@@ -26,16 +26,16 @@ COLOURS = {  # on white; a page may give each name another value
 PART_COLOURS = dict(zip(PARTS, ("green", "blue", "orange", "grey"), strict=True))
 SIZE = (5.0, 3.1)  # inches: about a telephone's width at full size
 TEXT = 11
-MOST_LABELS = 9  # that fit above the bars side by side
+MOST_LABELS = 9  # above bars, before they touch
 ROUND = "K, tokens proposed in a round\n(K proposals, then one pass of the target over them)"
 TITLE_WIDTH, TITLE_LINE = 66, 0.18  # characters a panel, inches
 FORMATS = (".png", ".svg")
 ALPHA_STEP = 0.1
-FREE_DRAFT = 0.05  # what the neighbour of a draft without cost costs
+FREE_DRAFT = 0.05  # drawn beside a draft that costs nothing
 
 
 def require_matplotlib() -> None:
-    """Before the work whose result it is to draw."""
+    """Refuse what cannot be drawn before the work that is to be drawn."""
     try:
         import_module("matplotlib")
     except ImportError as error:
@@ -65,7 +65,7 @@ def speed_over_draft_length(result: dict[str, Any]) -> Any:
 
 
 def accepted_histogram(setting: dict[str, Any]) -> Any:
-    """How many of the rounds that proposed accepted 0, 1, … K."""
+    """The share of rounds that accepted 0, 1, … K of their proposals."""
     counts = setting["speculation"]["histogram"]
     figure, (axes,) = _figure("proposals accepted in a round", "rounds")
     shares = [count / sum(counts) for count in counts]
@@ -79,7 +79,7 @@ def accepted_histogram(setting: dict[str, Any]) -> Any:
 
 
 def acceptance_by_position(setting: dict[str, Any]) -> Any:
-    """Of the proposals examined at each position, how many were accepted, beside α, which is all of them."""
+    """The share of examined proposals that were accepted at each position, beside α, the share of all."""
     figure, (axes,) = _figure("position in the proposal, 1 to K", "accepted of examined")
     shares = setting["speculation"]["acceptance_by_position"]
     seen = [(position, share) for position, share in enumerate(shares, 1) if share is not None]
@@ -93,7 +93,7 @@ def acceptance_by_position(setting: dict[str, Any]) -> Any:
 
 
 def round_timeline(plain: dict[str, Any], setting: dict[str, Any]) -> Any:
-    """One round of plain decoding, one with K proposals, and the bare engine runs in that, from left to right."""
+    """The parts of a round, from left to right: without a draft, with K proposals, and the bare engine runs of that."""
     figure, (axes,) = _figure("milliseconds of one round", "", grid="x")
     bare = {"draft": setting["draft_ms"], "verify": setting["verify_ms"]}
     rows = {"bare runs": bare, f"K = {setting['draft_length']}": setting["parts_ms"], "K = 0": plain["parts_ms"]}
@@ -133,7 +133,7 @@ def planned_speed_up(found: dict[str, Any]) -> Any:
 
 
 def save(figure: Any, title: Sequence[str], path: Path, out: TextIO) -> None:
-    """A picture on white that says what it shows, in the format that the name of the file asks for."""
+    """Write a picture on white, under its title, in the format that the name of the file asks for."""
     width = TITLE_WIDTH * len(figure.axes)
     lines = [part for line in title for part in textwrap.wrap(line.encode(errors="replace").decode(), width)]
     style = {"ha": "left", "fontsize": TEXT - 2, "color": COLOURS["ink"], "linespacing": 1.35, "parse_math": False}
@@ -146,7 +146,7 @@ def save(figure: Any, title: Sequence[str], path: Path, out: TextIO) -> None:
 
 
 def inline_svg(figure: Any, name: str, label: str) -> str:
-    """An element for a page that gives the colours their values, as --ink and so on; ids begin with `name`."""
+    """An <svg> element for a page that defines the colours (--ink and so on); its ids begin with `name`."""
     text = _svg(figure, facecolor="none")
     text = text[text.index("<svg") :]
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
@@ -157,7 +157,7 @@ def inline_svg(figure: Any, name: str, label: str) -> str:
 
 
 def _svg(figure: Any, facecolor: str) -> str:
-    """The same figure gives the same text; its own text stays text."""
+    """The same figure always gives the same SVG, and its words stay text."""
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with import_module("matplotlib").rc_context({"svg.fonttype": "none", "svg.hashsalt": "trt-spec"}):

@@ -152,7 +152,7 @@ def test_the_table_has_a_line_for_each_draft_length(bench):
     lines = bench().out.splitlines()
     assert lines[0].split("  ")[0].strip() == "K"
     assert [line.split()[0] for line in lines[1:4]] == ["0", "2", "4"]
-    assert lines[4].startswith("bare target, one token:")
+    assert lines[4].startswith("the bare target takes ")
 
 
 def test_a_batch_is_filled_with_prompts_again(bench):

@@ -52,7 +52,7 @@ def test_every_old_head_keeps_the_key_value_head_it_reads() -> None:
     ("shape", "text"),
     [
         (LlamaSize(16, 4, 8, 4, 160), "hidden 16 is smaller than the source's"),
-        (LlamaSize(80, 4, 9, 4, 160), "9 heads are no multiple of 4 key-value heads"),
+        (LlamaSize(80, 4, 9, 4, 160), "9 heads are not a multiple of 4 key-value heads"),
     ],
 )
 def test_impossible_shapes_are_refused(tmp_path: Path, shape: LlamaSize, text: str) -> None:
