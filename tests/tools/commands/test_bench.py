@@ -105,7 +105,8 @@ def test_transformers_is_measured_at_the_same_draft_lengths(compare, checkpoints
     assert [one["draft_length"] for one in found["transformers"]] == [0, 2]
     for one in found["transformers"]:
         assert one["tokens_per_second"] > 0
-        assert one["first_token_ms"]["p50"] > one["between_tokens_ms"]["p50"] >= 0
+        assert one["first_token_ms"]["p50"] > 0
+        assert 0 <= one["between_tokens_ms"]["p50"] <= one["between_tokens_ms"]["p99"]
     assert "transformers" in found["conditions"]["versions"]
     assert sum(line.startswith("transformers, K = ") for line in result.out.splitlines()) == 2
     order = [line.removeprefix("repeat 1 of 1, ") for line in result.err.splitlines() if line.startswith("repeat")]
