@@ -171,7 +171,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         fields = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path} has no {MANIFEST}, so it is no bundle; make one with export-models") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path / MANIFEST} is no JSON ({error}); export the bundle again") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
         raise BundleError(f"{path / MANIFEST} has no format number, so it is no bundle of trt-spec")

@@ -74,6 +74,6 @@ def read_plan(sidecar: Path) -> CompiledPlan:
             raise ValueError(f"it describes {found.key.path.name}")
         if plan.stat().st_size != found.bytes:
             raise ValueError(f"{plan.name} has {plan.stat().st_size} bytes, it says {found.bytes}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise EngineError(f"{sidecar} does not describe a plan ({error}); delete it and run trt-spec build") from error
     return found

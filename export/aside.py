@@ -47,7 +47,7 @@ def refuse_foreign(out: Path) -> None:
     try:
         fields = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         is_bundle = "trt-spec" in fields["made_by"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_bundle = False
     if not is_bundle:
         raise ExportError(f"--out {out} holds other things than a bundle; choose a new directory or empty this one")

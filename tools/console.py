@@ -1,12 +1,39 @@
-"""Tables and sizes for people to read."""
+"""Tables, sizes and progress for people to read: drawn by rich on a terminal, plain lines elsewhere.
 
-from collections.abc import Sequence
+rich is imported where it draws and nowhere else: loading it takes longer than many a command.
+"""
 
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DUMB = ("dumb", "unknown")  # terminals that cannot move back to draw again
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
+Show = Callable[[str], None]  # called with the name of each stage as it begins
 
-def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns two spaces apart; the first `left` of them begin, the others end at one line."""
+
+def table(
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    heading: bool = True,
+    indent: int = 0,
+    console: "Console | None" = None,
+) -> str:
+    """Align the first `left` columns to the left and the others to the right; the first row may be a heading."""
+    console = console or _terminal(sys.stdout)
+    lines = _plain_lines(rows, left) if console is None else _drawn_lines(rows, left, heading, indent, console)
+    return "\n".join(f"{indent * ' '}{line}".rstrip() for line in lines)
+
+
+def _plain_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -14,8 +41,23 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
             cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        lines.append("  ".join(cells))
+    return lines
+
+
+def _drawn_lines(rows: Sequence[Sequence[str]], left: int, heading: bool, indent: int, console: "Console") -> list[str]:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=SIMPLE_HEAD, show_header=heading, show_edge=False, pad_edge=False)
+    for i, title in enumerate(rows[0]):
+        drawn.add_column(Text(title), justify="left" if i < left else "right", overflow="fold")
+    for row in rows[heading:]:
+        drawn.add_row(*map(Text, row))  # as Text, or a name in brackets would be read as markup
+    with console.capture() as captured:
+        console.print(drawn, width=console.width - indent)
+    return captured.get().rstrip("\n").split("\n")
 
 
 def in_bytes(size: float) -> str:
@@ -24,3 +66,70 @@ def in_bytes(size: float) -> str:
     while size >= 999.5 and unit < len(UNITS) - 1:
         size, unit = size / 1000, unit + 1
     return f"{size:.3g} {UNITS[unit]}"
+
+
+def say(line: str) -> None:
+    """Tell the user something on standard error; standard output is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(
+    name: str, total: int | None = None, ticking: bool = False, console: "Console | None" = None
+) -> Iterator[Show]:
+    """Show each stage as it begins: on a terminal in a bar with the time left, elsewhere on a line.
+
+    The time left is an estimate that takes all stages to be equally long. With `ticking` the clock runs: the bar is
+    drawn again each second, and a line begins with the seconds so far. Without, nothing runs beside what is measured.
+    """
+    console = console or _terminal(sys.stderr)
+    if console is None:
+        began = perf_counter()
+        yield (lambda stage: say(f"[{perf_counter() - began:6.1f} s] {stage}")) if ticking else say
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    with Progress(
+        TextColumn(name),
+        BarColumn(16),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("so far,"),
+        TimeRemainingColumn(),
+        TextColumn("left  {task.description}", markup=False, table_column=rest),
+        console=console,
+        auto_refresh=ticking,
+        refresh_per_second=1,
+        transient=True,
+        expand=True,
+        redirect_stdout=False,  # it may be a file while standard error is a terminal
+        speed_estimate_period=inf,
+    ) as bars:
+        task = bars.add_task("", total=total)
+        begun = 0
+
+        def show(stage: str) -> None:
+            nonlocal begun
+            longest = None if total is None else max(total, begun + 1)
+            bars.update(task, completed=begun, total=longest, description=stage, refresh=True)
+            begun += 1
+
+        yield show
+
+
+def _terminal(stream: TextIO) -> "Console | None":
+    """A console that draws on the stream, or None if nothing can be drawn there."""
+    if not stream.isatty() or os.environ.get("TERM") in DUMB:
+        return None
+    from rich.console import Console
+
+    return Console(file=stream)

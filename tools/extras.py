@@ -8,7 +8,7 @@ REQUIREMENT = re.compile(r"""^(?P<name>[\w.-]+).*?(?:extra == ['"](?P<extra>[\w.
 
 
 def requirements() -> dict[str | None, list[str]]:
-    """Package names by extra; under None those that are always needed."""
+    """Names of the packages that each extra needs; the key None has those that are always needed."""
     by_extra: dict[str | None, list[str]] = {}
     for line in requires(PACKAGE) or []:
         found = REQUIREMENT.match(line)
@@ -18,7 +18,7 @@ def requirements() -> dict[str | None, list[str]]:
 
 
 def installed(package: str) -> str | None:
-    """Its version, None if it is not installed."""
+    """The version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

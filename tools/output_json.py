@@ -1,13 +1,12 @@
-"""What a request gave, as JSON."""
+"""The output of a request as JSON."""
 
-from collections.abc import Iterable
 from typing import Any
 
-from ..runtime import Output, Speculation, TokenLogprob, TracedRound
+from ..runtime import Output, TokenLogprob, TracedRound
 
 
 def output_json(output: Output) -> dict[str, Any]:
-    """The object of `generate --json`; logprobs and trace only where they were asked for."""
+    """The object that `generate --json` prints; it has logprobs and trace only if they were asked for."""
     speculation = output.speculation
     fields: dict[str, Any] = {
         "text": output.text,
@@ -35,26 +34,6 @@ def output_json(output: Output) -> dict[str, Any]:
     if output.trace:
         fields["trace"] = [_round_json(traced) for traced in output.trace]
     return fields
-
-
-def total(each: Iterable[Speculation]) -> Speculation:
-    """The sum over requests."""
-    merged = Speculation()
-    for one in each:
-        merged.add(one)
-    return merged
-
-
-def summary(speculation: Speculation) -> str:
-    """Acceptance and tokens per round in words."""
-    acceptance = speculation.acceptance
-    proposals = "nothing proposed" if acceptance is None else f"{acceptance:.0%} of examined proposals accepted"
-    return f"{proposals}, {speculation.tokens_per_round or 0:.2f} tokens a round"
-
-
-def lossy(lenience: float) -> str:
-    """What must be said of a result under lenience."""
-    return f"lossy: with lenience {lenience:g} the output is not distributed as the target's own"
 
 
 def _logprob_json(logprob: TokenLogprob) -> dict[str, Any]:

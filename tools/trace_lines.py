@@ -1,4 +1,4 @@
-"""One round of speculation on one line: accepted tokens green, the rejected one red, what replaces it blue."""
+"""Print a round of speculation on one line: accepted tokens green, the rejected one red, what replaces it blue."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MEANINGS = {ACCEPTED: "accepted", REJECTED: "rejected", NEXT: "the target's own"
 
 @dataclass(frozen=True)
 class Marks:
-    """How the three kinds of tokens are told apart: by colour on a terminal, else by a character."""
+    """Marks that tell three kinds of tokens apart: colours on a terminal, characters elsewhere."""
 
     coloured: bool
 
@@ -46,6 +46,6 @@ class Marks:
 
 
 def shown(token: int, tokenizer: Any) -> str:
-    """A token's text in quotes, control characters escaped; its number where it is no whole character."""
+    """A token's text in quotes with control characters escaped, or its number if it is not a whole character."""
     text: str = tokenizer.decode([token], skip_special_tokens=False)
     return f"<{token}>" if "\ufffd" in text or not text else repr(text)

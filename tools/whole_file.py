@@ -16,11 +16,13 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
     """Give a stream whose text appears under `path` when the block succeeds; else nothing does."""
-    if path.is_dir():
-        raise RequestError(f"output {path} is a directory, expected a file name")
     with ExitStack() as stack:
         try:
-            text = io.TextIOWrapper(stack.enter_context(written_aside(path)), encoding="utf-8")
+            if path.is_dir():
+                raise RequestError(f"output {path} is a directory, expected a file name")
+            # A text may quote the name of a file, and that may hold bytes that are not UTF-8.
+            file = stack.enter_context(written_aside(path))
+            text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
         try:

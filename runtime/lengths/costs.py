@@ -86,7 +86,7 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         costs = Costs(**fields)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         mend = TUNE.format(bundle=bundle.path, engine=engine, device=device)
         raise BundleError(f"{path} is no table of costs ({error}); run {mend}") from error
     here = costs.machine == machine_name(device) and costs.models == model_identities(bundle)

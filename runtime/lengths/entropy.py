@@ -38,9 +38,9 @@ class EntropyRule:
 
 HELP = {
     "shortest": "fewest proposals of a round, where the draft's entropy is 1",
-    "longest": "most proposals of a round, where it is 0",
-    "smoothing": "share of the entropy so far that one more round leaves",
-    "stop_above": "propose no further in a round where it exceeds this",
+    "longest": "most proposals of a round, where the draft's entropy is 0",
+    "smoothing": "weight of earlier rounds in the entropy that counts, 0 to 1",
+    "stop_above": "propose no further in a round once the draft's entropy exceeds this, 0 to 1",
 }
 assert list(HELP) == [field.name for field in fields(EntropyRule)]
 

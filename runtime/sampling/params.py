@@ -114,14 +114,15 @@ class SamplingParams:
 
 OWN_HELP = {
     "max_new_tokens": "stop after this many tokens",
-    "stop": "end before this text",
-    "stop_token_ids": "end with this token",
+    "stop": "end the output before this text",
+    "stop_token_ids": "end the output with this token",
     "ignore_eos": "do not end with the model's end-of-sequence token",
-    "seed": "with it, the same request gives the same output",
-    "logprobs": "report log-probabilities of the chosen and this many likeliest tokens",
-    "rule": "rejection accepts more; coupled gives one text per seed whatever the draft, K, batch or engine",
-    "lenience": "lossy below 1: a token may become up to 1 / lenience times as likely as the target says, and a greedy "
-    "one stand that is lenience times as likely as the best",
+    "seed": "where all randomness comes from: with one seed the same request gives the same output",
+    "logprobs": "report log-probabilities of the chosen token and of this many likeliest ones",
+    "rule": "how proposals are accepted: rejection accepts more; coupled gives one text per seed, whatever the draft, "
+    "K, batch or engine",
+    "lenience": "below 1 more is accepted and the output is lossy: a token may become 1 / lenience times as likely as "
+    "the target says, and a greedy one may be only lenience times as likely as the best",
     "extra": "parameters of filters that were added, by name",
 }
 HELP = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}

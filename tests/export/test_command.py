@@ -5,12 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import onnx_ir as ir
 import pytest
 from trt_spec.engines import Bundle
-from trt_spec.tools.commands.export_models import in_bytes, main
+from trt_spec.tools.commands import export_models
+from trt_spec.tools.commands.export_models import main
 
 from ..models import YARN, tiny_llama
 
@@ -50,7 +54,7 @@ def test_perplexity_and_acceptance_are_measured_on_the_text_that_is_given(tmp_pa
     assert "acceptance expected of the draft on the text: " in done.stdout
 
     (tmp_path / "text").write_bytes(b"abc\xff")
-    for path, said in ((tmp_path / "text", "is no UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
+    for path, said in ((tmp_path / "text", "is not UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
         refused = subprocess.run([*COMMAND, *arguments, "--text", str(path)], capture_output=True, text=True)
         assert refused.returncode == 2
         assert said in refused.stderr.splitlines()[-1]
@@ -106,7 +110,7 @@ def test_missing_extra_is_named(tmp_path: Path) -> None:
     arguments = ["--target", "any", "--out", str(tmp_path / "bundle")]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
     assert done.returncode == 2
-    expected = "exporting needs onnxscript, which is not installed; pip install 'trt-spec[export]'"
+    expected = "checkpoints are read with onnxscript, which is not installed; pip install 'trt-spec[export]'"
     assert done.stderr.splitlines()[-1] == f"export-models: error: {expected}"
 
 
@@ -118,7 +122,26 @@ def test_help_needs_no_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(12, "12 B"), (6_100, "6.1 KB"), (62_940_672, "62.9 MB"), (5_993_930_752, "5.99 GB")]
+    "flags", [["--no-check"], ["--weights", "int8"], ["--draft"], ["--draft", "--draft-weights", "int4"]], ids=" ".join
 )
-def test_sizes_read_as_people_say_them(size: int, text: str) -> None:
-    assert in_bytes(size) == text
+def test_the_bar_counts_all_stages_that_the_exporter_names(tmp_path: Path, flags: list[str]) -> None:
+    checkpoint = str(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, hidden_size=64, intermediate_size=64))
+    flags = [word for flag in flags for word in ([flag, checkpoint] if flag == "--draft" else [flag])]
+    arguments = ["--target", checkpoint, "--out", str(tmp_path / "bundle"), *flags]
+    shown: list[str] = []
+
+    @contextmanager
+    def progress(name: str, total: int, ticking: bool) -> Iterator[Callable[[str], None]]:
+        yield shown.append
+        assert len(shown) == total, shown
+
+    with patch.object(export_models, "progress", progress):
+        assert main(arguments) == 0
+    assert shown[0] == "loading the libraries"
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("export-models 0.")

@@ -10,7 +10,7 @@ from ...engines import Bundle
 from ...runtime import Decoder, EntropyRule
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
-from ..flags.prompt import PYTHON_PROMPTS
+from ..measuring.shipped_prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
 # roundings of activations use up a few. float16 keeps 11, and bfloat16 8: a logit of 10 is a multiple of 1/16 as it is.

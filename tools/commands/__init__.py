@@ -1,1 +1,1 @@
-"""The commands of `trt-spec`, one file each: `add_arguments(parser)` and `run(arguments)`."""
+"""The commands of `trt-spec`, each in a file with `add_arguments(parser)` and `run(arguments)`."""

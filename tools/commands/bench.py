@@ -1,32 +1,34 @@
-"""Measure draft lengths against each other and against what theory predicts from the parts of a round.
+"""Measure how fast each draft length decodes, and compare it with what theory predicts.
 
-Tokens per second count decoding only, not the reading of prompts. Round overhead is the time of a round over the time
-of the bare engine runs in it: 1.00 is perfect. The last line of output is one JSON object.
+A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
+without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
+perfect. The last line of the output is one JSON object.
 """
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...engines import MAX_DRAFT_LENGTH
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
-from ..console import in_bytes, table
+from ..console import in_bytes, progress, table
+from ..flags.controller import SOURCES_HELP
+from ..flags.draft_lengths import draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import add_sampling_flags, positive, sampling_params
+from ..flags.prompt import add_prompts_flag
+from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
+from ..in_words import lossy, pair, place
 from ..measuring.against_transformers import Theirs, compared_checkpoints, open_checkpoints
 from ..measuring.bandwidth import read_bandwidth
 from ..measuring.bench_result import SAMPLING, bench_result
 from ..measuring.conditions import memory_used
-from ..measuring.measure import Measured, Setting, measure
-from ..measuring.prompt_pack import add_prompts_flag, bench_prompts
-from ..output_json import lossy
+from ..measuring.shipped_prompts import bench_prompts
+from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
 from ..whole_file import whole_file
@@ -36,27 +38,37 @@ HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompts_flag(parser)
     parser.add_argument(
         "--draft-lengths",
         type=draft_lengths,
-        default=DRAFT_LENGTHS,
         metavar="K,K,…",
-        help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, and auto once costs are known)",
+        help="tokens to propose in a round; 0 is always measured as well (default: those of "
+        f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec tune has run)",
     )
-    parser.add_argument("--drafter", choices=(*DRAFTERS, MIXED), help="default: the draft model if there is one")
     parser.add_argument(
-        "--all-drafters", action="store_true", help=f"a row for each other drafter, too, at K = {DEFAULT_DRAFT_LENGTH}"
+        "--drafter",
+        choices=(*DRAFTERS, MIXED),
+        help=SOURCES_HELP,
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
-    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="prompts decoded together (default 1)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
-    parser.add_argument("--report", type=Path, metavar="OUT", help="write a page of charts and tables, as HTML")
-    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/s over K, as .png or .svg")
-    parser.add_argument("--compare", choices=("hf",), help="take turns with transformers running the checkpoints")
+    parser.add_argument(
+        "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
+    )
+    parser.add_argument(
+        "--batch", type=batch_size, default=1, metavar="N", help="prompts to decode together (default 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
+    parser.add_argument(
+        "--compare", choices=("hf",), help="also measure transformers, in turn with this, on the checkpoints"
+    )
     for role in ("target", "draft"):
-        help_text = f"what the bundle's {role} was exported from, for --compare"
+        help_text = f"for --compare: the checkpoint that the bundle's {role} was exported from"
         parser.add_argument(f"--{role}-checkpoint", type=Path, metavar="DIR", help=help_text)
     add_engine_flags(parser)
     add_sampling_flags(parser, only=SAMPLING)
@@ -67,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_drawable(arguments.plot)
     if arguments.report:
         require_matplotlib()
-    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write equally much
+    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write as many tokens
     params = replace(params, seed=params.seed or 0)
     with ExitStack() as stack:
         asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
@@ -81,48 +93,56 @@ def run(arguments: argparse.Namespace) -> int:
         if "report" in out:
             out["report"].write(report_page(result))
         if "plot" in out:
-            save(speed_over_draft_length(result), arguments.plot, out["plot"])
+            save(speed_over_draft_length(result), _title(result), arguments.plot, out["plot"])
     return 0
 
 
 def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
-    whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # others would not compare
+    whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
+    refuse_unfit(decoder, prompts, each)
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
-    fixed = sorted({0, *(k for k in arguments.draft_lengths if isinstance(k, int))})
+    fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
     if arguments.all_drafters:
         k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
         settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
-    if AUTO in arguments.draft_lengths or decoder.default_draft_length(drafter) == AUTO:
+    if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
         decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
         settings.append(Setting(0, drafter, auto=True))
     checkpoints = compared_checkpoints(arguments, decoder.bundle, drafter) if arguments.compare else {}
-    for setting in settings:
-        _progress(f"warming up {setting}")
-        measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
-    memory = memory_used(arguments.device)
-    measured, theirs = [Measured(setting) for setting in settings], []
-    turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
-    if checkpoints:
-        other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
-        ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
-        theirs = [Theirs(setting) for setting in settings if not (setting.auto or setting.beside)]
-        for one in theirs:
-            name = f"{one.setting} in transformers"
-            _progress(f"warming up {name}")
-            other.measure(ids[:1], each[:1], Theirs(one.setting))
-            turns[name] = partial(other.measure, ids, each, one)
-    bandwidth = read_bandwidth(arguments.device)
-    for repeat in range(arguments.repeats):
-        for name in sorted(turns):  # theirs right after ours
-            _progress(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
-            turns[name]()
+    measured = [Measured(setting) for setting in settings]
+    theirs = [Theirs(one) for one in settings if checkpoints and not (one.auto or one.beside)]
+    with progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
+        for setting in settings:
+            show(f"warming up {setting}")
+            measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
+        memory = memory_used(arguments.device)
+        turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
+        if theirs:
+            other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
+            ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
+            for one in theirs:
+                name = f"{one.setting} in transformers"
+                show(f"warming up {name}")
+                other.measure(ids[:1], each[:1], Theirs(one.setting))
+                turns[name] = partial(other.measure, ids, each, one)
+        bandwidth = read_bandwidth(arguments.device)
+        for repeat in range(arguments.repeats):
+            for name in sorted(turns):  # theirs right after ours
+                show(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
+                turns[name]()
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, theirs, bandwidth, memory, params, len(prompts), arguments)
+
+
+def _title(result: dict[str, Any]) -> list[str]:
+    prompts = "one prompt" if result["prompts"] == 1 else f"{result['prompts']} prompts"
+    repeats = "one repeat" if result["repeats"] == 1 else f"{result['repeats']} repeats, each a tick"
+    return [pair(result), place(result), f"{prompts}, {repeats}"]
 
 
 def _report(result: dict[str, Any]) -> str:
@@ -140,8 +160,8 @@ def _report(result: dict[str, Any]) -> str:
     )
     return (
         f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
-        f"bare target, one token: {roof['bare_ms']:.2f} ms, {roof['bare_over_roof']:.2f} × the roof of "
-        f"{in_bytes(roof['weight_bytes'])} of weights at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
+        f"the bare target takes {roof['bare_ms']:.2f} ms for one token, {roof['bare_over_roof']:.2f} × what reading "
+        f"{in_bytes(roof['weight_bytes'])} of weights takes at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )
 
 
@@ -155,23 +175,3 @@ def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['speed_up']:.2f}",
         f"{one['predicted']:.2f}",
     )
-
-
-def draft_lengths(text: str) -> tuple[int | str, ...]:
-    fixed = [part for part in text.split(",") if part != AUTO]
-    lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
-    return (*lengths, AUTO) if AUTO in text.split(",") else lengths
-
-
-def fixed_draft_lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        lengths = (-1,)
-    if not all(0 <= length <= MAX_DRAFT_LENGTH for length in lengths):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers from 0 to {MAX_DRAFT_LENGTH} like 0,2,4")
-    return lengths
-
-
-def _progress(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)

@@ -1,29 +1,31 @@
-"""Compile TensorRT plans for the graphs of a bundle: one for each role and GPU generation, kept in the bundle."""
+"""Compile the graphs of a bundle to TensorRT plans, and keep the plans in the bundle.
+
+There is one plan for each role of a model and each GPU generation; what is there already is not compiled again.
+"""
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH, EngineError
-from ..console import in_bytes, table
+from ..console import in_bytes, progress, table
 from ..extras import install_command
-from ..flags.sampling import positive
+from ..flags.sampling import LARGEST_BATCH, positive
 
 if TYPE_CHECKING:
     from ...export.plans.build import BuildReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     parser.add_argument(
         "--engine",
         required=True,
         choices=("tensorrt", "tensorrt-rtx"),
-        help="tensorrt compiles on the GPU that will run the plans; tensorrt-rtx needs none",
+        help="tensorrt compiles on the GPU that will run the plans; tensorrt-rtx needs no GPU to compile",
     )
     parser.add_argument(
         "--compute-capability",
@@ -33,19 +35,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GPU generations to compile for (default: that of the GPU here)",
     )
     parser.add_argument(
-        "--batch", type=batch_range, default=(1, 8), metavar="N[..M]", help="requests at once (default 1..8)"
+        "--batch",
+        type=batch_range,
+        default=(1, 8),
+        metavar="N[..M]",
+        help="fewest and most requests decoded together (default 1..8)",
     )
-    parser.add_argument("--draft-length", type=int, default=4, metavar="K", help=f"0 to {MAX_DRAFT_LENGTH} (default 4)")
+    parser.add_argument(
+        "--draft-length",
+        type=int,
+        default=4,
+        metavar="K",
+        help=f"most tokens proposed in a round, 0 to {MAX_DRAFT_LENGTH} (default 4)",
+    )
     parser.add_argument(
         "--prefill-width",
         type=int,
         default=128,
         metavar="N",
-        help="tokens of a prompt that one call reads (default 128); 0 leaves prefill to the other plans",
+        help="tokens of a prompt that one call reads (default 128); 0 leaves prompts to the plans that verify",
     )
-    parser.add_argument("--workspace", type=positive, metavar="MIB", help="memory the compiler may plan with")
     parser.add_argument(
-        "--unfused-attention", action="store_true", help="allow attention that the library has no fused kernel for"
+        "--workspace",
+        type=positive,
+        metavar="MIB",
+        help="memory that a plan may use beside weights and cache (default: the library's own)",
+    )
+    parser.add_argument(
+        "--unfused-attention",
+        action="store_true",
+        help="compile attention in parts where the library has no fused kernel",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -53,15 +72,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def batch_range(text: str) -> tuple[int, int]:
     smallest, dots, largest = text.partition("..")
     try:
-        return int(smallest), int(largest if dots else smallest)
+        found = int(smallest), int(largest if dots else smallest)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no batch, expected for instance 1 or 1..8") from None
+        found = (0, LARGEST_BATCH + 1)
+    if found[1] > LARGEST_BATCH:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a batch, expected for instance 1 or 1..8, and at most {LARGEST_BATCH}"
+        )
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
         from ...export.plans.build import build_plans
-        from ...export.plans.roles import BuildOptions
+        from ...export.plans.roles import BuildOptions, roles
     except ModuleNotFoundError as error:
         raise EngineError(
             f"compiling needs {error.name}, which is not installed; {install_command('export')}"
@@ -76,7 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,
     )
-    report = build_plans(arguments.bundle, options, lambda stage: print(stage, file=sys.stderr, flush=True))
+    has_draft = (arguments.bundle / "draft").is_dir()  # build_plans is the one to verify the bundle
+    plans = len(roles(options, has_draft)) * max(1, len(options.compute_capabilities))
+    with progress("build", total=plans, ticking=True) as show:
+        report = build_plans(arguments.bundle, options, show)
     if arguments.json:
         print(json.dumps({"built": report.built, "seconds": report.seconds, "plans": list(map(asdict, report.plans))}))
     else:
@@ -109,5 +136,7 @@ def _report(report: "BuildReport") -> str:
             f"{model} on {capability}: {len(each)} plans of {in_bytes(sum(each))}, each with its own copy of "
             f"{in_bytes(weights)} of weights"
         )
-    lines.append(f"{report.built} of {len(report.plans)} plans compiled in {report.seconds:.1f} s, the rest was there")
+    lines.append(
+        f"{report.built} of {len(report.plans)} plans compiled in {report.seconds:.1f} s, the others were there"
+    )
     return "\n".join(lines)

@@ -1,8 +1,10 @@
-"""Complete a prompt with and without the draft model: the same text, sooner. Exit code 1 if the texts differ."""
+"""Complete a prompt with the shipped pair of models, with and without the draft: the same text, sooner.
+
+The first run exports the pair, which takes a minute or two. The exit code is 1 if the texts differ.
+"""
 
 import argparse
 import json
-import sys
 from statistics import median
 from typing import Any
 
@@ -10,30 +12,41 @@ import torch
 
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
-from ..flags.prompt import PYTHON_PROMPTS
+from ..console import say
 from ..flags.sampling import positive
+from ..in_words import summary
 from ..making.demo_bundle import demo_bundle
-from ..output_json import output_json, summary
+from ..measuring.shipped_prompts import PYTHON_PROMPTS
+from ..output_json import output_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", metavar="TEXT", default=PYTHON_PROMPTS[0], help="the beginning of Python source")
-    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N", help="default 128")
+    parser.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        default=PYTHON_PROMPTS[0],
+        help="the beginning of some Python source, which is all the shipped pair knows",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=positive, default=128, metavar="N", help="tokens to write (default 128)"
+    )
     parser.add_argument(
         "--draft-length",
         type=positive,
         default=DEFAULT_DRAFT_LENGTH,
         metavar="K",
-        help=f"proposals a round (default {DEFAULT_DRAFT_LENGTH})",
+        help=f"tokens to propose in each round (default {DEFAULT_DRAFT_LENGTH})",
     )
-    parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="timed runs of each way (default 5)")
+    parser.add_argument(
+        "--repeats", type=positive, default=5, metavar="N", help="timed runs with and without the draft (default 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens, ignore_eos=True)
-    bundle = demo_bundle(_progress)
-    torch.set_num_threads(1)  # a round's small operations: torch's threads would fight the engine's
+    bundle = demo_bundle(say)
+    torch.set_num_threads(1)  # torch has only small operations to do, and its threads would take the engine's cores
     with Decoder.open(bundle, max_batch=1) as decoder:
         plain: list[Output] = []
         drafted: list[Output] = []
@@ -55,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _side(outputs: list[Output]) -> dict[str, Any]:
-    """The last output, and the median speed of those after the warm-up."""
+    """The last output as JSON, with the median speed of all but the first, which warmed up."""
     rates = [len(output.token_ids) / output.seconds for output in outputs[1:]]
     return output_json(outputs[-1]) | {"tokens_per_second": median(rates)}
 
@@ -79,7 +92,3 @@ def _report(result: dict[str, Any], plain: Output, drafted: Output) -> str:
             f"{summary(drafted.speculation)}, K = {result['draft_length']}",
         ]
     )
-
-
-def _progress(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)

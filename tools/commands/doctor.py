@@ -1,6 +1,7 @@
-"""Show what this machine can run, what is missing, and how to get it. Exit code 1 if no engine can run.
+"""Show what this machine can run, what is missing, and how to get it. The exit code is 1 if no engine can run.
 
-With --target and --draft: whether the two make a good pair, before anything is exported; or with --target BUNDLE.
+With --target and --draft it compares two checkpoints instead, before anything is exported: whether they fit together,
+how often they would agree, and what speed-up that promises. --target BUNDLE does so for the two models of a bundle.
 """
 
 import argparse
@@ -38,9 +39,11 @@ PURPOSES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--target", metavar="DIR_OR_ID", help="a checkpoint, or a bundle with a draft")
-    parser.add_argument("--draft", metavar="DIR_OR_ID", help="a checkpoint that may draft for it")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="the text on which they are compared")
+    parser.add_argument("--target", metavar="DIR_OR_ID", help="a checkpoint, or a bundle that holds a draft")
+    parser.add_argument("--draft", metavar="DIR_OR_ID", help="the checkpoint that would draft for it")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="compare the two on this text (default: a short one that is shipped)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,13 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_pair(arguments: argparse.Namespace) -> int:
-    """All that is needed for it is imported here: the rest must work where it is missing."""
+    """Import what it needs here, because the rest of doctor must work where that is missing."""
     from ...engines import RequestError
-    from ..flags.prompt import read_text
     from ..measuring.pair_fit import examine_pair, report
+    from ..text_files import read_text
 
     if not arguments.target:
-        raise RequestError("--draft and --text compare a draft with a target; name the --target, too")
+        raise RequestError("--draft and --text compare a draft with a target; name the --target as well")
     text = None if arguments.text is None else read_text(arguments.text, "text")
     found = examine_pair(arguments.target, arguments.draft, text)
     print(json.dumps(found) if arguments.json else report(found))
@@ -91,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 def _engine(name: str, device: str, library: str) -> dict[str, Any]:
-    """Whether it loads here: being installed is not enough."""
+    """Whether the engine loads here: being installed is not enough."""
     reason = None
     try:
         torch, loaded = import_module("torch"), import_module(library)
@@ -117,7 +120,7 @@ def _extra(name: str, needed: list[str]) -> dict[str, Any]:
 
 
 def _proc_field(file: str, name: str) -> str | None:
-    """The first value of a field of /proc; None where there is no such thing."""
+    """The first value of a field in a file of /proc, or None if there is no such file or field."""
     try:
         lines = Path("/proc", file).read_text().splitlines()
     except OSError:
@@ -151,7 +154,7 @@ def _report(found: dict[str, Any]) -> str:
             *(f"  {line}" for line in engines),
             "",
             "extras",
-            *(f"  {line}" for line in table(extras, left=3).splitlines()),
+            table(extras, left=3, heading=False, indent=2),
         ]
     )
 

@@ -1,61 +1,43 @@
 """The command `export-models`: from one or two checkpoints to a bundle."""
 
 import argparse
-import signal
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..console import in_bytes, progress, table
+from ..program import Parser, exit_code, version_of
 
 if TYPE_CHECKING:
     from ...export.pipeline import ExportReport
 
-EXPORT_ONLY = ("transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "huggingface_hub")
-UNITS = ("B", "KB", "MB", "GB")
-EXIT_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143
+PROGRAM = "export-models"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    begun = time.perf_counter()
+    return exit_code(PROGRAM, partial(_run, argv), left="; nothing was left behind")
 
-    def progress(stage: str) -> None:
-        print(f"[{time.perf_counter() - begun:6.1f} s] {stage}", file=sys.stderr, flush=True)
 
-    previous = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        progress("loading the libraries")
-        from ...engines import TrtSpecError
-
-        try:
-            report = _export(arguments, progress)
-        except TrtSpecError as error:
-            return _fail(str(error))
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in EXPORT_ONLY:
-                raise
-            return _fail(f"exporting needs {package}, which is not installed; pip install 'trt-spec[export]'")
-    except KeyboardInterrupt:
-        print("export-models: interrupted; nothing was left behind", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except _Terminated:
-        print("export-models: terminated; nothing was left behind", file=sys.stderr)
-        return EXIT_TERMINATED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    print(table(report))
+def _run(argv: Sequence[str] | None) -> int:
+    arguments = _parser().read(argv)
+    with progress("export", total=stages(arguments), ticking=True) as show:
+        show("loading the libraries")
+        report = _export(arguments, show)
+    print(_shown(report))
     return 0
 
 
-def _fail(sentence: str) -> int:
-    print(f"export-models: error: {sentence}", file=sys.stderr)
-    return EXIT_ERROR
+def stages(arguments: argparse.Namespace) -> int:
+    """How many stages the exporter will name: each model is loaded, traced, written and perhaps checked."""
+    kinds = [arguments.weights, *([arguments.draft_weights] if arguments.draft else [])]
+    checks = 0 if arguments.no_check else sum(2 + (kind != "none") for kind in kinds)
+    return 3 + 3 * len(kinds) + checks
 
 
-def table(report: "ExportReport") -> str:
-    """What was written, a line for each model."""
+def _shown(report: "ExportReport") -> str:
+    """A table of the models that were written, and what was found out about them."""
     rows = [("model", "from", "parameters", "nodes", "size", "dtype", "weights", "worst error", "seconds")]
     for model in report.models:
         entry = model.entry
@@ -72,8 +54,7 @@ def table(report: "ExportReport") -> str:
                 f"{model.seconds:.1f}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [table(rows, left=2)]
     if any(model.entry.check.get("as_float32_copy") for model in report.models):
         lines.append("checked as float32 copy: the same weights file, computed in float32")
     lines += [_quality(model.role, model.entry.check["quality"]) for model in report.models if model.entry.check]
@@ -93,24 +74,16 @@ def _quality(role: str, quality: dict[str, Any]) -> str:
     )
 
 
-def in_bytes(size: float) -> str:
-    for unit in UNITS[:-1]:
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} {UNITS[-1]}"
-
-
 def _error(check: dict[str, Any]) -> str:
     if not check:
         return "not checked"
     return f"{check['worst_error']:.1e} of {check['tolerance']:.1e} allowed"
 
 
-def _export(arguments: argparse.Namespace, progress: Any) -> "ExportReport":
+def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
     from ...export.passes.quantise import Quantisation
     from ...export.pipeline import export_bundle
-    from ..flags.prompt import read_text
+    from ..text_files import read_text
 
     return export_bundle(
         target=arguments.target,
@@ -122,52 +95,65 @@ def _export(arguments: argparse.Namespace, progress: Any) -> "ExportReport":
         draft_weights=Quantisation(arguments.draft_weights, arguments.wide_head, arguments.wide_embedding),
         text=None if arguments.text is None else read_text(Path(arguments.text), "text"),
         check=not arguments.no_check,
-        progress=progress,
+        progress=show,
     )
 
 
-class _Terminated(BaseException):
-    """SIGTERM, as an exception: everything half-written is cleaned up on its way out."""
-
-
-def _terminate(*_: object) -> None:
-    raise _Terminated
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="export-models",
-        description="Export a target model, and a draft model for it, to one bundle that trt-spec runs.",
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROGRAM,
+        description="Turn a checkpoint, and a smaller one that drafts for it, into a bundle: the folder of ONNX graphs "
+        "that trt-spec runs. Each graph is compared with its checkpoint before the bundle is written.",
     )
+    parser.add_argument("--version", action="version", version=version_of(PROGRAM))
     parser.add_argument(
-        "--target", required=True, metavar="DIR_OR_ID", help="checkpoint, or its name on the Hugging Face Hub"
-    )
-    parser.add_argument(
-        "--out",
+        "--target",
         required=True,
-        metavar="BUNDLE",
-        help="the directory to write; an older bundle there is replaced",
+        metavar="DIR_OR_ID",
+        help="the checkpoint of the model whose text you want: a folder, or a name on the Hugging Face Hub",
     )
-    parser.add_argument("--draft", metavar="DIR_OR_ID", help="a small checkpoint with the target's tokenizer")
-    parser.add_argument("--max-length", type=int, metavar="N", help="longest sequence; all positions by default")
     parser.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of weights and cache"
+        "--out", required=True, metavar="BUNDLE", help="the folder to write; an older bundle there is replaced"
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="DIR_OR_ID",
+        help="the checkpoint of a smaller model with the same tokenizer, which proposes tokens to the target",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="the most tokens of prompt and output together (default: as many as the models have positions for)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="number type of weights and cache (default float32)",
     )
     for flag, model in (("--weights", "target's"), ("--draft-weights", "draft's")):
         parser.add_argument(
             flag,
             choices=("none", "int8", "int4"),
             default="none",
-            help=f"store the {model} matrices in blocks of small integers (embeddings never smaller than int8)",
+            help=f"quantise the {model} matrices to blocks of small integers (default none; embeddings never go below "
+            "int8)",
         )
     parser.add_argument(
-        "--wide-head", action="store_true", help="do not quantise the vocabulary projection (nor a tied embedding)"
+        "--wide-head", action="store_true", help="do not quantise the output projection, nor an embedding tied to it"
     )
     parser.add_argument(
-        "--wide-embedding", action="store_true", help="do not quantise the embedding (nor a tied vocabulary projection)"
+        "--wide-embedding",
+        action="store_true",
+        help="do not quantise the embedding, nor an output projection tied to it",
     )
-    parser.add_argument("--text", metavar="FILE", help="measure perplexity and acceptance on this text")
-    parser.add_argument("--no-check", action="store_true", help="do not compare the graphs with the checkpoints")
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="measure perplexity and expected acceptance on this text (default: a short one that is shipped)",
+    )
+    parser.add_argument("--no-check", action="store_true", help="do not compare the graphs with their checkpoints")
     return parser
 
 

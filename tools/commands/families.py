@@ -1,4 +1,4 @@
-"""Show which model families can be exported, and why the others cannot."""
+"""Show which of transformers' model families export-models can export, and why it refuses the others."""
 
 import argparse
 import json
@@ -8,7 +8,9 @@ from ..console import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, model type to reason or null")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object: each model type with the reason against it, or null"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,6 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(reasons))
         return 0
     rows = [(kind, "works" if reason is None else f"refused: {reason}") for kind, reason in sorted(reasons.items())]
-    print(table(rows, left=2))
-    print(f"\n{len(WORKS)} work. Seen on random checkpoints of each family; every export checks itself again.")
+    print(table(rows, left=2, heading=False))
+    print(f"\n{len(WORKS)} work, as seen on random checkpoints of each family; every export checks itself again.")
     return 0

@@ -1,4 +1,4 @@
-"""Complete a prompt with a bundle."""
+"""Complete a prompt. The text is that of the bundle's target; the draft only makes it come sooner."""
 
 import argparse
 import json
@@ -12,23 +12,27 @@ from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompt_flags, chosen_prompt
 from ..flags.sampling import add_sampling_flags, sampling_params
-from ..output_json import lossy, output_json, summary
+from ..in_words import lossy, summary
+from ..output_json import output_json
 from ..pages.trace_page import trace_page
 from ..trace_lines import Marks
 from ..whole_file import whole_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompt_flags(parser)
     add_engine_flags(parser)
     add_controller_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument(
-        "--trace-html", type=Path, metavar="OUT", help="write a page that shows who wrote which token, and why"
+        "--trace-html",
+        type=Path,
+        metavar="OUT",
+        help="write an HTML page that shows which model wrote which token, and why",
     )
-    parser.add_argument("--trace", action="store_true", help="print each round on a line, then the text")
+    parser.add_argument("--trace", action="store_true", help="print a line about each round, then the text")
     add_sampling_flags(parser)
 
 

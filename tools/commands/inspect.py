@@ -1,4 +1,4 @@
-"""Show what is in a bundle: models, contracts, sizes, checks, and the memory it takes to run."""
+"""Show what is in a bundle: its models, what their graphs take and give, their sizes, and the memory to run them."""
 
 import argparse
 import json
@@ -8,13 +8,17 @@ from typing import Any
 from ...engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, Contract, ModelEntry, RequestError
 from ...runtime.memory.cache import KVCache
 from ..console import in_bytes, table
-from ..flags.sampling import positive
+from ..flags.sampling import batch_size, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="B", type=Path, help="made by export-models")
-    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="requests at once (default 1)")
-    parser.add_argument("--length", type=positive, metavar="L", help="tokens of each (default: all the bundle allows)")
+    parser.add_argument("bundle", metavar="B", type=Path, help="the folder that export-models wrote")
+    parser.add_argument(
+        "--batch", type=batch_size, default=1, metavar="N", help="requests to decode together (default 1)"
+    )
+    parser.add_argument(
+        "--length", type=positive, metavar="L", help="tokens of each request (default: as many as the bundle allows)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -82,7 +86,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
 
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
-    """What the runtime's own rule of growth allocates for it, without memory behind."""
+    """How much the runtime's cache would allocate, found by growing one that has no memory behind it."""
     cache = KVCache(contract, "meta", batch, 1, GRANULE)
     cache.fit(batch, length + MAX_DRAFT_LENGTH)
     return sum(buffer.nbytes for buffer in cache.buffers.values())
@@ -126,7 +130,7 @@ def _report(found: dict[str, Any]) -> str:
             "  every present_* is the memory of its past_*",
             "",
             f"memory for {memory['batch']} × {memory['length']:,} tokens: {in_bytes(memory['weight_bytes'])} weights + "
-            f"{in_bytes(memory['cache_bytes'])} cache = {in_bytes(memory['total_bytes'])}, and what the engine needs",
+            f"{in_bytes(memory['cache_bytes'])} cache = {in_bytes(memory['total_bytes'])}, plus what the engine needs",
         ]
     )
 
@@ -142,7 +146,7 @@ def _ids(ids: list[int]) -> str:
 
 
 def _folded(specs: list[str]) -> list[str]:
-    """The first and the last of the cache tensors stand for all of them."""
+    """The cache tensors are so many that the first and the last stand for all."""
     cached = [spec for spec in specs if spec.startswith(("past_", "present_"))]
     plain = [spec for spec in specs if spec not in cached]
     first, last = cached[0].split(" ")[0], cached[-1]

@@ -1,6 +1,6 @@
-"""Count the n-grams of a text with a bundle's tokenizer into the bundle: drafts that cost nothing.
+"""Count which tokens follow which in a text, and keep the table in the bundle: a draft that needs no model.
 
-The text should be like what the model will write. Requests then draft with --drafter ngram.
+The text should be like what the model will write. Requests then draft from the table with --drafter ngram.
 """
 
 import argparse
@@ -16,22 +16,30 @@ from ...engines import Bundle, RequestError
 from ...engines.added_files import put_file
 from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from ..console import in_bytes
-from ..flags.prompt import read_text
 from ..flags.sampling import positive
 from ..making.count_ngrams import count_ngrams
+from ..text_files import read_text
 
 ORDERS = (1, 8)
 LINES = 1000  # encoded at once
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="made by export-models")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     parser.add_argument("--text", required=True, metavar="F", type=Path, help="a UTF-8 file to count")
     parser.add_argument(
-        "--order", type=positive, default=3, metavar="N", help="longest n-gram, 1 counts single tokens (default 3)"
+        "--order",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="tokens of the longest n-gram; 1 counts single tokens (default 3)",
     )
     parser.add_argument(
-        "--most", type=positive, default=1_000_000, metavar="N", help="entries to keep, the commonest (default 1000000)"
+        "--most",
+        type=positive,
+        default=1_000_000,
+        metavar="N",
+        help="entries to keep, of the most frequent contexts (default 1000000)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,6 +1,7 @@
-"""Calculate what speculation yields before anything is exported: from the acceptance and the costs of a round.
+"""Calculate how much faster speculation would decode, from the acceptance of proposals and the costs of a round.
 
-Costs are in target steps of width one. What a pair's acceptance and costs are, trt-spec doctor and bench measure.
+The unit of all costs is one target step, which scores one token. trt-spec doctor measures acceptance and cost of two
+checkpoints before anything is exported, trt-spec bench those of a bundle.
 """
 
 import argparse
@@ -19,21 +20,34 @@ HEADER = ("K", "tokens/round", "speed-up", "operations")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, required=True, metavar="A", help="acceptance of an examined proposal")
-    parser.add_argument("--cost", type=float, default=0.0, metavar="C", help="of a draft step (default 0)")
-    parser.add_argument("--verify-cost", type=float, default=1.0, metavar="V", help="of the verify pass (default 1)")
     parser.add_argument(
-        "--operations", type=float, metavar="C", help="of a draft step, in the target's operations (default: --cost)"
+        "--alpha", type=float, required=True, metavar="A", help="share of examined proposals that are accepted, 0 to 1"
+    )
+    parser.add_argument(
+        "--cost", type=float, default=0.0, metavar="C", help="cost of a draft step, in target steps (default 0)"
+    )
+    parser.add_argument(
+        "--verify-cost",
+        type=float,
+        default=1.0,
+        metavar="V",
+        help="cost of the pass that verifies K tokens, in target steps (default 1)",
+    )
+    parser.add_argument(
+        "--operations",
+        type=float,
+        metavar="C",
+        help="arithmetic of a draft step, as a share of a target step's (default: what --cost says)",
     )
     parser.add_argument(
         "--longest",
         type=int,
         default=8,
         metavar="K",
-        help=f"the last K of the table, to {MAX_DRAFT_LENGTH} (default 8)",
+        help=f"last K of the table, at most {MAX_DRAFT_LENGTH} (default 8)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw speed-up over K, as .png or .svg")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw the speed-up over K, into a .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = plan(arguments.alpha, arguments.cost, arguments.verify_cost, operations, arguments.longest)
     if arguments.plot:
         with whole_file(arguments.plot) as out:
-            save(planned_speed_up(found), arguments.plot, out)
+            save(planned_speed_up(found), [_title(found)], arguments.plot, out)
     print(json.dumps(found) if arguments.json else _report(found))
     return 0
 
@@ -75,6 +89,13 @@ def plan(alpha: float, cost: float, verify_cost: float, operations: float, longe
         "best_speed_up": speed_up(alpha, best, cost, verify_cost),
         "oracle_tokens_per_round": None if alpha == 1 else oracle_tokens_per_round(alpha),
     }
+
+
+def _title(found: dict[str, Any]) -> str:
+    return (
+        f"Speculation as calculated: acceptance α = {found['alpha']:.3g}; in target steps, a draft step costs "
+        f"c = {found['cost']:.3g} and a verify pass {found['verify_cost']:.3g}"
+    )
 
 
 def _report(found: dict[str, Any]) -> str:

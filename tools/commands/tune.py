@@ -1,77 +1,75 @@
-"""Measure what rounds cost here over draft length and batch, and keep it in the bundle.
+"""Measure what a round costs on this machine by draft length and batch, and keep the table in the bundle.
 
-From then on the draft length is chosen for each round anew (auto, the default), from these costs and from what a
-request's own proposals were worth so far. The last line of output is one JSON object.
+From then on auto is the default draft length: each round chooses the most rewarding length, by this table and by how
+many of the request's own proposals were accepted so far. The last line of the output is one JSON object.
 """
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
-from ..console import table
+from ..console import progress, table
+from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import add_sampling_flags, positive, sampling_params
+from ..flags.prompt import add_prompts_flag
+from ..flags.sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, sampling_params
 from ..measuring.bench_result import setting_json
-from ..measuring.measure import Measured, Setting, measure
-from ..measuring.prompt_pack import add_prompts_flag, bench_prompts
+from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import tokens_per_round
-from ..output_json import total
+from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..whole_file import whole_file
-from .bench import fixed_draft_lengths
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
-MOST_OF_COPY = 8
-COSTS_AS = {"suffix": "lookup"}  # it knows before a round how much it will propose, and costs nothing without
+MOST_OF_COPY = 8  # proposals with which a drafter of COSTS_AS is measured
+COSTS_AS = {"suffix": "lookup"}  # both copy, at the same cost
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="made by export-models")
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the folder that export-models wrote")
     add_prompts_flag(parser)
     parser.add_argument(
         "--draft-lengths",
         type=fixed_draft_lengths,
         metavar="K,K,…",
-        help=f"0 is always among them (default {','.join(map(str, DRAFT_LENGTHS))}, or what plans were compiled for)",
+        help="tokens to propose in a round; 0 is always measured as well (default: those of "
+        f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify)",
     )
     parser.add_argument(
         "--batches",
         type=_batches,
         default=BATCHES,
         metavar="N,N,…",
-        help=f"requests decoded together (default {','.join(map(str, BATCHES))})",
+        help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))})",
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the whole round robin (default 3)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file, too")
+    parser.add_argument(
+        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
-    add_sampling_flags(parser, only=SAMPLING)
+    add_sampling_flags(parser, only=SAMPLING, max_new_tokens=NEW_TOKENS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     params = sampling_params(arguments, ignore_eos=True)
-    given = "max_new_tokens" in vars(arguments)
-    params = replace(params, seed=params.seed or 0, max_new_tokens=params.max_new_tokens if given else NEW_TOKENS)
+    params = replace(params, seed=params.seed or 0)
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
-        longest = decoder.longest_draft
-        lengths = arguments.draft_lengths or tuple(k for k in DRAFT_LENGTHS if k <= longest)
-        if max(lengths) > longest:
-            raise RequestError(f"--draft-lengths goes to {max(lengths)}, the engine's plans only to {longest}")
+        lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
-        measured = _measure_all(decoder, sorted({0, *lengths}), arguments, prompts, params)
+        refuse_unfit(decoder, prompts, [params] * len(prompts))
+        measured = _measure_all(decoder, lengths, arguments, prompts, params)
         costs = _costs(decoder, measured, arguments)
         result = _result(costs, measured)
         result["file"] = str(costs.save(decoder.bundle))
@@ -92,20 +90,21 @@ def _measure_all(
     drafters = [name for name in decoder.drafters if name != "random"]
     settings = [Setting(0, "none")]
     for drafter in drafters:
-        alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # its acceptance is all there is to measure
+        alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # of such a drafter only the acceptance is measured
         settings += [Setting(k, drafter) for k in (alone if drafter in COSTS_AS else lengths) if k]
     grid: Grid = {
         (setting.drafter, batch, setting.draft_length): Measured(setting)
         for batch in arguments.batches
         for setting in settings
     }
-    for repeat in range(arguments.repeats + 1):
-        for (drafter, batch, k), one in grid.items():
+    with progress("tune", total=(1 + arguments.repeats) * len(grid)) as show:
+        for repeat in range(1 + arguments.repeats):
             stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
-            print(f"{stage}, batch {batch}, {drafter}, K = {k}", file=sys.stderr, flush=True)
-            chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
-            each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
-            measure(decoder, chosen, each, one if repeat else Measured(one.setting))
+            for (drafter, batch, k), one in grid.items():
+                show(f"{stage}, batch {batch}, {drafter}, K = {k}")
+                chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
+                each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
+                measure(decoder, chosen, each, one if repeat else Measured(one.setting))
     return grid
 
 
@@ -136,7 +135,7 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
 
 
 def _counted(grid: Grid, drafter: str) -> Speculation:
-    """Over all batches and draft lengths."""
+    """What this drafter did over all batches and draft lengths."""
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
@@ -156,7 +155,7 @@ def _result(costs: Costs, grid: Grid) -> dict[str, Any]:
 
 
 def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
-    """What the measured costs and the acceptance over all prompts recommend."""
+    """The best draft length for each batch, by the measured costs and the acceptance over all prompts."""
     by_batch = []
     for batch in costs.batches:
         times = costs.round_times(drafter, batch)
@@ -182,7 +181,7 @@ def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
 
 
 def _oracle(alpha: float, proposing: float, times: list[float]) -> float:
-    """The speed-up if each round knew how many would be accepted, and proposed the best number up to that."""
+    """The speed-up if each round knew how many proposals would be accepted, and made the best number of them."""
     longest = len(times) - 1
     shares = [proposing * alpha**n * (1 - alpha if n < longest else 1) for n in range(longest + 1)]
     shares[0] += 1 - proposing
@@ -223,7 +222,8 @@ def _report(result: dict[str, Any]) -> str:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected whole numbers >= 1 like 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
+    try:
+        return tuple(sorted({batch_size(part) for part in text.split(",")}))
+    except argparse.ArgumentTypeError:
+        expected = f"expected whole numbers from 1 to {LARGEST_BATCH} like 1,2,4"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}, {expected}") from None

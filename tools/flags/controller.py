@@ -1,4 +1,4 @@
-"""How a request's draft length is chosen: a number, by measured costs, or by the draft's entropy."""
+"""Flags that say how the draft length is chosen: a number, by measured costs, or by the draft's entropy."""
 
 import argparse
 from typing import Any
@@ -10,6 +10,11 @@ from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, Draft
 from ...runtime.lengths.entropy import HELP
 from .sampling import FORMS, flag
 
+SOURCES_HELP = (
+    "where proposals come from (default: model if the bundle has a draft, else lookup). model: the draft model; "
+    "lookup: what followed the same words earlier; suffix: longer matches, also in earlier outputs; ngram: the table "
+    "of trt-spec ngram; cascade: the draft over what lookup finds; random: any token; mixed: chosen for each round"
+)
 CONTROLLERS = ("costs", "entropy")
 
 
@@ -18,15 +23,19 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
         "--draft-length",
         type=_draft_length,
         metavar="K|auto",
-        help="proposals a round, 0 decodes plainly, auto chooses for each round (default auto once trt-spec tune has "
-        f"measured what rounds cost here, else {DEFAULT_DRAFT_LENGTH} or what plans were compiled for)",
+        help="tokens to propose in each round; 0 decodes without a draft; auto chooses for each round (default: auto "
+        f"once trt-spec tune has measured this machine, else {DEFAULT_DRAFT_LENGTH}, or less if plans are narrower)",
     )
     parser.add_argument(
         "--drafter",
         metavar="|".join((*DRAFTERS, NONE, MIXED)),
-        help="where proposals come from (default: the draft model if any); mixed chooses for each round",
+        help=f"{SOURCES_HELP}; none decodes without a draft",
     )
-    parser.add_argument("--controller", choices=CONTROLLERS, help="what auto chooses by (default costs)")
+    parser.add_argument(
+        "--controller",
+        choices=CONTROLLERS,
+        help="how auto chooses: by measured costs, or by the draft's entropy (default costs)",
+    )
     group = parser.add_argument_group("--controller entropy")
     for name, text in HELP.items():
         default = getattr(EntropyRule(), name)

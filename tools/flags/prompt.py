@@ -1,26 +1,18 @@
-"""Where prompts come from: the command line, a file, standard input, or the few that are shipped."""
+"""The flags that say which text to complete, or which set of prompts to measure on."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from ...engines import RequestError
-
-PYTHON_PROMPTS = (
-    'def read_config(path):\n    """Read a configuration file and return a dictionary."""\n',
-    '@property\ndef name(self):\n    """Return the name of the node."""\n    return self._name\n\n@property\ndef ',
-    "def __eq__(self, other):\n    if not isinstance(other, ",
-    "import os\nimport sys\nimport argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser(",
-    'class Stack:\n    """A last-in, first-out container."""\n\n    def __init__(self):\n        self._items = []\n',
-    "    for key, value in sorted(items.items()):\n        if value is None:\n            ",
-)
+from ..measuring.shipped_prompts import KINDS
+from ..text_files import decoded, read_text
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="the text to complete")
-    parser.add_argument("--prompt-file", metavar="F", type=Path, help="a UTF-8 file that holds it")
-    parser.add_argument("stdin", nargs="?", metavar="-", help="read it from standard input")
+    parser.add_argument("--prompt-file", metavar="F", type=Path, help="a UTF-8 file that holds the text to complete")
+    parser.add_argument("stdin", nargs="?", metavar="-", help="read the text to complete from standard input")
 
 
 def chosen_prompt(arguments: argparse.Namespace) -> str:
@@ -30,41 +22,15 @@ def chosen_prompt(arguments: argparse.Namespace) -> str:
     if sum(source is not None for source in (prompt, file, stdin)) != 1:
         raise RequestError("the prompt has to come from one place: --prompt TEXT, --prompt-file F, or - for stdin")
     if prompt is not None:
-        return _decode(prompt.encode("utf-8", "surrogateescape"), "--prompt")
-    return read_text(file) if file else _decode(sys.stdin.buffer.read(), "standard input")
+        return decoded(prompt.encode("utf-8", "surrogateescape"), "--prompt")
+    return read_text(file) if file else decoded(sys.stdin.buffer.read(), "standard input")
 
 
-def read_prompts(path: Path) -> list[str]:
-    """One prompt a line: plain text, or objects with a "prompt" where the name ends in .jsonl."""
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
-    if not lines:
-        raise RequestError(f"prompt file {path} holds no prompt, expected one a line")
-    if path.suffix == ".jsonl":
-        return [_prompt_of(path, number, line) for number, line in enumerate(lines, 1)]
-    return lines
-
-
-def _prompt_of(path: Path, number: int, line: str) -> str:
-    try:
-        prompt = json.loads(line)["prompt"]
-    except (ValueError, TypeError, KeyError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise RequestError(f'prompt {number} of {path} is {line[:40]!r}, expected an object like {{"prompt": "text"}}')
-    return prompt
-
-
-def read_text(path: Path, kind: str = "prompt file") -> str:
-    try:
-        return _decode(path.read_bytes(), f"{kind} {path}")
-    except OSError as error:
-        raise RequestError(f"{kind} {path} cannot be read ({error.strerror}); give another") from error
-
-
-def _decode(content: bytes, source: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{source} is no UTF-8: byte {error.start} is 0x{content[error.start]:02x}; convert it first"
-        ) from error
+def add_prompts_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompts",
+        metavar="KIND|F",
+        default="python",
+        help=f"what to complete: shipped prompts, which are {', '.join(KINDS)} (default python); or a file with a "
+        'prompt on each line, or with {"prompt": "text"} on each line of a .jsonl',
+    )

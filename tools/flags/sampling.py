@@ -1,4 +1,4 @@
-"""A flag for every field of SamplingParams, made from the field itself, and the number types of other flags."""
+"""A flag for every field of SamplingParams, made from the field itself; and types for flags that count things."""
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
@@ -8,22 +8,27 @@ from typing import Any, get_type_hints
 from ...runtime import SamplingParams
 from ...runtime.sampling.params import HELP
 
+LARGEST_BATCH = 4096
+MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
 
-def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = tuple(HELP)) -> None:
-    """Absent flags leave no attribute, so that the dataclass keeps its defaults."""
+
+def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = tuple(HELP), **defaults: Any) -> None:
+    """A flag that is absent leaves no attribute unless `defaults` has one, so that SamplingParams keeps its own."""
     group = parser.add_argument_group("sampling")
     types = get_type_hints(SamplingParams)
     for field in fields(SamplingParams):
         if field.name in only:
             form = FORMS[types[field.name]]
             help_text = HELP[field.name] + ("; may be repeated" if form.get("action") == "append" else "")
-            if isinstance(field.default, int | float | str) and form is not FORMS[bool]:
-                help_text += f" (default {field.default})"
-            group.add_argument(flag(field.name), default=argparse.SUPPRESS, help=help_text, **form)
+            usual = defaults.get(field.name, field.default)
+            if isinstance(usual, int | float | str) and form is not FORMS[bool]:
+                help_text += f" (default {usual})"
+            default = defaults.get(field.name, argparse.SUPPRESS)
+            group.add_argument(flag(field.name), default=default, help=help_text, **form)
 
 
 def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> SamplingParams:
-    """The parameters whose flags were given, and those the command itself fixes."""
+    """SamplingParams from the flags that were given and from what the command itself fixes."""
     names = {field.name for field in fields(SamplingParams)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     if "logit_bias" in given:
@@ -40,12 +45,19 @@ def token_bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no ID=VALUE, expected for instance 42=-1.5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, expected for instance 42=-1.5") from None
 
 
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number >= 1")
+    if not (text.isdecimal() and len(text) <= MOST_DIGITS and int(text)):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a whole number >= 1")
+    return int(text)
+
+
+def batch_size(text: str) -> int:
+    """Requests to decode together; the limit keeps a slip of the finger from asking for all memory there is."""
+    if positive(text) > LARGEST_BATCH:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a whole number from 1 to {LARGEST_BATCH}")
     return int(text)
 
 

@@ -1,1 +1,1 @@
-"""Makes checkpoints, drafts, n-gram tables and the demo bundle."""
+"""Make checkpoints, drafts, n-gram tables and the demo bundle."""

@@ -1,21 +1,21 @@
-"""Counts the n-grams of a text: which tokens followed each context, and how much a context leaves to the shorter one.
+"""Count the n-grams of a text: which tokens followed each context, and how much a context leaves to its shorter one.
 
-Witten and Bell's rule: of a context seen C times before T different tokens, a token that followed it c times gets the
-share c / (C + T), and all that remains goes to what the context one token shorter says.
+The rule is Witten and Bell's. If a context was seen C times before T different tokens, a token that followed it c times
+gets the share c / (C + T), and what remains goes by what the context one token shorter says.
 """
 
 import numpy as np
 
-CONTINUATIONS = 64  # of one context, the commonest; what the others would have is left to the shorter context
+CONTINUATIONS = 64  # most of one context; what further ones would get is left to the shorter context
 
 Arrays = dict[str, np.ndarray]
 NONE: Arrays = dict.fromkeys(("keys", "seen", "size", "left", "tokens", "shares"), np.zeros(0, np.int64))
 
 
 def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int, most: int) -> tuple[Arrays, int]:
-    """The arrays of a table, and how many tokens its longest context has.
+    """Return the arrays of a table, and the length of its longest context.
 
-    At most `most` entries stay: the contexts seen least often go.
+    The table keeps at most `most` entries: the contexts that were seen least often go.
     """
     tokens = tokens.astype(np.int64)
     seen = np.bincount(tokens, minlength=vocab_size)
@@ -47,7 +47,7 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int, most: int) -> 
 
 
 def _followers(context: np.ndarray, follower: np.ndarray, vocab_size: int) -> Arrays:
-    """What followed each context, context by context and commonest first."""
+    """The tokens that followed each context, the most frequent first."""
     pairs, counts = np.unique(context * vocab_size + follower, return_counts=True)
     owner, token = np.divmod(pairs, vocab_size)
     seen, kinds = np.bincount(owner, counts).astype(np.int64), np.bincount(owner)
@@ -66,7 +66,7 @@ def _followers(context: np.ndarray, follower: np.ndarray, vocab_size: int) -> Ar
 
 
 def _often_seen(table: Arrays, most: int) -> np.ndarray:
-    """Which contexts stay. One is never seen more often than its shorter one, so that none loses its parent."""
+    """Mask of the contexts to keep. None is seen more often than its shorter one, so none loses its parent."""
     often = np.argsort(-table["seen"], kind="stable")
     fits = table["size"][often].cumsum() <= most
     return table["seen"] > (0 if fits.all() else table["seen"][often[fits.argmin()]])

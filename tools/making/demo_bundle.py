@@ -1,4 +1,4 @@
-"""The bundle of the shipped pair: exported on first use, kept in the user's cache, made again if damaged."""
+"""The bundle of the shipped pair. It is exported on first use, kept in the user's cache, and made again if damaged."""
 
 import hashlib
 import os
@@ -46,13 +46,13 @@ def _export(path: Path, progress: Callable[[str], None]) -> None:
 
 
 def _cache_folder() -> Path:
-    """XDG says that a relative path counts as none."""
+    """The XDG specification says to ignore a relative path."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "trt-spec"
 
 
 def _key() -> str:
-    """Changes with the shipped pair and the exporter, so that an old bundle is never taken."""
+    """A hash of the shipped pair and the exporter, so that an old bundle is never used."""
     digest = hashlib.sha256(version("trt-spec").encode())
     sources = (Path(__file__).parents[2] / "export").rglob("*.py")
     for file in sorted([*sources, *(path for path in PAIR.rglob("*") if path.is_file())]):

@@ -13,19 +13,22 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...engines import RequestError, TrtSpecError
+from ...engines import RequestError
 from ...export.agreement import refuse_unequal
 from ...export.aside import built_aside
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
-from ..flags.prompt import read_prompts
+from ..console import progress
+from ..program import Parser, exit_code
+from ..text_files import read_prompts
 from .training import Windows, acceptance, distillation_loss, refuse_below, refuse_device, train
 
 HELD_OUT = 10  # one continuation in so many
@@ -47,7 +50,7 @@ def distil(
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write the distilled draft to `out`; returns the acceptance before and after, by temperature."""
+    """Write the distilled draft to `out` and return the acceptance before and after, by temperature."""
     refuse_below(2, samples=samples, length=length)
     refuse_below(1, layers=layers, steps=steps)
     if hidden < 2 or hidden % min(64, hidden) or hidden % 2:
@@ -75,7 +78,7 @@ def distil(
         measured = Windows(kept, width, 1, seed).fixed()
         before = acceptance(teacher, student, measured)
         windows = Windows(learned, width, batch=16, seed=seed)
-        train(student, distillation_loss(student, teacher, reverse), windows, steps, rate, _say)
+        train("draft", student, distillation_loss(student, teacher, reverse), windows, steps, rate)
         after = acceptance(teacher, student, measured)
         student.to("cpu", torch.bfloat16).save_pretrained(folder)
         for name in TOKENIZER_FILES:
@@ -111,42 +114,48 @@ def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers:
 
 @torch.no_grad()
 def sample(model: Any, prompts: Sequence[Sequence[int]], count: int, length: int, device: str) -> list[Tensor]:
-    """What the model says at temperature 1 after the prompts in turn, `count` times, without the prompts."""
+    """Let the model continue the prompts in turn at temperature 1; return `count` continuations without the prompts."""
     spoken = []
-    for index in range(count):
-        prompt = torch.tensor([prompts[index % len(prompts)]], device=device)
-        mask = torch.ones_like(prompt)
-        full = model.generate(
-            prompt, attention_mask=mask, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length
-        )
-        spoken.append(full[0, prompt.shape[1] :].cpu())
-        if index % max(1, count // 10) == 0:
-            _say(f"sampled {index + 1} of {count}")
+    shown = range(0, count, max(1, count // 10))
+    with progress("target", total=len(shown), ticking=True) as show:
+        for index in range(count):
+            if index in shown:
+                show(f"continues prompt {index + 1} of {count}")
+            prompt = torch.tensor([prompts[index % len(prompts)]], device=device)
+            mask = torch.ones_like(prompt)
+            full = model.generate(
+                prompt, attention_mask=mask, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length
+            )
+            spoken.append(full[0, prompt.shape[1] :].cpu())
     return spoken
 
 
-def _say(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("distil_draft", partial(run, argv))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, metavar="DIR_OR_ID")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="distil_draft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the draft is written")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
     parser.add_argument("--draft", metavar="DIR_OR_ID", help="start from this checkpoint")
-    sizes = {"layers": 2, "hidden": 128, "samples": 400, "length": 128, "steps": 2000, "seed": 0}
-    for name, default in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    for name, default, meaning in (
+        ("layers", 2, "of a new draft"),
+        ("hidden", 128, "width of a new draft"),
+        ("samples", 400, "continuations that the target writes"),
+        ("length", 128, "tokens of each"),
+        ("steps", 2000, "of training"),
+        ("seed", 0, "of everything drawn"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
+    parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="peak learning rate (default 0.001)")
     parser.add_argument("--reverse", action="store_true", help="KL(draft ‖ target) instead of KL(target ‖ draft)")
-    parser.add_argument("--device", default="cpu")
-    arguments = vars(parser.parse_args())
-    try:
-        print(json.dumps(distil(**arguments | {"prompts": read_prompts(arguments["prompts"])})))
-    except TrtSpecError as error:
-        parser.error(str(error))
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
+    arguments = vars(parser.read(argv))
+    print(json.dumps(distil(**arguments | {"prompts": read_prompts(arguments["prompts"])})))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Grow a Llama checkpoint to a larger shape without changing the function it computes.
 
-The added residual dimensions stay exactly zero, so text and acceptance are those of the small model while the
-cost is that of the large one: speculation can be timed at any size without any trained model of that size.
+The residual dimensions that are added stay exactly zero, so text and acceptance are those of the small model while the
+cost is that of the large one. Speculation can thus be timed at any size without a trained model of that size.
 
     python -m trt_spec.tools.making.grow_pair SOURCE OUT --hidden 768 --layers 12 --heads 12 --kv-heads 4 --mlp 2048
 """
@@ -9,17 +9,22 @@ cost is that of the large one: speculation can be timed at any size without any 
 import argparse
 import json
 import shutil
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from ...engines.errors import RequestError
+from ..flags.sampling import positive
+from ..program import Parser, exit_code
 
 
 @dataclass(frozen=True)
-class Shape:
+class LlamaSize:
     """The five numbers that decide what a Llama costs."""
 
     hidden: int
@@ -29,7 +34,7 @@ class Shape:
     mlp: int
 
     @classmethod
-    def of(cls, config: dict[str, int]) -> "Shape":
+    def of(cls, config: dict[str, int]) -> "LlamaSize":
         return cls(
             config["hidden_size"],
             config["num_hidden_layers"],
@@ -39,8 +44,8 @@ class Shape:
         )
 
 
-def place_heads(old: Shape, new: Shape) -> tuple[list[int], list[int]]:
-    """New slot of every old query head, and the old key-value head each used new one copies."""
+def place_heads(old: LlamaSize, new: LlamaSize) -> tuple[list[int], list[int]]:
+    """Place every old query head, and say which old key-value head each new one that is used copies."""
     old_group, new_group = old.heads // old.kv_heads, new.heads // new.kv_heads
     slots: list[int] = []
     sources: list[int] = []
@@ -57,17 +62,17 @@ def place_heads(old: Shape, new: Shape) -> tuple[list[int], list[int]]:
     return slots, sources
 
 
-def grow(source: Path, out: Path, new: Shape, dtype: torch.dtype = torch.float32) -> int:
+def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.float32) -> int:
     """Write `source` grown to `new` into `out` and return its number of parameters."""
     config = json.loads((source / "config.json").read_text())
     if config.get("model_type") != "llama":
         raise RequestError(f"{source} is a {config.get('model_type')!r} checkpoint, only llama can be grown")
-    old = Shape.of(config)
-    for name in Shape.__dataclass_fields__:
+    old = LlamaSize.of(config)
+    for name in LlamaSize.__dataclass_fields__:
         if getattr(new, name) < getattr(old, name):
             raise RequestError(f"{name} {getattr(new, name)} is smaller than the source's {getattr(old, name)}")
     if new.heads % new.kv_heads:
-        raise RequestError(f"{new.heads} heads are no multiple of {new.kv_heads} key-value heads")
+        raise RequestError(f"{new.heads} heads are not a multiple of {new.kv_heads} key-value heads")
     head_dim = config["head_dim"]
     slots, sources = place_heads(old, new)
     query_rows = torch.cat([torch.arange(head_dim) + slot * head_dim for slot in slots])
@@ -78,7 +83,7 @@ def grow(source: Path, out: Path, new: Shape, dtype: torch.dtype = torch.float32
     generator = torch.Generator().manual_seed(0)
     grown: dict[str, torch.Tensor] = {}
 
-    def noise(*size: int) -> torch.Tensor:  # what multiplies zeros may be anything: make it ordinary numbers
+    def noise(*size: int) -> torch.Tensor:  # it multiplies zeros, so it may be anything ordinary
         return torch.randn(*size, generator=generator) * 0.02
 
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -141,16 +146,21 @@ def grow(source: Path, out: Path, new: Shape, dtype: torch.dtype = torch.float32
     return sum(weight.numel() for weight in grown.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("grow_pair", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="grow_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="the checkpoint to grow")
     parser.add_argument("out", type=Path, help="where the grown checkpoint is written")
-    for name in Shape.__dataclass_fields__:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, required=True)
-    arguments = parser.parse_args()
-    shape = Shape(**{name: getattr(arguments, name) for name in Shape.__dataclass_fields__})
+    for name in LlamaSize.__dataclass_fields__:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, required=True, metavar="N")
+    arguments = parser.read(argv)
+    shape = LlamaSize(**{name: getattr(arguments, name) for name in LlamaSize.__dataclass_fields__})
     print(f"{grow(arguments.source, arguments.out, shape):,} parameters in {arguments.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

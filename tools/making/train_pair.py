@@ -15,6 +15,7 @@ import random
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from ...engines import TrtSpecError
 from ...export.aside import built_aside
-from .grow_pair import Shape
+from ..console import say
+from ..program import Parser, exit_code
+from .grow_pair import LlamaSize
 from .training import (
     Windows,
     acceptance,
@@ -36,8 +38,8 @@ from .training import (
     train,
 )
 
-TARGET = Shape(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
-DRAFT = Shape(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
+TARGET = LlamaSize(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
+DRAFT = LlamaSize(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
 END = "<|endoftext|>"  # id 0, between files
 HELD_OUT = 20  # one file of the standard library in so many
 LARGEST_FILE = 200_000  # bytes; longer ones are tables
@@ -78,12 +80,12 @@ def train_tokenizer(files: Sequence[Path], size: int) -> Tokenizer:
 
 
 def stream(tokenizer: Tokenizer, files: Sequence[Path]) -> Tensor:
-    """All tokens of the files, each behind an end of text."""
+    """All tokens of the files, with an end of text before each file."""
     parts = [torch.tensor([0, *tokenizer.encode(text).ids]) for text in texts(files)]
     return torch.cat(parts)
 
 
-def new_model(shape: Shape, vocab_size: int, positions: int) -> Any:
+def new_model(shape: LlamaSize, vocab_size: int, positions: int) -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -106,7 +108,7 @@ def new_model(shape: Shape, vocab_size: int, positions: int) -> Any:
 def train_pair(
     out: Path,
     files: tuple[Sequence[Path], Sequence[Path]],
-    shapes: tuple[Shape, Shape] = (TARGET, DRAFT),
+    shapes: tuple[LlamaSize, LlamaSize] = (TARGET, DRAFT),
     vocab_size: int = 4096,
     width: int = 512,
     batch: int = 16,
@@ -115,7 +117,7 @@ def train_pair(
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write `out/target` and `out/draft`; returns their held-out losses and the acceptance by temperature."""
+    """Write `out/target` and `out/draft`, and return their held-out losses and the acceptance by temperature."""
     refuse_below(1, steps=steps, draft_steps=draft_steps, batch=batch, width=width)
     refuse_device(device)
     learned, held_out = files
@@ -124,11 +126,12 @@ def train_pair(
         tokenizer = train_tokenizer(order, vocab_size)
         text = stream(tokenizer, order)
         measured = Windows(stream(tokenizer, held_out), width, 1, seed).fixed(64)
-        _say(f"{len(text):,} tokens to learn from, {measured.numel():,} to measure on")
+        say(f"{len(text):,} tokens to learn from, {measured.numel():,} to measure on")
         torch.manual_seed(seed)
         target, draft = (new_model(shape, vocab_size, 4 * width).to(device) for shape in shapes)
-        train(target, next_token_loss(target), Windows(text, width, batch, seed), steps, 1e-3, _say)
-        train(draft, distillation_loss(draft, target), Windows(text, width, batch, seed + 1), draft_steps, 2e-3, _say)
+        train("target", target, next_token_loss(target), Windows(text, width, batch, seed), steps, 1e-3)
+        windows = Windows(text, width, batch, seed + 1)
+        train("draft", draft, distillation_loss(draft, target), windows, draft_steps, 2e-3)
         found = {
             "tokens": len(text),
             "target_loss": held_out_loss(target, measured),
@@ -143,21 +146,27 @@ def train_pair(
     return found
 
 
-def _say(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("train_pair", partial(run, argv))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
-    for name, default in (("steps", 6000), ("draft-steps", 6000), ("batch", 16), ("width", 512), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--device", default="cpu")
-    try:
-        print(json.dumps(train_pair(files=source_files(), **vars(parser.parse_args()))))
-    except TrtSpecError as error:
-        parser.error(str(error))
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="train_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="where the checkpoints target/ and draft/ are written"
+    )
+    for name, default, meaning in (
+        ("steps", 6000, "of training the target"),
+        ("draft-steps", 6000, "of training the draft"),
+        ("batch", 16, "windows of a step"),
+        ("width", 512, "tokens of a window"),
+        ("seed", 0, "of everything drawn"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
+    print(json.dumps(train_pair(files=source_files(), **vars(parser.read(argv)))))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

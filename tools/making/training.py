@@ -1,4 +1,4 @@
-"""What training a pair and distilling a draft share: batches, the loss against a target, one loop, and the measures."""
+"""What training a pair and distilling a draft share: batches, losses, the training loop, and measures."""
 
 from collections.abc import Callable
 from math import cos, pi
@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from ...engines import RequestError
 from ...export.quality import overlap
+from ..console import progress
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
 MEASURED = 16  # held-out windows on which a model is measured
@@ -45,7 +46,7 @@ class Windows:
         return self.stream[begins[:, None] + torch.arange(self.width + 1)]
 
     def fixed(self, count: int = MEASURED) -> Tensor:
-        """Windows side by side from the beginning on, to measure on."""
+        """The first windows of the stream, side by side, to measure on."""
         count = min(count, len(self.stream) // (self.width + 1))
         return self.stream[: count * (self.width + 1)].view(count, self.width + 1)
 
@@ -59,7 +60,7 @@ def next_token_loss(model: Any) -> Loss:
 
 
 def distillation_loss(draft: Any, target: Any, reverse: bool = False) -> Loss:
-    """KL(target ‖ draft), which covers all the target may say, or KL(draft ‖ target), which avoids what it does not."""
+    """KL(target ‖ draft) covers all that the target may say; KL(draft ‖ target) avoids what the target would not."""
 
     def loss(tokens: Tensor) -> Tensor:
         with torch.no_grad():
@@ -72,8 +73,8 @@ def distillation_loss(draft: Any, target: Any, reverse: bool = False) -> Loss:
     return loss
 
 
-def train(model: Any, loss: Loss, windows: Windows, steps: int, rate: float, progress: Callable[[str], None]) -> None:
-    """AdamW with a warm-up and a cosine down to nothing; bfloat16 arithmetic where the device has it."""
+def train(name: str, model: Any, loss: Loss, windows: Windows, steps: int, rate: float) -> None:
+    """Train by AdamW, with a warm-up and a cosine down to nothing, in bfloat16 on a GPU."""
     device = next(model.parameters()).device
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     others = [weight for weight in model.parameters() if weight.dim() <= 1]
@@ -84,17 +85,19 @@ def train(model: Any, loss: Loss, windows: Windows, steps: int, rate: float, pro
         optimizer,
         lambda step: min((step + 1) / warm, 0.5 * (1 + cos(pi * min(1, step / steps)))),
     )
+    shown = {*range(0, steps, max(1, steps // 20)), steps - 1}
     model.train()
-    for step in range(steps):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            value = loss(windows.draw().to(device))
-        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % max(1, steps // 20) == 0 or step == steps - 1:
-            progress(f"step {step + 1} of {steps}: loss {float(value.detach()):.3f}")
+    with progress(name, total=len(shown), ticking=True) as show:
+        for step in range(steps):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                value = loss(windows.draw().to(device))
+            value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step in shown:
+                show(f"step {step + 1} of {steps}: loss {float(value.detach()):.3f}")
     model.eval()
 
 
@@ -106,7 +109,7 @@ def held_out_loss(model: Any, windows: Tensor) -> float:
 
 @torch.no_grad()
 def acceptance(target: Any, draft: Any, windows: Tensor) -> dict[float, float]:
-    """α by temperature on these windows: greedy agreement at 0, mean Σ min(p, q) at 1."""
+    """Expected acceptance by temperature on these windows: greedy agreement at 0, mean Σ min(p, q) at 1."""
     device = next(target.parameters()).device
     found = {0.0: 0.0, 1.0: 0.0}
     for row in windows:

@@ -1,4 +1,4 @@
-"""The bundle's checkpoints in transformers: its generate, assisted generation and prompt lookup, to be measured."""
+"""Run the bundle's checkpoints in transformers: its generate, assisted generation and prompt lookup."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from ...export.quiet import quiet_libraries
 from ...runtime import SamplingParams
 from ..extras import install_command, installed
 from .bandwidth import all_cores
-from .measure import Setting, Waits
+from .time_rounds import Setting, Waits
 
 PLAIN = Setting(0, "none")
 
 
 @dataclass
 class Theirs:
-    """What was seen of one setting in all repeats; as with ours, the rate begins after the first tokens."""
+    """What one setting showed in all repeats; as in our measurements, the rate begins after the first tokens."""
 
     setting: Setting
     tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
@@ -39,7 +39,7 @@ class Theirs:
 
 
 class Arrivals:
-    """What generate streams to: when how many tokens came, in milliseconds from its call."""
+    """The streamer of a generate call: how many tokens came when, in milliseconds from the call."""
 
     def __init__(self) -> None:
         self.tokens: list[tuple[float, int]] = []
@@ -56,7 +56,7 @@ class Arrivals:
 
 
 class Transformers:
-    """A target, and a draft if there is one, with all cores and the attention that transformers chooses itself."""
+    """A target, and a draft if there is one, on all cores, with the attention that transformers itself chooses."""
 
     def __init__(self, target: Path, draft: Path | None, dtype: str = "float32", device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -68,10 +68,10 @@ class Transformers:
                     model = AutoModelForCausalLM.from_pretrained(
                         path, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True
                     )
-                # Only what is asked for: no end of text, no penalty that came with the checkpoint.
+                # A checkpoint may bring settings of its own; none of them may stop a text or change it.
                 model.generation_config = GenerationConfig()
                 self._models[role] = model.to(device).eval()
-        if draft is not None:  # K is what was asked for, in every round
+        if draft is not None:  # or K would change from round to round
             self._models["draft"].generation_config.num_assistant_tokens_schedule = "constant"
             self._models["draft"].generation_config.assistant_confidence_threshold = 0.0
 
@@ -81,7 +81,7 @@ class Transformers:
     def generate(
         self, prompt: Sequence[int], params: SamplingParams, setting: Setting = PLAIN, arrivals: Arrivals | None = None
     ) -> list[int]:
-        """As many tokens as asked for, whatever they are."""
+        """Decode as many tokens as asked for, whatever they are."""
         options: dict[str, Any] = {"max_new_tokens": params.max_new_tokens, "do_sample": not params.greedy}
         if not params.greedy:
             options |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
@@ -100,7 +100,7 @@ class Transformers:
         return found
 
     def measure(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs) -> None:
-        """One repeat."""
+        """Decode all prompts once."""
         tokens, ms = 0, 0.0
         for prompt, param in zip(prompts, params, strict=True):
             arrivals = Arrivals()
@@ -115,7 +115,7 @@ class Transformers:
 
 
 def compared_checkpoints(arguments: argparse.Namespace, bundle: Bundle, drafter: str) -> dict[str, Path]:
-    """By role, those that were named; refused before any weight is read if they were not exported to this bundle."""
+    """The named checkpoints by role, refused before any weight is read if the bundle was not made from them."""
     if installed("transformers") is None:
         raise EngineError(f"--compare hf runs transformers, which is not installed; {install_command('export')}")
     roles = ("target", "draft") if drafter == "model" else ("target",)

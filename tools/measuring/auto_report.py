@@ -1,7 +1,7 @@
-"""What choosing the draft length for each round gains and costs: against no draft, and against every fixed length.
+"""Measure what the draft length auto gains and costs, against no draft and against every fixed length.
 
-Each prompt of the five kinds is decoded by all settings in turn, several times over, so that each ratio compares runs
-of one prompt that lie side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune before.
+All settings decode each prompt in turn, several times over, so that each ratio compares runs of one prompt that lie
+side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune first.
 
     python -m trt_spec.tools.measuring.auto_report --bundle B [--drafter D] [--repeats N] [--json OUT]
 """
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,11 +23,13 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.decoder import Prompt
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
-from ..console import table
+from ..console import progress, table
+from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import positive
+from ..program import Parser, exit_code
 from ..whole_file import whole_file
-from .prompt_pack import WRITTEN, bench_prompts
+from .shipped_prompts import WRITTEN, bench_prompts
 
 SETS = (*WRITTEN, "random")
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -34,15 +37,21 @@ SURE = 1.96  # standard errors to either side: 95 %
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--drafter", choices=(*DRAFTERS, MIXED), default="model")
-    parser.add_argument("--repeats", type=positive, default=3)
-    parser.add_argument("--new-tokens", type=positive, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    return exit_code("auto_report", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="auto_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, required=True, metavar="B", help="the folder that export-models wrote")
+    parser.add_argument(
+        "--drafter", choices=(*DRAFTERS, MIXED), default="model", help="where proposals come from (default model)"
+    )
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
+    parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parser.read(argv)
     params = SamplingParams(
         max_new_tokens=arguments.new_tokens, ignore_eos=True, temperature=arguments.temperature, seed=0
     )
@@ -58,20 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int) -> dict[str, Any]:
-    longest = decoder.longest_draft
-    fixed = [k for k in LENGTHS if k <= longest and (k == 0 or drafter != MIXED)]
+    fixed = [k for k in fixed_lengths(None, LENGTHS, decoder) if k == 0 or drafter != MIXED]
     settings: list[DraftLength] = [*fixed, AUTO]
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
-    for kind in SETS:
-        room = decoder.bundle.max_length - params.max_new_tokens
-        prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
-        for k in settings:
-            decode(decoder, prompts[0], params, k, drafter)  # warms up
-        seconds[kind] = []
-        for repeat in range(repeats):
-            print(f"{kind}, repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-            for prompt in prompts:
-                seconds[kind].append([decode(decoder, prompt, params, k, drafter) for k in settings])
+    room = decoder.bundle.max_length - params.max_new_tokens
+    with progress("auto report", total=len(SETS) * repeats) as show:
+        for kind in SETS:
+            prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
+            for k in settings:
+                decode(decoder, prompts[0], params, k, drafter)  # warms up
+            seconds[kind] = []
+            for repeat in range(repeats):
+                show(f"{kind}, repeat {repeat + 1} of {repeats}")
+                for prompt in prompts:
+                    seconds[kind].append([decode(decoder, prompt, params, k, drafter) for k in settings])
     return {
         "drafter": drafter,
         "new_tokens": params.max_new_tokens,
@@ -83,7 +92,7 @@ def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int)
 
 
 def decode(decoder: Decoder, prompt: Prompt, params: SamplingParams, k: DraftLength, drafter: str) -> float:
-    """Seconds from the first round on."""
+    """Seconds for each token from the first round on."""
     decoder.forget_outputs()
     request = decoder.submit(prompt, params, draft_length=k, drafter=drafter if k else "none")
     while not request.token_ids:
@@ -103,7 +112,7 @@ def fitted(decoder: Decoder, prompt: Prompt, room: int) -> list[int]:
 
 
 def compared(rows: Sequence[Sequence[float]], fixed: Sequence[int]) -> dict[str, Any]:
-    """Speed of the last column relative to the first and to the best fixed one; means are over equal token counts."""
+    """Compare the last column, auto, with the first, K = 0, and with the best fixed one."""
     means = [fmean(column) for column in zip(*rows, strict=True)]
     best = min(range(len(fixed)), key=means.__getitem__)
     return {
@@ -116,7 +125,7 @@ def compared(rows: Sequence[Sequence[float]], fixed: Sequence[int]) -> dict[str,
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """Geometric mean, and where it lies with 95 %."""
+    """The geometric mean and its interval of 95 %."""
     logs = [log(ratio) for ratio in ratios]
     mean = fmean(logs)
     error = SURE * stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else float("inf")

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: the roof of every step that reads each weight once."""
+"""Measure how fast this machine reads memory, which bounds every step that reads each weight once."""
 
 import os
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from time import perf_counter
 
 import torch
 
-BLOCK_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # more than caches hold, and long against a launch
+BLOCK_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # larger than any cache, and slow beside a launch
 TRIES = 7
 
 
 def read_bandwidth(device: str = "cpu") -> float:
-    """Bytes per second that the whole device reads, at best."""
+    """The most bytes per second that the whole device reads."""
     with all_cores():
         size = BLOCK_BYTES[torch.device(device).type]
         block = torch.ones(size // 4, device=device)
@@ -21,7 +21,7 @@ def read_bandwidth(device: str = "cpu") -> float:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """torch's threads on every core that this process may use."""
+    """Let torch use every core that this process may use."""
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
@@ -39,6 +39,6 @@ def _seconds_of_a_read(block: torch.Tensor) -> float:
 
 
 def wait_for(device: str) -> None:
-    """Until all that was launched has ended."""
+    """Wait until all that was launched on the device has ended."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What bench measured, as one JSON object: all that its table, its charts and its page are made of."""
+"""What bench measured, as the JSON object that its table, charts and page are made of."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,11 +6,10 @@ from statistics import median
 from typing import Any
 
 from ...runtime import Decoder, SamplingParams
-from ..output_json import total
 from .against_transformers import Theirs
 from .conditions import conditions
-from .measure import PARTS, Measured
 from .theory import tokens_per_round
+from .time_rounds import PARTS, Measured, total
 
 SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
 
@@ -26,7 +25,7 @@ def bench_result(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     bundle, plain = decoder.bundle, measured[0]
-    # A tied embedding is stored twice and read once; of quantised weights the embedding is a small part.
+    # A tied embedding is stored twice and read once. In quantised weights the embedding is a small part.
     target = bundle.target
     size = 4 if target.contract.dtype == "float32" else 2
     weight_bytes = size * target.parameters if target.weights == "none" else bundle.weight_bytes("target")
@@ -64,7 +63,7 @@ def bench_result(
 
 
 def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:
-    """Of rounds whose draft length was chosen for each."""
+    """The setting whose draft length was chosen for each round."""
     counts = total(measured.speculation)
     speed_ups = zip(measured.tokens_per_second, plain.tokens_per_second, strict=True)
     return {
@@ -81,7 +80,7 @@ def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:
 
 
 def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
-    """Times, and the speed-up theory predicts from the measured c, v and α alone."""
+    """The times of a setting, and the speed-up that theory predicts from its measured c, v and α alone."""
     k, t = measured.setting.draft_length, plain.verify_ms
     rate = median(measured.tokens_per_second)
     counts = total(measured.speculation)

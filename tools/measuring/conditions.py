@@ -1,4 +1,4 @@
-"""Under what a measurement was made: when, with which versions, on which machine, in how much memory."""
+"""The conditions of a measurement: its time, versions, machine and memory."""
 
 import platform
 import resource
@@ -12,7 +12,7 @@ from ...engines import Bundle
 from ..commands.doctor import machine
 from ..extras import PACKAGE, installed
 
-LIBRARIES = {  # of which the engine's own is the one that is here
+LIBRARIES = {  # by engine: whichever of them is installed
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "tensorrt": ("tensorrt", "tensorrt-rtx"),
     "torch": (),
@@ -35,7 +35,7 @@ def conditions(bundle: Bundle, engine: str, device: str, compared: bool) -> dict
 
 
 def memory_used(device: str) -> dict[str, int | None]:
-    """Of this process at its peak so far; on a GPU what all processes hold there now."""
+    """The peak of this process so far, and on a GPU what all processes hold there now."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     on_gpu = None
     if device.startswith("cuda"):

@@ -1,7 +1,7 @@
-"""Measure the figures that README quotes, on this machine: against transformers, over capacity, and memory.
+"""Measure the figures that README quotes: speed against transformers, time over capacity, and memory.
 
-The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real and the
-cost is that of the larger shape. All comparisons interleave their settings in one process.
+The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real while the
+cost is that of a larger model. Every comparison interleaves its settings in one process.
 
     python -m trt_spec.tools.measuring.figures --work DIR [--json OUT]
 """
@@ -12,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,12 +22,16 @@ import torch
 
 from ...export.pipeline import export_bundle
 from ...runtime import Decoder, SamplingParams
-from ..making.grow_pair import Shape, grow
+from ..console import progress, say
+from ..flags.sampling import positive
+from ..making.grow_pair import LlamaSize, grow
+from ..program import Parser, exit_code
+from ..whole_file import whole_file
 from .against_transformers import PLAIN, Transformers
-from .measure import Setting
+from .time_rounds import Setting
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
-GROWN = Shape(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)
+GROWN = LlamaSize(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)
 PROMPTS = [
     "def read_config(path):\n    ",
     "class Stack:\n    def __init__(self",
@@ -37,35 +41,38 @@ PROMPTS = [
 NEW_TOKENS = 64
 
 
-def median_seconds(settings: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Each setting in turn, `repeats` times after a warm-up; the median of each."""
+def median_seconds(title: str, settings: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Run the settings in turn, `repeats` times after a warm-up, and return the median of each."""
     seconds: dict[str, list[float]] = {name: [] for name in settings}
-    for turn in range(repeats + 1):
-        for name, run in settings.items():
-            began = perf_counter()
-            run()
-            if turn:
-                seconds[name].append(perf_counter() - began)
+    with progress(title, total=(1 + repeats) * len(settings)) as show:
+        for turn in range(1 + repeats):
+            stage = f"repeat {turn} of {repeats}" if turn else "warming up"
+            for name, run in settings.items():
+                show(f"{stage}, {name}")
+                began = perf_counter()
+                run()
+                if turn:
+                    seconds[name].append(perf_counter() - began)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def prepare(work: Path) -> dict[str, Path]:
-    """The grown checkpoint, and its bundles at two capacities."""
+    """Make the grown checkpoint, and bundles of it at two capacities."""
     grown, draft = work / "grown", work / "draft"
     if not (work / "bundle-8192" / "manifest.json").exists():
         grow(PAIR / "pycode-14m", grown, GROWN)
         shutil.copytree(PAIR / "pycode-1m", draft, dirs_exist_ok=True)
-        for checkpoint in (grown, draft):  # rotary positions need no training to be timed
+        for checkpoint in (grown, draft):  # longer rotary positions need no training to be timed
             config = json.loads((checkpoint / "config.json").read_text())
             (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
         for capacity in (512, 8192):
-            export_bundle(grown, work / f"bundle-{capacity}", draft=draft, max_length=capacity, progress=print)
+            export_bundle(grown, work / f"bundle-{capacity}", draft=draft, max_length=capacity, progress=say)
     return {"grown": grown, "draft": draft, "512": work / "bundle-512", "8192": work / "bundle-8192"}
 
 
 def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, float]:
     """Tokens per second of this runtime and of transformers' generate, assisted generation and prompt lookup."""
-    torch.set_num_threads(1)  # for ours; theirs take all cores
+    torch.set_num_threads(1)  # for our side; transformers takes all cores
     other = Transformers(paths["grown"], paths["draft"])
     settings: dict[str, Callable[[], Any]] = {}
     with Decoder.open(paths["8192"]) as decoder:
@@ -87,12 +94,12 @@ def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, floa
         ):
             settings[name] = partial(ours, setting)
             settings[f"transformers {their_name}"] = partial(theirs, setting)
-        seconds = median_seconds(settings, repeats)
+        seconds = median_seconds("against transformers", settings, repeats)
     return {name: len(PROMPTS) * NEW_TOKENS / taken for name, taken in seconds.items()}
 
 
 def over_capacity(paths: dict[str, Path], repeats: int) -> dict[str, float]:
-    """Seconds of decoding at about 64 live tokens by capacity and batch: what is not used must cost nothing."""
+    """Seconds of decoding at about 64 live tokens, by capacity and batch: unused capacity must cost nothing."""
     params = SamplingParams(max_new_tokens=32, ignore_eos=True)
     settings: dict[str, Callable[[], Any]] = {}
     with Decoder.open(paths["512"]) as small, Decoder.open(paths["8192"]) as large:
@@ -100,11 +107,11 @@ def over_capacity(paths: dict[str, Path], repeats: int) -> dict[str, float]:
             for batch in (1, 4):
                 prompts = [[7 + row] * 48 for row in range(batch)]
                 settings[f"capacity {capacity} batch {batch}"] = lambda d=decoder, p=prompts: d.generate(p, params)  # type: ignore[misc]
-        return median_seconds(settings, 3 * repeats)
+        return median_seconds("over capacity", settings, 3 * repeats)
 
 
 def memory(bundle: Path) -> dict[str, float]:
-    """Resident megabytes of a process of its own: after imports, with the models open, after 50 and 300 requests."""
+    """Resident megabytes of a fresh process: after imports, with the models open, after 50 and 300 requests."""
     done = subprocess.run(
         [sys.executable, "-m", "trt_spec.tools.measuring.figures", "--memory-of", str(bundle)],
         capture_output=True,
@@ -138,16 +145,20 @@ def measure_memory(bundle: Path) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, help="where the grown checkpoint and its bundles are kept")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("figures", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, metavar="DIR", help="where the grown checkpoint and its bundles are kept")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="times each is measured (default 3)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.read(argv)
     if arguments.memory_of:
         print(json.dumps(measure_memory(arguments.memory_of)))
-        return
+        return 0
     if not arguments.work:
         parser.error("--work is required")
     paths = prepare(arguments.work)
@@ -160,11 +171,12 @@ def main() -> None:
         print(f"\n{title}")
         for name, value in rows.items():
             print(f"  {name:34} {value:10.3f}")
-    text = json.dumps(figures)
+    print(json.dumps(figures))
     if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+        with whole_file(arguments.json) as out:
+            print(json.dumps(figures), file=out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,11 +1,11 @@
-"""All that is to be seen on a GPU, in one run: parity with transformers, speed at size, and whether TensorRT runs.
+"""Measure on a GPU, in one run: parity with transformers, speed by size, and whether TensorRT runs.
 
     python -m trt_spec.tools.measuring.gpu_report --work DIR [--device cuda] [--shapes 0.1B 3B 8B] [--json OUT]
 
-Parity is that of the demo pair in each engine and dtype. Speed is that of pairs grown from it (see grow_pair), so texts
-and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the parts of a
-round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown and exported
-once, into DIR. Prints a table of each and, last, one JSON line.
+Parity is measured on the demo pair, in each engine and dtype. Speed is measured on pairs grown from it (see grow_pair),
+so texts and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the
+parts of a round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown
+and exported once, into DIR. The output is a table of each and, on the last line, one JSON object.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -25,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...engines import Bundle, TrtSpecError, open_engine
+from ...engines import Bundle, RequestError, TrtSpecError, open_engine
 from ...engines.errors import first_line
 from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
@@ -33,24 +34,28 @@ from ...runtime import Decoder, SamplingParams
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_alone, in_another_engine
 from ..certificate.subject import Subject
-from ..console import table
-from ..flags.prompt import PYTHON_PROMPTS
+from ..console import progress, say, table
+from ..flags.sampling import positive
 from ..making.demo_bundle import DRAFT, TARGET
-from ..making.grow_pair import Shape, grow
+from ..making.grow_pair import LlamaSize, grow
 from ..making.training import refuse_device
-from ..output_json import total
+from ..program import Parser, exit_code
 from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth, wait_for
-from .measure import Measured, Setting, measure
+from .shipped_prompts import PYTHON_PROMPTS
 from .theory import speed_up
+from .time_rounds import Measured, Setting, measure, total
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCHES = (1, 4, 16)
 DRAFT_LENGTHS = (0, 2, 4, 6, 8)
 SHAPES = {  # of target and draft; None is the demo draft itself
-    "0.1B": (Shape(768, 12, 12, 4, 2048), None),
-    "3B": (Shape(3072, 28, 48, 16, 8192), Shape(2048, 16, 32, 8, 8192)),  # of Llama 3.2's 3B and 1B, heads of 64
-    "8B": (Shape(4096, 32, 64, 16, 14336), None),
+    "0.1B": (LlamaSize(768, 12, 12, 4, 2048), None),
+    "3B": (
+        LlamaSize(3072, 28, 48, 16, 8192),
+        LlamaSize(2048, 16, 32, 8, 8192),
+    ),  # of Llama 3.2's 3B and 1B, heads of 64
+    "8B": (LlamaSize(4096, 32, 64, 16, 14336), None),
 }
 MODES = {"eager": ("torch", False), "captured": ("torch", True), "compiled": ("torch-compiled", True)}
 MAX_LENGTH = 1024
@@ -68,7 +73,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class Speed:
-    """Decoding of one pair by one setting; milliseconds are of a round, by the device's own clock but the first."""
+    """One pair decoded with one setting; the milliseconds of a round's parts are by the device's own clock."""
 
     pair: str
     mode: str
@@ -80,14 +85,14 @@ class Speed:
     draft_ms: float
     verify_ms: float
     accept_ms: float
-    over_kernels: float  # the round over its parts: what gaps and the host add
-    roof_share: float | None  # of plain decoding: the time the weights alone need over the round's
+    over_kernels: float  # the round over the sum of its parts, so what gaps and the host add
+    roof_share: float | None  # of plain decoding: the time to read the weights, over the round's
     speed_up: float
     of_theory: float | None
 
 
 def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[str, Any]]:
-    """Logits and greedy text in all dtypes, of which the CPU's float32 text is the reference."""
+    """Compare logits with the checkpoint's, and greedy text with that of the CPU in float32, in all dtypes."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
@@ -99,7 +104,7 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
     for dtype in DTYPES:
         bundle = exported(work / f"demo-{dtype}", TARGET, DRAFT, dtype)
         if engine == "onnxruntime" and device == "cpu" and dtype != "float32":
-            continue  # no kernels
+            continue  # it has no kernels for them
         found = engine_logits_of(bundle, engine, device, tokens)
         same = sum(a == b for a, b in zip(texts(bundle, params, engine, device), reference, strict=True))
         error = float((found - expected).norm() / expected.norm())
@@ -108,7 +113,7 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
 
 
 def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[str, Any]:
-    """The coupled rule on the device against plain decoding on the CPU; the arbiter rules on each difference."""
+    """Compare the coupled rule on the device with plain decoding on the CPU; the arbiter judges each difference."""
     here = Subject(Bundle.open(work / "demo-float32"), "onnxruntime", "cpu", batch=4)
     params = SamplingParams(max_new_tokens=new_tokens, temperature=1.0, rule="coupled", seed=11)
     asked = ask_alone(here, [(prompt, params) for prompt in here.prompts()])
@@ -143,7 +148,7 @@ def texts(
 
 
 def speeds(name: str, bundle: Path, device: str, mode: str, new_tokens: int) -> list[dict[str, Any]]:
-    """All settings of a mode are interleaved, on the same prompts."""
+    """Measure all settings of a mode in turn, on the same prompts."""
     opened = Bundle.open(bundle)
     weight_bytes = opened.target.parameters * (4 if opened.target.contract.dtype == "float32" else 2)
     roof_ms = 1e3 * weight_bytes / read_bandwidth(device)
@@ -197,7 +202,7 @@ def speed_of(one: Measured, plain: Measured, of: tuple[str, str, int, float], ro
 
 
 def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_tokens: int) -> dict[str, float]:
-    """Tokens per second of its generate, and of its assisted generation at a constant K of 4, greedy, batch 1."""
+    """Tokens per second of transformers' generate, and of its assisted generation with K = 4, greedy, batch 1."""
     other = Transformers(target, draft, dtype, device)
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt).ids for prompt in PYTHON_PROMPTS]
@@ -217,7 +222,7 @@ def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_
 
 
 def try_rtx(bundle: Path, device: str) -> str:
-    """Whether TensorRT for RTX runs on this GPU, which may not be on its list: what it says."""
+    """Try TensorRT for RTX on this GPU, which may not be on its list, and return what it says."""
     from ...export.plans.build import build_plans
     from ...export.plans.roles import BuildOptions
 
@@ -231,7 +236,7 @@ def try_rtx(bundle: Path, device: str) -> str:
 
 
 def grown_pair(work: Path, name: str, dtype: str) -> str:
-    """The folder of the checkpoints of target and draft, and their bundle; made once."""
+    """Return the folder with the checkpoints of a grown pair and their bundle, which are made once."""
     folder = work / f"grown-{name}"
     if not (folder / "bundle" / "manifest.json").exists():
         for role, shape in zip(("target", "draft"), SHAPES[name], strict=True):
@@ -251,41 +256,40 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def say(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)
-
-
 def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: Path | None) -> dict[str, Any]:
-    """What was found, part by part, kept after each: one that fails says why and stops no other."""
+    """Run part by part, and keep what was found after each; a part that fails says why and stops no other."""
     refuse_device(device)
     work.mkdir(parents=True, exist_ok=True)
     dtype = "float32" if device == "cpu" else "bfloat16"
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu"}
     found |= {"parity": [], "speed": [], "failed": {}}
 
-    def part(name: str, run: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            result = run(*arguments)
-        except Exception as error:  # of any library: it is the result of this part
-            found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
-        else:
-            found[name] = found[name] + result if isinstance(result, list) else result
-        release()
-        if out is not None:
-            out.write_text(json.dumps(found) + "\n", encoding="utf-8")
-
-    part("bandwidth_bytes_per_second", read_bandwidth, device)
-    for engine in ("torch", "onnxruntime"):
-        part("parity", parity, work, device, engine, new_tokens)
-    part("coupled", coupled_ties, work, device, "torch", new_tokens)
+    parts: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+        ("bandwidth_bytes_per_second", read_bandwidth, (device,)),
+        *(("parity", parity, (work, device, engine, new_tokens)) for engine in ("torch", "onnxruntime")),
+        ("coupled", coupled_ties, (work, device, "torch", new_tokens)),
+    ]
     if device != "cpu":
-        part("tensorrt_for_rtx", try_rtx, work / "demo-float16", device)
+        parts.append(("tensorrt_for_rtx", try_rtx, (work / "demo-float16", device)))
     for pair in pairs:
-        part(f"grown {pair}", grown_pair, work, pair, dtype)
         target, draft, bundle = (work / f"grown-{pair}" / name for name in ("target", "draft", "bundle"))
-        for mode in MODES:
-            part("speed", speeds, pair, bundle, device, mode, new_tokens)
-        part(f"transformers {pair}", transformers_speeds, target, draft, dtype, device, new_tokens)
+        parts += [
+            (f"grown {pair}", grown_pair, (work, pair, dtype)),
+            *(("speed", speeds, (pair, bundle, device, mode, new_tokens)) for mode in MODES),
+            (f"transformers {pair}", transformers_speeds, (target, draft, dtype, device, new_tokens)),
+        ]
+    with progress("gpu report", total=len(parts)) as show:
+        for name, run_part, arguments in parts:
+            show(name.replace("_", " "))
+            try:
+                result = run_part(*arguments)
+            except Exception as error:  # any library may raise anything: the error is the result of this part
+                found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
+            else:
+                found[name] = found[name] + result if isinstance(result, list) else result
+            release()
+            if out is not None:
+                out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
 
 
@@ -296,26 +300,32 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table([list(rows[0]), *([cell(value) for value in row.values()] for row in rows)], left=2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="where grown checkpoints and bundles are kept")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    arguments = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("gpu_report", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="gpu_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="keeps checkpoints and bundles")
+    parser.add_argument("--device", default="cuda", metavar="D", help="default cuda; cpu tries the report itself out")
+    parser.add_argument(
+        "--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES), help="sizes of the pairs (default: all)"
+    )
+    parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of each output (default 128)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
+    arguments = parser.read(argv)
     try:
         found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)
-    except (TrtSpecError, OSError) as error:
-        parser.error(str(error))
+    except OSError as error:
+        raise RequestError(f"the report cannot be kept ({error}); name another --work or --json") from error
     for part in ("parity", "speed"):
         if found[part]:
             print(f"\n{as_table(found[part])}")
     for part, reason in found["failed"].items():
         print(f"\n{part} failed: {reason}")
     print(json.dumps(found))
-    sys.exit(1 if found["failed"] else 0)
+    return 1 if found["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

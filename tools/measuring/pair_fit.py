@@ -1,4 +1,4 @@
-"""Whether a draft suits a target, before anything is exported: what they share, how often they agree, what it buys."""
+"""Find out whether a draft suits a target before anything is exported: do they fit, agree, and pay?"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ RUNS = 15
 
 @dataclass(frozen=True)
 class Side:
-    """One model: its logits `[L, V]` on the text, and a run of one token to be timed."""
+    """One model: its logits [L, V] on the text, and a run of one token that can be timed."""
 
     name: str
     logits: Tensor
@@ -34,13 +34,13 @@ class Side:
 
 
 def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, Any]:
-    """From two checkpoints, or from one bundle that holds both."""
+    """Examine two checkpoints, or the two models of one bundle."""
     text = SAMPLE.read_text(encoding="utf-8") if text is None else text
     with quiet_libraries():
         if (Path(target) / "manifest.json").exists():
             found, sides = _bundle_sides(target, draft, text)
         elif draft is None:
-            raise PairError(f"{target} is no bundle and there is no --draft; name the checkpoint of a draft")
+            raise PairError(f"{target} is not a bundle, and there is no --draft; name the checkpoint of a draft")
         else:
             found, sides = _checkpoint_sides(target, draft, text)
     ours, theirs = sides
@@ -107,7 +107,7 @@ def _read(tokenizer: Any, text: str, positions: int) -> list[int]:
 
 
 def _interleaved(runs: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """Milliseconds of each, in turn, after one warm-up."""
+    """Time the runs in turn, after a warm-up each; return the milliseconds of each."""
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(RUNS + 1):
         for run, mine in zip(runs, times, strict=True):

@@ -1,6 +1,6 @@
-"""What speculation yields, from α (acceptance of an examined proposal), K, and the costs of a round.
+"""What speculation yields, by α (the share of examined proposals that are accepted), K, and the costs of a round.
 
-Costs are in target steps of width one: c for a draft step, v for the verify pass. Acceptances count as independent.
+The unit of costs is a target step for one token: c is a draft step, v the verify pass. Acceptances are independent.
 """
 
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from math import inf
 
 
 def tokens_per_round(alpha: float, k: int) -> float:
-    """E: the accepted proposals and the token that follows them."""
+    """E, the expected number of accepted proposals and of the token that follows them."""
     return sum(alpha**i for i in range(k + 1))
 
 
 def speed_up(alpha: float, k: int, c: float, v: float = 1.0) -> float:
-    """S(K) over plain decoding, which has nothing to verify."""
+    """S, how many times as fast as plain decoding, which has nothing to verify."""
     return tokens_per_round(alpha, k) / (c * k + (v if k else 1))
 
 
 def operations_growth(alpha: float, k: int, c: float) -> float:
-    """Arithmetic operations per token over plain decoding; c compares operations here."""
+    """Arithmetic operations per token, relative to plain decoding; c compares operations here."""
     return (c * k + k + 1) / tokens_per_round(alpha, k)
 
 
@@ -28,7 +28,7 @@ def best_draft_length(alpha: float, c: float, longest: int, v: float = 1.0) -> i
 
 
 def oracle_tokens_per_round(alpha: float) -> float:
-    """E if each round's K were just what will be accepted: no K yields more."""
+    """E if each round proposed just as many as will be accepted; no K yields more."""
     return inf if alpha == 1 else 1 / (1 - alpha)
 
 

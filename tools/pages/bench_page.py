@@ -1,21 +1,23 @@
-"""A page that shows what bench measured, made of nothing but its JSON object.
+"""Make a page of charts and tables from the JSON object of a bench run.
 
 python -m trt_spec.tools.pages.bench_page RESULT.json OUT.html
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...engines import TrtSpecError
-from ...runtime.drafters import DRAFTERS
+from ...engines import RequestError
 from ..console import in_bytes
-from ..flags.prompt import read_text
-from ..measuring.measure import PERCENTILES
-from ..output_json import lossy
+from ..in_words import lossy, pair, place
+from ..measuring.time_rounds import PERCENTILES
+from ..program import Parser, exit_code
+from ..text_files import read_text
 from ..whole_file import whole_file
 from .charts import (
     acceptance_by_position,
@@ -57,9 +59,8 @@ WAITS = {"first_token_ms": "first token, ms", "between_tokens_ms": "between toke
 def report_page(result: dict[str, Any]) -> str:
     plain, *drafted = result["settings"]
     fastest = max(drafted, key=lambda one: one["tokens_per_second"], default=None)
-    pair = f"{result['target']} with {_source(result)}"
     body = [
-        f"<h1>{escape(pair)}</h1>",
+        f"<h1>{escape(pair(result))}</h1>",
         f'<p class="muted">{escape(_where(result))}</p>',
         _key_figures(result, fastest),
         f'<div class="charts">{"".join(_charts(result, plain, fastest))}</div>',
@@ -68,17 +69,12 @@ def report_page(result: dict[str, Any]) -> str:
         f"<section><details><summary>All numbers, as JSON</summary><pre>{escape(json.dumps(result, indent=1))}</pre>"
         "</details></section>",
     ]
-    return page(f"{pair}: bench of trt-spec", STYLE, "\n".join(body))
-
-
-def _source(result: dict[str, Any]) -> str:
-    kind = DRAFTERS.get(result["drafter"])
-    return f"draft {result['draft']}" if kind and kind.needs_model else f"proposals by {result['drafter']}"
+    return page(f"{pair(result)}: bench of trt-spec", STYLE, "\n".join(body))
 
 
 def _where(result: dict[str, Any]) -> str:
     day, time = result["conditions"]["measured_at"][:16].split("T")
-    return f"{result['engine']} on {result['device']}, batch {result['batch']}, measured {day} {time} UTC"
+    return f"{place(result)}, measured {day} {time} UTC"
 
 
 def _key_figures(result: dict[str, Any], fastest: dict[str, Any] | None) -> str:
@@ -101,8 +97,8 @@ def _key_figures(result: dict[str, Any], fastest: dict[str, Any] | None) -> str:
 def _charts(result: dict[str, Any], plain: dict[str, Any], fastest: dict[str, Any] | None) -> Iterable[str]:
     yield _figure(
         "Speed over K",
-        "The line is the median of the repeats, the bar behind each point their range. Predicted: from the acceptance "
-        "and the bare costs of draft and verify alone.",
+        "The line is the median of the repeats, each of which is a tick. Predicted: from "
+        "the acceptance and the bare costs of draft and verify alone.",
         inline_svg(speed_over_draft_length(result), "speed", "Tokens per second over K"),
     )
     if fastest is None:
@@ -152,7 +148,7 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
-    """Theirs have a rate and waits alone."""
+    """A row of transformers has only a rate and waits."""
     keys = ("acceptance", "tokens_per_round", "round_overhead", "speed_up", "predicted")
     waits = [f"{one[kind][f'p{share}']:.1f}" for kind in WAITS for share in PERCENTILES]
     return [name, f"{one['tokens_per_second']:.1f}", *(_optional(one.get(key)) for key in keys), *waits]
@@ -196,23 +192,27 @@ def _optional(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    source, out = map(Path, arguments)
-    try:
-        require_matplotlib()
-        with whole_file(out) as stream:
-            stream.write(report_page(json.loads(read_text(source, "result"))))
-    except TrtSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (ValueError, KeyError, TypeError) as error:
-        print(f"{source} is no result of this version's bench ({type(error).__name__}: {error})", file=sys.stderr)
-        return 2
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("bench_page", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="bench_page", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", metavar="RESULT.json", type=Path, help="what trt-spec bench --json wrote")
+    parser.add_argument("out", metavar="OUT.html", type=Path, help="the page to write")
+    arguments = parser.read(argv)
+    require_matplotlib()
+    with whole_file(arguments.out) as stream:
+        content = read_text(arguments.result, "result")
+        try:
+            stream.write(report_page(json.loads(content)))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise RequestError(
+                f"{arguments.result} is not a result of this version's bench ({type(error).__name__}: {error}); "
+                "measure again with trt-spec bench --json"
+            ) from error
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,7 +1,8 @@
-"""The charts of reports, drawn by matplotlib: as figures, as files, and as SVG whose colours are the page's own."""
+"""Charts by matplotlib: as figures, as pictures in files, and as SVG that takes its colours from the page."""
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any, TextIO
 
 from ...engines import EngineError, RequestError
 from ..extras import install_command
-from ..measuring.measure import PARTS
 from ..measuring.theory import speed_up
+from ..measuring.time_rounds import PARTS
 
-COLOURS = {  # on white; a page may give each name another value
+COLOURS = {  # on white; a page may give other values to the names
     "ink": "#1f2429",
     "muted": "#59636f",
     "line": "#d3d9e1",
@@ -25,14 +26,16 @@ COLOURS = {  # on white; a page may give each name another value
 PART_COLOURS = dict(zip(PARTS, ("green", "blue", "orange", "grey"), strict=True))
 SIZE = (5.0, 3.1)  # inches: about a telephone's width at full size
 TEXT = 11
-MOST_LABELS = 9  # that fit above the bars side by side
+MOST_LABELS = 9  # above bars, before they touch
+ROUND = "K, tokens proposed in a round\n(K proposals, then one pass of the target over them)"
+TITLE_WIDTH, TITLE_LINE = 66, 0.18  # characters a panel, inches
 FORMATS = (".png", ".svg")
 ALPHA_STEP = 0.1
-FREE_DRAFT = 0.05  # what the neighbour of a draft without cost costs
+FREE_DRAFT = 0.05  # drawn beside a draft that costs nothing
 
 
 def require_matplotlib() -> None:
-    """Before the work whose result it is to draw."""
+    """Refuse what cannot be drawn before the work that is to be drawn."""
     try:
         import_module("matplotlib")
     except ImportError as error:
@@ -46,8 +49,8 @@ def require_drawable(path: Path) -> None:
 
 
 def speed_over_draft_length(result: dict[str, Any]) -> Any:
-    """Tokens per second measured, with the range of the repeats; as predicted; and as transformers does."""
-    figure, (axes,) = _figure("K, proposals a round", "tokens/s")
+    """Tokens per second: measured, with every repeat; as predicted; and in transformers if it took turns."""
+    figure, (axes,) = _figure(ROUND, "tokens per second")
     settings = result["settings"]
     lengths = [one["draft_length"] for one in settings]
     plain = settings[0]["tokens_per_second"]
@@ -62,9 +65,9 @@ def speed_over_draft_length(result: dict[str, Any]) -> Any:
 
 
 def accepted_histogram(setting: dict[str, Any]) -> Any:
-    """How many of the rounds that proposed accepted 0, 1, … K."""
+    """The share of rounds that accepted 0, 1, … K of their proposals."""
     counts = setting["speculation"]["histogram"]
-    figure, (axes,) = _figure("proposals accepted", "rounds")
+    figure, (axes,) = _figure("proposals accepted in a round", "rounds")
     shares = [count / sum(counts) for count in counts]
     bars = axes.bar(range(len(counts)), [100 * share for share in shares], color=COLOURS["blue"], width=0.7)
     if len(counts) <= MOST_LABELS:
@@ -76,8 +79,8 @@ def accepted_histogram(setting: dict[str, Any]) -> Any:
 
 
 def acceptance_by_position(setting: dict[str, Any]) -> Any:
-    """Of the proposals examined at each position, how many were accepted, beside α, which is all of them."""
-    figure, (axes,) = _figure("position of the proposal", "accepted of examined")
+    """The share of examined proposals that were accepted at each position, beside α, the share of all."""
+    figure, (axes,) = _figure("position in the proposal, 1 to K", "accepted of examined")
     shares = setting["speculation"]["acceptance_by_position"]
     seen = [(position, share) for position, share in enumerate(shares, 1) if share is not None]
     axes.plot(*zip(*seen, strict=True), "o-", color=COLOURS["blue"], label="accepted")
@@ -90,8 +93,8 @@ def acceptance_by_position(setting: dict[str, Any]) -> Any:
 
 
 def round_timeline(plain: dict[str, Any], setting: dict[str, Any]) -> Any:
-    """One round of plain decoding, one with K proposals, and the bare engine runs in that, from left to right."""
-    figure, (axes,) = _figure("milliseconds", "", grid="x")
+    """The parts of a round, from left to right: without a draft, with K proposals, and the bare engine runs of that."""
+    figure, (axes,) = _figure("milliseconds of one round", "", grid="x")
     bare = {"draft": setting["draft_ms"], "verify": setting["verify_ms"]}
     rows = {"bare runs": bare, f"K = {setting['draft_length']}": setting["parts_ms"], "K = 0": plain["parts_ms"]}
     begun = [0.0] * len(rows)
@@ -105,10 +108,10 @@ def round_timeline(plain: dict[str, Any], setting: dict[str, Any]) -> Any:
 
 
 def planned_speed_up(found: dict[str, Any]) -> Any:
-    """Speed-up over K as calculated, on the left beside other acceptances, on the right beside other costs."""
+    """Speed-up over K as calculated: on the left for several acceptances, on the right for several costs."""
     alpha, cost, v = found["alpha"], found["cost"], found["verify_cost"]
     lengths = [one["draft_length"] for one in found["settings"]]
-    figure, (left, right) = _figure("K, proposals a round", "speed-up", panels=2)
+    figure, (left, right) = _figure(ROUND, "speed-up over no draft", panels=2)
     alphas = sorted({max(0.0, alpha - ALPHA_STEP), alpha, min(1.0, alpha + ALPHA_STEP)}, reverse=True)
     costs = [cost / 2, cost, cost * 2] if cost else [0.0, FREE_DRAFT, 2 * FREE_DRAFT]
     for axes, curves in (
@@ -129,8 +132,13 @@ def planned_speed_up(found: dict[str, Any]) -> Any:
     return figure
 
 
-def save(figure: Any, path: Path, out: TextIO) -> None:
-    """As a picture on white, in the format that the name of the file asks for."""
+def save(figure: Any, title: Sequence[str], path: Path, out: TextIO) -> None:
+    """Write a picture on white, under its title, in the format that the name of the file asks for."""
+    width = TITLE_WIDTH * len(figure.axes)
+    lines = [part for line in title for part in textwrap.wrap(line.encode(errors="replace").decode(), width)]
+    style = {"ha": "left", "fontsize": TEXT - 2, "color": COLOURS["ink"], "linespacing": 1.35, "parse_math": False}
+    figure.suptitle("\n".join(lines), x=0.02, **style)
+    figure.set_figheight(figure.get_figheight() + TITLE_LINE * len(lines))
     if path.suffix == ".svg":
         out.write(_svg(figure, facecolor="white"))
     else:
@@ -138,7 +146,7 @@ def save(figure: Any, path: Path, out: TextIO) -> None:
 
 
 def inline_svg(figure: Any, name: str, label: str) -> str:
-    """An element for a page that gives the colours their values, as --ink and so on; ids begin with `name`."""
+    """An <svg> element for a page that defines the colours (--ink and so on); its ids begin with `name`."""
     text = _svg(figure, facecolor="none")
     text = text[text.index("<svg") :]
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
@@ -149,7 +157,7 @@ def inline_svg(figure: Any, name: str, label: str) -> str:
 
 
 def _svg(figure: Any, facecolor: str) -> str:
-    """The same figure gives the same text; its own text stays text."""
+    """The same figure always gives the same SVG, and its words stay text."""
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with import_module("matplotlib").rc_context({"svg.fonttype": "none", "svg.hashsalt": "trt-spec"}):
@@ -163,12 +171,13 @@ def _figure(x: str, y: str, panels: int = 1, grid: str = "y") -> tuple[Any, Sequ
     all_axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     for axes in all_axes:
         axes.set_facecolor("none")
-        axes.set_xlabel(x, color=COLOURS["muted"], fontsize=TEXT)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(COLOURS["line"])
         axes.tick_params(colors=COLOURS["ink"], labelsize=TEXT, length=0, pad=5)
         axes.grid(axis=grid, color=COLOURS["line"], linewidth=0.8)
         axes.set_axisbelow(True)
+    label = all_axes[0].set_xlabel if panels == 1 else figure.supxlabel
+    label(x, color=COLOURS["muted"], fontsize=TEXT)
     all_axes[0].set_ylabel(y, color=COLOURS["muted"], fontsize=TEXT)
     return figure, all_axes
 
@@ -176,8 +185,10 @@ def _figure(x: str, y: str, panels: int = 1, grid: str = "y") -> tuple[Any, Sequ
 def _rates(axes: Any, settings: Sequence[dict[str, Any]], label: str, colour: str, marker: str) -> None:
     lengths, rates = ([one[name] for one in settings] for name in ("draft_length", "tokens_per_second"))
     each = [one["tokens_per_second_each"] for one in settings]
-    axes.vlines(lengths, list(map(min, each)), list(map(max, each)), color=COLOURS[colour], alpha=0.45, linewidth=3)
-    axes.plot(lengths, rates, f"{marker}-", color=COLOURS[colour], label=label)
+    axes.vlines(lengths, list(map(min, each)), list(map(max, each)), color=COLOURS[colour], linewidth=1.2)
+    repeats = [(length, rate) for length, some in zip(lengths, each, strict=True) for rate in some]
+    axes.scatter(*zip(*repeats, strict=True), s=70, marker="_", color=COLOURS[colour], linewidths=1.2)
+    axes.plot(lengths, rates, f"{marker}-", color=COLOURS[colour], markersize=4, linewidth=1.2, label=label)
 
 
 def _legend(axes: Any) -> None:

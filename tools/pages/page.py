@@ -1,4 +1,4 @@
-"""The frame of a page that is one file: light or dark as its reader's system is, no script, nothing to fetch."""
+"""The frame of a page in one file: light or dark like the reader's system, without scripts, with nothing to fetch."""
 
 from html import escape
 from string import Template
@@ -43,6 +43,6 @@ $body
 
 
 def page(title: str, style: str, body: str) -> str:
-    """`body` and `style` are HTML and CSS; whoever made them has escaped what they quote."""
+    """Frame a body of HTML and a style of CSS, whose makers have escaped what they quote."""
     light, dark = (" ".join(f"--{name}: {value};" for name, value in theme.items()) for theme in (COLOURS, DARK))
     return FRAME.substitute(title=escape(title), style=style, body=body, light=light, dark=dark)

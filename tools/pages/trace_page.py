@@ -1,4 +1,4 @@
-"""A page of one output: every token coloured by who wrote it, with its round, p and q where the pointer or focus is."""
+"""A page of one output that colours each token by the model that wrote it, and tells of its round, p and q."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...runtime import Decoder, Output, Request, TracedRound
 from ...runtime.requests.text import TextStream
-from ..output_json import summary
+from ..in_words import length_of_drafts, source_of_proposals, summary
 from ..trace_lines import shown
 from .page import page
 
@@ -48,13 +48,13 @@ class Written:
 
     @property
     def rejected(self) -> int | None:
-        """The proposal it stands in place of."""
+        """The rejected proposal that this token replaces."""
         proposal = self.round.proposal
         return None if self.from_draft or self.position >= len(proposal) else proposal[self.position]
 
 
 def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
-    """Of a finished request that was traced."""
+    """The page of a request that has finished and was traced."""
     output, tokenizer = request.output(), decoder.tokenizer
     tokens = list(written(request.prompt, output, tokenizer))
     drafted = sum(one.from_draft for one in tokens)
@@ -74,12 +74,12 @@ def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
 
 def _about(request: Request, decoder: Decoder) -> str:
     bundle = decoder.bundle
-    drafts = {"none": "no draft", "lookup": "lookup", "model": f"draft {bundle.draft and bundle.draft.name}"}
-    return f"{bundle.target.name} with {drafts[request.drafter]}, K = {request.draft_length}, seed {request.seed}"
+    source = source_of_proposals(request.drafter, bundle.draft.name if bundle.draft else None)
+    return f"{bundle.target.name} with {source}, {length_of_drafts(request.draft_length)}, seed {request.seed}"
 
 
 def written(prompt_ids: Sequence[int], output: Output, tokenizer: Any) -> Iterator[Written]:
-    """The tokens of a traced output; their texts add up to its text."""
+    """The tokens of a traced output, whose texts add up to the text of the output."""
     stream, begun = TextStream(tokenizer, prompt_ids, ()), 0
     for number, traced in enumerate(output.trace, 1):
         ends = () if traced.next_token is None else (traced.next_token,)
@@ -119,5 +119,5 @@ def _probabilities(traced: TracedRound, i: int) -> str:
 
 
 def _literal(text: str) -> str:
-    """Read back by a browser as it is, but for NUL, which no page can hold."""
+    """Escape a text so that a browser reads it back unchanged, but for NUL, which no page can hold."""
     return escape(text).replace("\r", "&#13;").replace("\0", "␀").replace("\n", "&#10;")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Bias(Change):
-    fields: ClassVar = {"logit_bias": "add to the scores of single tokens"}
+    fields: ClassVar = {"logit_bias": "add this to the score of one token"}
 
     def check(self, params: "SamplingParams") -> None:
         bias = params.logit_bias

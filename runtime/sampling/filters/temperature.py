@@ -18,7 +18,7 @@ TEMPERATURES = (1e-5, 1e5)
 class Temperature(Change):
     fields: ClassVar = {
         "temperature": "0 is greedy",
-        "draft_temperature": "what the draft samples at, 0 proposes its best token (default: that of the request)",
+        "draft_temperature": "temperature of the draft; 0 proposes its likeliest token (default: the request's own)",
     }
 
     def check(self, params: "SamplingParams") -> None:

@@ -96,9 +96,9 @@ def test_a_pair_that_cannot_work_is_refused_with_the_reason(run, unequal, tmp_pa
     capfd.readouterr()  # transformers' progress
     for arguments, expected in (
         (("--target", unequal.checkpoint, "--draft", other), "the tokenizers of target and draft differ: id 63"),
-        (("--target", unequal.checkpoint), "is no bundle and there is no --draft"),
+        (("--target", unequal.checkpoint), "is not a bundle, and there is no --draft"),
         (("--target", unequal.bundle, "--draft", other), "is a bundle, which holds its own draft"),
-        (("--draft", other), "name the --target, too"),
+        (("--draft", other), "name the --target as well"),
         (("--target", tmp_path / "missing", "--draft", other), "is no directory, and no name of a model"),
         (("--target", unequal.bundle, "--text", tmp_path / "missing"), "cannot be read"),
     ):

@@ -138,10 +138,12 @@ def test_a_prompt_that_is_too_long_is_refused_by_how_much(generate):
 def test_invalid_utf8_is_refused_wherever_it_comes_from(generate, tmp_path, monkeypatch):
     file = tmp_path / "prompt.txt"
     file.write_bytes(b"ab\xff")
-    assert_refused(generate("--prompt-file", file), f"prompt file {file} is no UTF-8: byte 2 is 0xff; convert it first")
+    assert_refused(
+        generate("--prompt-file", file), f"prompt file {file} is not UTF-8: byte 2 is 0xff; convert it first"
+    )
     stdin(monkeypatch, b"\xc3")
-    assert_refused(generate("-"), "standard input is no UTF-8: byte 0 is 0xc3; convert it first")
-    assert_refused(generate("--prompt", "a\udcffb"), "--prompt is no UTF-8: byte 1 is 0xff; convert it first")
+    assert_refused(generate("-"), "standard input is not UTF-8: byte 0 is 0xc3; convert it first")
+    assert_refused(generate("--prompt", "a\udcffb"), "--prompt is not UTF-8: byte 1 is 0xff; convert it first")
 
 
 def test_an_unreadable_prompt_file_is_refused(generate, tmp_path):

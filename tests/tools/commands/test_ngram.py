@@ -83,7 +83,7 @@ def test_texts_that_cannot_be_counted_are_refused(run, bundle, tmp_path):
     command = ("ngram", "--bundle", bundle, "--text", file)
     assert_refused(run(*command), f"text {file} cannot be read (No such file or directory); give another")
     file.write_bytes(b"ab\xff")
-    assert_refused(run(*command), f"text {file} is no UTF-8: byte 2 is 0xff; convert it first")
+    assert_refused(run(*command), f"text {file} is not UTF-8: byte 2 is 0xff; convert it first")
     file.write_text("a")
     message = f"text {file} has 1 tokens, expected at least 3 for n-grams of 3; give a longer one"
     assert_refused(run(*command), message)

@@ -82,8 +82,8 @@ def test_the_oracle_is_never_worse_than_the_best_fixed_length():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--batches", "0"), "'0', expected whole numbers >= 1 like 1,2,4"),
-        (("--batches", "1,x"), "'1,x', expected whole numbers >= 1"),
+        (("--batches", "0"), "'0', expected whole numbers from 1 to 4096 like 1,2,4"),
+        (("--batches", "1,x"), "'1,x', expected whole numbers from 1 to 4096"),
         (("--draft-lengths", "17"), "'17', expected whole numbers from 0 to 16"),
         (("--max-new-tokens", "1"), "no round runs whole"),
     ],

@@ -77,4 +77,4 @@ def test_a_bad_value_is_refused_by_the_library_itself(run, arguments, message):
 
 def test_a_bias_that_is_no_pair_is_refused(run):
     result = run("generate", "--bundle", "b", "--prompt", "a", "--logit-bias", "3:1")
-    assert_refused(result, "argument --logit-bias: '3:1' is no ID=VALUE, expected for instance 42=-1.5")
+    assert_refused(result, "argument --logit-bias: '3:1' is not ID=VALUE, expected for instance 42=-1.5")

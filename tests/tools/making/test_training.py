@@ -2,10 +2,8 @@
 
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from trt_spec.export import export_bundle
 from trt_spec.tools.making import distil_draft
 from trt_spec.tools.making import train_pair as train_pair_tool
 from trt_spec.tools.making.distil_draft import distil
-from trt_spec.tools.making.grow_pair import Shape
+from trt_spec.tools.making.grow_pair import LlamaSize
 from trt_spec.tools.making.train_pair import source_files, train_pair
 from trt_spec.tools.making.training import Windows, distillation_loss
 
@@ -94,13 +92,9 @@ def test_the_tools_say_what_is_wrong_in_one_line(
     said: str,
 ):
     own = ["--target", str(target)] if tool is distil_draft else []
-    with (
-        patch.object(sys, "argv", ["tool", *own, "--out", str(tmp_path / "out"), *arguments]),
-        pytest.raises(SystemExit) as stopped,
-    ):
-        tool.main()
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert tool.main([*own, "--out", str(tmp_path / "out"), *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
     assert not list(tmp_path.iterdir())
 
 
@@ -121,7 +115,7 @@ def test_a_pair_is_trained_from_nothing_and_the_same_from_the_same_seed(tmp_path
         file = tmp_path / f"{index}.py"
         file.write_text(f"def function_{index}(argument):\n    return argument + {index}\n" * 40)
         files.append(file)
-    shapes = (Shape(64, 2, 1, 1, 128), Shape(64, 1, 1, 1, 64))
+    shapes = (LlamaSize(64, 2, 1, 1, 128), LlamaSize(64, 1, 1, 1, 64))
     options = {"shapes": shapes, "vocab_size": 300, "width": 32, "batch": 4, "steps": 25, "draft_steps": 25}
     found = [train_pair(tmp_path / name, (files[1:], files[:1]), **options) for name in ("one", "two")]
     assert found[0] == found[1]

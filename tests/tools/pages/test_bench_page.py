@@ -62,8 +62,8 @@ def test_a_saved_result_gives_the_same_page(made, capsys):
     assert (made / "again.html").read_bytes() == (made / "out.html").read_bytes()
     (made / "other.json").write_text("{}")
     for source, said in (
-        ("other.json", "is no result of this version's bench (KeyError: 'settings')"),
-        ("prompts.txt", "is no result of this version's bench (JSONDecodeError: "),
+        ("other.json", "is not a result of this version's bench (KeyError: 'settings')"),
+        ("prompts.txt", "is not a result of this version's bench (JSONDecodeError: "),
         ("nothing.json", "cannot be read"),
     ):
         assert render([str(made / source), str(made / "no.html")]) == 2

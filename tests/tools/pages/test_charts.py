@@ -1,6 +1,8 @@
 """Charts show the numbers they are given, and nothing is measured for one that cannot be drawn."""
 
+import json
 import re
+from html import unescape
 
 import pytest
 from trt_spec.tools.commands.plan import plan
@@ -143,3 +145,43 @@ def test_the_planner_draws_a_file_of_either_format(run, tmp_path):
         assert run("plan", "--alpha", ".8", "--cost", ".05", "--plot", tmp_path / name).code == 0
         assert (tmp_path / name).read_bytes().startswith(begin)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "curves.svg"]
+
+
+def words(picture):
+    """All that an SVG says, line by line."""
+    return [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text())]
+
+
+def test_a_picture_of_bench_says_which_pair_in_which_engine_on_which_machine(run, llama, tmp_path):
+    (tmp_path / "prompts.txt").write_text("def main\n")
+    few = ("--max-new-tokens", 16, "--repeats", 3, "--draft-lengths", 2, "--prompts", tmp_path / "prompts.txt")
+    result = run("bench", "--bundle", llama.bundle, *few, "--plot", tmp_path / "plot.svg")
+    found = json.loads(result.out.splitlines()[-1])
+    said = " ".join(words(tmp_path / "plot.svg"))
+    assert f"{found['target']} with draft {found['draft']} onnxruntime on cpu (" in said
+    assert found["conditions"]["machine"]["cpu"]["model"] in said
+    assert "one prompt, 3 repeats, each a tick" in said
+    assert "(K proposals, then one pass of the target over them)" in said
+
+
+def test_every_repeat_has_a_tick_on_the_main_chart():
+    [axes] = charts.speed_over_draft_length({"settings": [PLAIN, DRAFTED], "transformers": []}).axes
+    ticks = axes.collections[1].get_offsets().tolist()
+    assert ticks == [[0, 90], [0, 100], [0, 104], [4, 170], [4, 180], [4, 181]]
+
+
+def test_a_title_is_shown_as_it_is_and_no_line_of_it_is_wider_than_the_picture(tmp_path):
+    title = ["a $name$ with half a character \ud800 " + "and many words more " * 10]
+    with (tmp_path / "plot.svg").open("w") as out:
+        charts.save(charts.accepted_histogram(DRAFTED), title, tmp_path / "plot.svg", out)
+    lines = [line for line in words(tmp_path / "plot.svg") if "name" in line or "words" in line]
+    assert lines[0].startswith("a $name$ with half a character ? and")
+    assert " ".join(lines).count("words") == 10
+    assert max(map(len, lines)) <= charts.TITLE_WIDTH
+
+
+def test_a_picture_of_the_planner_says_what_was_calculated(run, tmp_path):
+    run("plan", "--alpha", ".8", "--cost", ".05", "--plot", tmp_path / "plan.svg")
+    said = " ".join(words(tmp_path / "plan.svg"))
+    assert "Speculation as calculated: acceptance α = 0.8; in target steps, a draft step costs c = 0.05" in said
+    assert said.count("one pass of the target over them") == 1, "an axis label for both panels"

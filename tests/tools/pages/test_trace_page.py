@@ -5,10 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound
+from trt_spec.runtime.drafters import DRAFTERS
+from trt_spec.runtime.lengths.drafting import MIXED
 from trt_spec.runtime.requests.text import TextStream
 from trt_spec.tools.making.demo_bundle import TARGET
 from trt_spec.tools.pages.trace_page import trace_page, written
 
+from ...runtime.lengths.test_controller import known_costs
 from ..conftest import assert_refused
 from ..reading_pages import assert_self_contained
 
@@ -105,3 +108,42 @@ def test_a_request_that_fails_leaves_no_page(generate, tmp_path):
     assert not list(tmp_path.iterdir())
     message = f"output {tmp_path / 'no' / 'out.html'} cannot be written"
     assert_refused(generate("--prompt", "a", "--trace-html", tmp_path / "no" / "out.html"), message)
+
+
+DRAFTERS_SHOWN = {
+    "model": ("draft checkpoint", 4),
+    "lookup": ("proposals by lookup", 4),
+    "suffix": ("proposals by suffix", 4),
+    "ngram": ("proposals by ngram", 4),
+    "random": ("proposals by random", 4),
+    "cascade": ("lookup and draft checkpoint in cascade", 4),
+    "none": ("no draft", 4),
+    "mixed": ("proposals by mixed", "auto"),
+}
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, NONE, MIXED])
+def test_the_page_of_every_drafter_says_where_proposals_came_from(generate, llama, tmp_path, drafter):
+    source, length = DRAFTERS_SHOWN[drafter]
+    out = tmp_path / "trace.html"
+    with known_costs():
+        asked = ("--drafter", drafter, "--draft-length", length, "--seed", 3, "--trace-html", out)
+        assert generate("--prompt", "def f(", *asked).code == 0
+    page = assert_self_contained(out.read_text())
+    [about] = page.find("p", "muted")
+    assert about.startswith(f"checkpoint with {source}, K = {length}, seed 3: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--draft-length", 0), "K = 0"),
+        (("--draft-length", "auto"), "K = auto"),
+        (("--controller", "entropy", "--longest", 6), "K from 1 to 6 by the draft's entropy"),
+    ],
+)
+def test_the_page_says_how_the_draft_length_was_chosen(generate, tmp_path, flags, said):
+    with known_costs():
+        assert generate("--prompt", "def f(", *flags, "--trace-html", tmp_path / "trace.html").code == 0
+    [about] = assert_self_contained((tmp_path / "trace.html").read_text()).find("p", "muted")
+    assert f", {said}, seed " in about

@@ -1,10 +1,10 @@
-"""Timing of one setting: whole rounds as they come, and between them the bare runs that they are made of.
+"""Time the rounds of a setting as they come, and between them the bare engine runs that they are made of.
 
 Any run of a round may be repeated after it: it writes the same values to the same cache entries. So the bare runs
 happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -28,7 +28,7 @@ class Setting:
     draft_length: int
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
-    beside: bool = False  # another drafter than the one whose draft lengths are compared
+    beside: bool = False  # measured besides the drafter whose lengths are compared
 
     def __str__(self) -> str:
         return f"K = {AUTO if self.auto else self.draft_length}" + (f", {self.drafter}" if self.beside else "")
@@ -47,7 +47,7 @@ class Bare:
 class Waits:
     """Milliseconds from submission to the first token, and from each token to the next.
 
-    The tokens of a round come together: the first of them has waited for the round, the others for nothing.
+    The tokens of a round come together: the first has waited for the round, the others have not waited.
     """
 
     first_token: list[float] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Waits:
 
 @dataclass
 class Measured:
-    """What was seen of one setting in all repeats. But for `waits` it begins once all rows are live."""
+    """What one setting showed in all repeats. All but `waits` is counted only once all rows are live."""
 
     setting: Setting
     tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
@@ -78,7 +78,7 @@ class Measured:
 
     @property
     def draft_ms(self) -> float:
-        """All bare draft steps of a round."""
+        """The bare draft steps of a round together."""
         k = self.setting.draft_length
         if not self.bare.first_draft:
             return 0.0
@@ -93,8 +93,22 @@ class Measured:
         return median(self.round_ms) / (self.draft_ms + self.verify_ms)
 
 
+def total(each: Iterable[Speculation]) -> Speculation:
+    """The sum of what speculation did for single requests."""
+    merged = Speculation()
+    for one in each:
+        merged.add(one)
+    return merged
+
+
+def refuse_unfit(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> None:
+    """Refuse a request that does not fit before anything is timed."""
+    for prompt, param in zip(prompts, params, strict=True):
+        decoder.cancel(decoder.submit(prompt, param, draft_length=0, drafter="none"))
+
+
 def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured) -> None:
-    """One repeat: decode all prompts, `max_batch` at a time, none of which was ever seen before."""
+    """Decode all prompts once, `max_batch` at a time, with no memory of earlier outputs."""
     decoder.forget_outputs()
     tokens, seconds = 0, 0.0
     for first in range(0, len(prompts), decoder.max_batch):
@@ -119,7 +133,7 @@ def _decode_group(
         decoder.submit(prompt, param, draft_length=length, drafter=setting.drafter)
         for prompt, param in zip(prompts, params, strict=True)
     ]
-    clock = perf_counter() - began  # replays do not move it
+    clock = perf_counter() - began  # stands still while bare runs are timed
     arrived = [0.0] * len(requests)
     tokens, seconds, rounds = 0, 0.0, 0
     while live := [request for request in requests if not request.finished]:
@@ -127,7 +141,7 @@ def _decode_group(
         before, parts_before = [len(request.token_ids) for request in requests], _parts(requests[0])
         began = perf_counter()
         decoder.step()
-        if rounds % ROUNDS_PER_REPLAY == 0:  # a round in flight ends on the clock, before the bare runs
+        if rounds % ROUNDS_PER_REPLAY == 0:  # the clock includes a round in flight, which must end before bare runs
             wait_for(decoder.target.engine.device)
         elapsed = perf_counter() - began
         clock += elapsed
@@ -150,7 +164,7 @@ def _decode_group(
 
 
 def _parts(request: Request) -> list[float]:
-    """Milliseconds of all its rounds."""
+    """The milliseconds of each part, over all rounds of the request."""
     return [getattr(request.speculation, f"{part}_ms") for part in PARTS]
 
 

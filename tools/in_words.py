@@ -1,0 +1,49 @@
+"""Settings and results in words."""
+
+from typing import Any
+
+from ..runtime import EntropyRule, Speculation
+
+
+def source_of_proposals(drafter: str, draft: str | None) -> str:
+    """Where proposals come from; `draft` is the name of the bundle's draft model."""
+    if drafter == "none":
+        return "no draft"
+    if drafter == "model":
+        return f"draft {draft}"
+    return f"lookup and draft {draft} in cascade" if drafter == "cascade" else f"proposals by {drafter}"
+
+
+def length_of_drafts(draft_length: int | str | EntropyRule) -> str:
+    """How many tokens a round proposes."""
+    if isinstance(draft_length, EntropyRule):
+        return f"K from {draft_length.shortest} to {draft_length.longest} by the draft's entropy"
+    return f"K = {draft_length}"
+
+
+def pair(result: dict[str, Any]) -> str:
+    """Name the models that bench measured."""
+    return f"{result['target']} with {source_of_proposals(result['drafter'], result['draft'])}"
+
+
+def place(result: dict[str, Any]) -> str:
+    """Name the engine, device and machine that bench measured on."""
+    machine = result["conditions"]["machine"]
+    on = ", ".join(machine["gpus"]) if result["device"].startswith("cuda") else _cores(machine["cpu"])
+    return f"{result['engine']} on {result['device']} ({on}), batch {result['batch']}"
+
+
+def _cores(cpu: dict[str, Any]) -> str:
+    return f"{cpu['model']}, {cpu['cores']} core{'s' if cpu['cores'] > 1 else ''}"
+
+
+def summary(speculation: Speculation) -> str:
+    """State the acceptance and the tokens per round."""
+    acceptance = speculation.acceptance
+    proposals = "nothing proposed" if acceptance is None else f"{acceptance:.0%} of examined proposals accepted"
+    return f"{proposals}, {speculation.tokens_per_round or 0:.2f} tokens a round"
+
+
+def lossy(lenience: float) -> str:
+    """Warn about a result that was made with lenience."""
+    return f"lossy: with lenience {lenience:g} the output is not distributed as the target's own"

@@ -1,0 +1,109 @@
+"""What all programs of the package share: how they read their arguments, and how they end.
+
+Whatever goes wrong for a user ends a program with one sentence and an exit code, never with a traceback.
+"""
+
+import argparse
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+from .extras import PACKAGE, install_command
+
+EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 2, 130, 141, 143
+EXPORT_ONLY = ("transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "huggingface_hub")
+NO_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError that says so
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line, without the usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """Parse the arguments, once they are known to be text that can be a prompt or name a file."""
+        for number, argument in enumerate(sys.argv[1:] if argv is None else argv, 1):
+            try:
+                argument.encode("utf-8", "surrogateescape")  # allows bytes of a shell that are not UTF-8
+            except UnicodeEncodeError as error:
+                found = argument[error.start]
+                self.error(f"argument {number} holds {found!r}, which is not a character of Unicode; leave it out")
+            if "\0" in argument:
+                self.error(f"argument {number} holds a NUL, which no path and no prompt may; leave it out")
+        return self.parse_args(argv)
+
+    def error(self, message: str) -> NoReturn:
+        _report(self.prog.partition(" ")[0], f"error: {message}; see {self.prog} --help")
+        self.exit(EXIT_ERROR)
+
+
+def version_of(program: str) -> str:
+    return f"{program} {version(PACKAGE)}"
+
+
+def exit_code(program: str, run: Callable[[], int], left: str = "") -> int:
+    """Run a program and return its exit code; `left` says on an interruption what was left behind."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a model may write what the terminal cannot show
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        _report(program, f"interrupted{left}")
+        return EXIT_INTERRUPTED
+    except _Terminated:
+        _report(program, f"terminated{left}")
+        return EXIT_TERMINATED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, and nobody reads it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        _report(program, f"error: {sentence}")
+        return EXIT_ERROR
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What to tell the user, or None for a bug of ours, which keeps its traceback."""
+    from ..engines import TrtSpecError
+    from ..engines.errors import first_line
+
+    if isinstance(error, TrtSpecError):
+        return str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
+        return f"this machine has not enough memory for it ({first_line(error)}); ask for less at once"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'} cannot be used ({error.strerror}); choose another place, or mend this one"
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in EXPORT_ONLY:
+            return f"checkpoints are read with {package}, which is not installed; {install_command('export')}"
+    return None
+
+
+def _report(program: str, message: str) -> None:
+    """Print one line that every terminal can show, whatever names the message quotes."""
+    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in message)
+    print(f"{program}: {shown}", file=sys.stderr)
+
+
+class _Terminated(BaseException):
+    """SIGTERM as an exception, so that what is half-written is removed on its way out."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
