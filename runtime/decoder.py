@@ -204,7 +204,7 @@ class Decoder:
             yield
 
     def forget_outputs(self) -> None:
-        """Drop what drafters remember of ended requests, such as the outputs from which suffix copies."""
+        """Drop what is remembered of ended requests: outputs from which suffix copies, acceptance that auto expects."""
         with self._step_lock:
             self._scheduler.forget_outputs()
 

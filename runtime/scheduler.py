@@ -111,6 +111,8 @@ class Scheduler:
     def forget_outputs(self) -> None:
         for drafter in self._drafters.values():
             drafter.forget()
+        if self._rules.controller is not None:
+            self._rules.controller.forget()
 
     def close(self) -> None:
         """End every request and let go of all memory."""
@@ -180,6 +182,8 @@ class Scheduler:
             model.cache.entries[row] = 0
         for drafter in self._drafters.values():
             drafter.ended(occupant.request)
+        if self._rules.controller is not None:
+            self._rules.controller.ended(occupant.chooser)
 
     def _move(self, source: int, destination: int) -> None:
         self._rows.move(source, destination)

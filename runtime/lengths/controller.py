@@ -20,6 +20,7 @@ Numbers = npt.NDArray[np.float64]
 
 FADE = 0.96  # how much of what was seen remains after one more examined proposal
 HELD_BEFORE = 2.0  # examined proposals that the expectation counts as
+KEPT = 0.8  # how much of earlier requests' estimates remains after one more request
 TRIAL = 2  # proposals of a round that tries a drafter again
 MARGIN = 1.03  # what speculation has to promise: estimates err, and rounds that differ disturb each other
 ALPHAS, SHARES = 64, 16  # levels
@@ -43,6 +44,10 @@ class Estimate:
             FADE * seen[3] + 1,
         ]
 
+    def add(self, other: "Estimate") -> None:
+        """Let another estimate count, and what was seen before it less."""
+        self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, other._seen, strict=True)]
+
     def doubt(self) -> None:
         """Give what comes next twice the weight."""
         self._seen = [seen / 2 for seen in self._seen]
@@ -50,6 +55,10 @@ class Estimate:
     @property
     def acceptance(self) -> float:
         return self._seen[0] / self._seen[1]
+
+    @property
+    def proposing(self) -> float:
+        return self._seen[2] / self._seen[3]
 
     @property
     def levels(self) -> tuple[int, int]:
@@ -133,10 +142,23 @@ class Controller:
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
         self._pays = False  # whether speculation was worth its cost when last chosen
+        self.forget()
+
+    def forget(self) -> None:
+        """Expect of new requests what was measured, not what the last ones were like."""
+        self._usual = {
+            name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in self.costs.acceptance
+        }
 
     def begin(self, drafters: Sequence[str]) -> ByCosts:
-        """The chooser of a new request, with what is expected of each drafter."""
-        return ByCosts({name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in drafters})
+        """The chooser of a new request, which expects of each drafter what it did for the last requests."""
+        return ByCosts({name: Estimate(self._usual[name].acceptance, self._usual[name].proposing) for name in drafters})
+
+    def ended(self, chooser: Chooser) -> None:
+        """A request has ended: remember what it got out of its drafters."""
+        if isinstance(chooser, ByCosts):
+            for name, estimate in chooser.estimates.items():
+                self._usual[name].add(estimate)
 
     def choose(self, live: Sequence[Chooser], is_behind: Sequence[bool]) -> None:
         """Set what the requests that leave it open want in the next round; the draft model is behind in some of them.

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...engines import Bundle, BundleError
 from ...engines.bundle import COSTS, graph_identity
 from ...engines.whole_files import write_whole
 
 FORMAT = 1
+STIFFNESS = 1.0  # how much a bend of the times over K counts beside a distance from what was measured
 TUNE = "trt-spec tune {bundle} --engine {engine} --device {device}"
 
 
@@ -54,10 +56,10 @@ class Costs:
         return self.draft_lengths[-1]
 
     def round_times(self, drafter: str, batch: int) -> list[float]:
-        """Milliseconds of a round for K = 0 … longest; between what was measured by straight lines."""
+        """Milliseconds of a round for K = 0 … longest: smooth over K, straight lines between batches."""
         table = np.array(self.round_ms[drafter])
-        at_batch = [np.interp(batch, self.batches, times) for times in table.T]
-        return [float(ms) for ms in np.interp(range(self.longest + 1), self.draft_lengths, at_batch)]
+        at_batch = np.array([np.interp(batch, self.batches, times) for times in table.T])
+        return [float(at_batch[0]), *smoothed(np.array(self.draft_lengths[1:]), at_batch[1:])]
 
     def save(self, bundle: Bundle) -> Path:
         path = costs_file(bundle.path, self.engine, self.device)
@@ -67,6 +69,22 @@ class Costs:
         except OSError as error:
             raise BundleError(f"{path} cannot be written ({error.strerror}); make room or give access") from error
         return path
+
+
+def smoothed(lengths: NDArray[np.int64], times: NDArray[np.float64]) -> list[float]:
+    """Times for K = 1 … the longest that never fall, close to those at the measured `lengths` and bent as little.
+
+    One time that is off by some percent, as on a machine with other work to do, would otherwise make its K look best
+    or worst for good. Times on a line stay as they are.
+    """
+    if not len(lengths):
+        return []
+    every, scale = int(lengths[-1]), 1 / times
+    measured = np.zeros((len(lengths), every))
+    measured[np.arange(len(lengths)), lengths - 1] = scale
+    bends = STIFFNESS * np.diff(np.eye(every), 2, axis=0) * scale.mean()
+    found, *_ = np.linalg.lstsq(np.vstack([measured, bends]), np.r_[np.ones(len(lengths)), np.zeros(len(bends))])
+    return [float(ms) for ms in np.maximum.accumulate(found)]
 
 
 def costs_file(bundle: Path, engine: str, device: str) -> Path:

@@ -8,8 +8,6 @@ import json
 from statistics import median
 from typing import Any
 
-import torch
-
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ..console import say
@@ -46,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens, ignore_eos=True)
     bundle = demo_bundle(say)
-    torch.set_num_threads(1)  # torch has only small operations to do, and its threads would take the engine's cores
     with Decoder.open(bundle, max_batch=1) as decoder:
         plain: list[Output] = []
         drafted: list[Output] = []

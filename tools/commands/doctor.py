@@ -12,18 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...engines import ENGINES
 from ..console import in_bytes, table
 from ..extras import PACKAGE, install_command, installed, requirements
 
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
-ENGINES = (  # name, device, and the library it loads besides torch
-    ("onnxruntime", "cpu", "onnxruntime"),
-    ("onnxruntime", "cuda", "onnxruntime"),
-    ("torch", "cpu", "onnx"),
-    ("torch", "cuda", "onnx"),
-    ("tensorrt", "cuda", "tensorrt"),
-    ("tensorrt", "cuda", "tensorrt_rtx"),
-)
 CUDA = "CUDAExecutionProvider"
 PURPOSES = {
     "cpu": "run bundles in ONNX Runtime",
@@ -75,7 +68,12 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in packages[None]},
         **machine(),
-        "engines": [_engine(*engine) for engine in ENGINES],
+        "engines": [
+            _engine(kind.name, device, library)
+            for kind in ENGINES.values()
+            for device in kind.devices
+            for library in kind.libraries
+        ],
         "extras": [_extra(name, needed) for name, needed in packages.items() if name is not None],
     }
 

@@ -18,7 +18,7 @@ from ...engines import Bundle, RequestError
 from ..certificate import checkpoint, distribution, rollback, same_text, semantics
 from ..certificate.subject import Finding, Subject
 from ..console import table
-from ..flags.engine import add_engine_flags, leave_cores_to
+from ..flags.engine import add_engine_flags
 from ..flags.sampling import positive
 from ..whole_file import whole_file
 
@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--only checkpoint needs --checkpoint DIR; name what the bundle was exported from")
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
-        leave_cores_to(arguments.engine)
         subject = Subject(Bundle.open(arguments.bundle), arguments.engine, arguments.device, arguments.batch)
         findings = []
         for finding in _findings(subject, arguments):

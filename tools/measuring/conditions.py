@@ -8,20 +8,13 @@ from typing import Any
 
 import torch
 
-from ...engines import Bundle
+from ...engines import ENGINES, Bundle
 from ..commands.doctor import machine
 from ..extras import PACKAGE, installed
 
-LIBRARIES = {  # by engine: whichever of them is installed
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "tensorrt": ("tensorrt", "tensorrt-rtx"),
-    "torch": (),
-    "torch-compiled": ("triton",),
-}
-
 
 def conditions(bundle: Bundle, engine: str, device: str, compared: bool) -> dict[str, Any]:
-    packages = [PACKAGE, "torch", *LIBRARIES[engine], *(["transformers"] if compared else [])]
+    packages = [PACKAGE, "torch", *ENGINES[engine].packages, *(["transformers"] if compared else [])]
     found = machine()
     if device.startswith("cuda"):
         found["gpus"] = [torch.cuda.get_device_name(device)]

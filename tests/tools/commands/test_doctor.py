@@ -19,12 +19,13 @@ def test_it_says_what_runs_here(run):
     here = [engine for engine in found["engines"] if engine["device"] == "cpu"]
     assert here == [
         {"name": name, "device": "cpu", "library": library, "runs": True, "reason": None}
-        for name, library in (("onnxruntime", "onnxruntime"), ("torch", "onnx"))
+        for name, library in (("onnxruntime", "onnxruntime"), ("torch", "onnx"), ("torch-compiled", "onnx"))
     ]
     on_gpu = {(e["name"], e["library"]): e for e in found["engines"] if e["device"] == "cuda"}
     assert set(on_gpu) == {
         ("onnxruntime", "onnxruntime"),
         ("torch", "onnx"),
+        ("torch-compiled", "onnx"),
         ("tensorrt", "tensorrt"),
         ("tensorrt", "tensorrt_rtx"),
     }

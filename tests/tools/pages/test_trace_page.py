@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound
-from trt_spec.runtime.drafters import DRAFTERS
-from trt_spec.runtime.lengths.drafting import MIXED
+from trt_spec.runtime.drafters import DRAFTERS, NONE
+from trt_spec.runtime.lengths.drafting import MIXED, DraftingRules
 from trt_spec.runtime.requests.text import TextStream
 from trt_spec.tools.making.demo_bundle import TARGET
 from trt_spec.tools.pages.trace_page import trace_page, written
@@ -25,9 +25,7 @@ def ended_request(tokens, stop=()):
     prompt = TOKENIZER.encode("def f").ids
     params = SamplingParams(max_new_tokens=len(tokens), stop=stop)
     text = TextStream(TOKENIZER, prompt, stop)
-    request = Request(
-        prompt, params, 3, "none", frozenset({END}), text, unavailable={}, longest_draft=16, controller=None, trace=True
-    )
+    request = Request(prompt, params, 3, "none", frozenset({END}), text, DraftingRules({}, 16, None), trace=True)
     while not request.finished:
         done = len(request.token_ids)
         group = tokens[done : done + 1 + done % 4]
