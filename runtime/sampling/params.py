@@ -125,4 +125,5 @@ OWN_HELP = {
     "the target says, and a greedy one may be only lenience times as likely as the best",
     "extra": "parameters of filters that were added, by name",
 }
-HELP = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}
+_KNOWN = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}
+HELP = {name: _KNOWN[name] for name in SamplingParams.__dataclass_fields__}

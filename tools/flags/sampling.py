@@ -17,7 +17,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = 
     group = parser.add_argument_group("sampling")
     types = get_type_hints(SamplingParams)
     for field in fields(SamplingParams):
-        if field.name in only:
+        if field.name in only and types[field.name] in FORMS:  # of added filters nobody knows the type
             form = FORMS[types[field.name]]
             help_text = HELP[field.name] + ("; may be repeated" if form.get("action") == "append" else "")
             usual = defaults.get(field.name, field.default)
