@@ -48,18 +48,23 @@ class Decoder:
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
         names = [name for name in map(bundle.first, (TARGET, DRAFT)) if name is not None]
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
-        with ExitStack() as opened, self._on_stream, _memory_errors(bundle, max_batch):
-            engines: list[Engine] = open_engines(engine, graphs, device)
-            for one in engines:
-                opened.callback(one.close)
-            models = [Model(one, self.vocab_size, max_batch, bundle.capacity) for one in engines]
-            self.target, self.draft = models[0], models[1] if len(models) > 1 else None
-            drafters, unavailable = open_drafters(Resources(bundle, self.target, self.draft, max_batch))
-            longest = self.target.engine.verify_width - 1
-            self._rules = DraftingRules(unavailable, longest, Controller(costs, longest) if costs else None)
-            self._scheduler = Scheduler(
-                self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture
-            )
+        with ExitStack() as opened, self._on_stream:
+            try:
+                engines: list[Engine] = open_engines(engine, graphs, device)
+                for one in engines:
+                    opened.callback(one.close)
+                models = [Model(one, self.vocab_size, max_batch, bundle.capacity) for one in engines]
+                self.target, self.draft = models[0], models[1] if len(models) > 1 else None
+                drafters, unavailable = open_drafters(Resources(bundle, self.target, self.draft, max_batch))
+                longest = self.target.engine.verify_width - 1
+                self._rules = DraftingRules(unavailable, longest, Controller(costs, longest) if costs else None)
+                self._scheduler = Scheduler(
+                    self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture
+                )
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _is_memory(error):
+                    raise
+                raise _no_memory(bundle, max_batch, error) from error
             opened.pop_all()  # nothing went wrong: they stay open
         self._own_threads = any(one.own_threads for one in engines)
         self._step_lock = threading.RLock()
@@ -193,14 +198,25 @@ class Decoder:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
-        with self._inside(), _memory_errors(self.bundle, self.max_batch):
+        with self._step_lock, torch.inference_mode(), self._on_stream:
             self._require_open()
-            return self._scheduler.step()
+            threads = torch.get_num_threads()
+            try:
+                if self._own_threads and threads > 1:  # a round's own operations are small: leave the engine the cores
+                    torch.set_num_threads(1)
+                return self._scheduler.step()
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _is_memory(error):
+                    raise
+                raise _no_memory(self.bundle, self.max_batch, error) from error
+            finally:
+                if torch.get_num_threads() != threads:
+                    torch.set_num_threads(threads)
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
         """Where the last frame's steps may be run again, each on its own: they write what is there."""
-        with self._inside():
+        with self._step_lock, torch.inference_mode(), self._on_stream:
             yield
 
     def forget_outputs(self) -> None:
@@ -237,12 +253,6 @@ class Decoder:
         """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
         return self._rules.default(drafter, params)
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """One thread at a time, on the decoder's stream, with torch's threads out of the engines' way."""
-        with self._step_lock, torch.inference_mode(), self._on_stream, _one_torch_thread(self._own_threads):
-            yield
-
     def _require_open(self) -> None:
         if self._closed:
             raise RequestError("the decoder is closed; open another")
@@ -278,20 +288,6 @@ def _prompts(prompts: Any) -> Sequence[Any]:
     return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
 
 
-@contextmanager
-def _one_torch_thread(needed: bool) -> Iterator[None]:
-    """A round's own operations are small, and torch's threads would fight the engine's for the cores."""
-    before = torch.get_num_threads()
-    if not needed or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _own_stream(device: str) -> AbstractContextManager[None]:
     """On the default stream nothing can be captured."""
     try:
@@ -302,21 +298,19 @@ def _own_stream(device: str) -> AbstractContextManager[None]:
         ) from error
 
 
-@contextmanager
-def _memory_errors(bundle: Bundle, rows: int) -> Iterator[None]:
-    """Say in a sentence that memory has run out, and for what it is needed."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
-            raise
-        weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
-        per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
-        raise EngineError(
-            f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
-            f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine "
-            "its workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
-        ) from error
+def _is_memory(error: Exception) -> bool:
+    """Whether memory has run out: on the CPU torch says so with a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "alloc" in str(error)
+
+
+def _no_memory(bundle: Bundle, rows: int, error: Exception) -> EngineError:
+    weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
+    per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
+    return EngineError(
+        f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
+        f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine its "
+        "workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
+    )
 
 
 def _read_tokenizer(bundle: Bundle) -> Tokenizer:

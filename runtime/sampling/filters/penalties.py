@@ -72,7 +72,10 @@ def counts_at_each_position(before: Tensor, ahead: Tensor, width: int) -> Tensor
     `before` [A, V] counts what was committed. The last position comes after all tokens `ahead` [A, N].
     """
     first = ahead.shape[1] - (width - 1)  # so many come before the first position
+    if first:
+        before = before.scatter_add(1, ahead[:, :first], torch.ones_like(ahead[:, :first], dtype=before.dtype))
+    if width == 1:
+        return before[:, None]
     counts = torch.zeros(len(before), width, before.shape[1], device=before.device)
-    counts[:, 0].scatter_add_(1, ahead[:, :first], torch.ones_like(ahead[:, :first], dtype=counts.dtype))
     counts[:, 1:].scatter_(2, ahead[:, first:, None], 1.0)
     return before[:, None] + counts.cumsum(1)
