@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from trt_spec.engines import Bundle
@@ -135,6 +136,13 @@ def test_a_bundle_whose_files_are_no_sensible_json_is_refused(run, llama, tmp_pa
     shutil.copytree(llama.bundle, tmp_path / "bundle")
     (tmp_path / "bundle" / "manifest.json").write_text(content)
     assert_refused(run("inspect", tmp_path / "bundle"), "manifest.json ")
+
+
+def test_a_record_of_a_check_that_says_nothing_is_refused(run, llama, tmp_path):
+    shutil.copytree(llama.bundle, tmp_path / "bundle")
+    bundle = Bundle.open(tmp_path / "bundle")
+    replace(bundle, target=replace(bundle.target, check={"worst_error": "x"})).save()
+    assert_refused(run("inspect", bundle.path), "the manifest's record of the check is {'worst_error': 'x'}; export")
 
 
 def test_a_table_of_costs_or_a_result_that_nests_without_end_is_refused(run, llama, tmp_path, capfd):

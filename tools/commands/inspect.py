@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, Contract, ModelEntry, RequestError
+from ...engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, ModelEntry, RequestError
 from ...runtime.memory.cache import KVCache
 from ..console import in_bytes, table
 from ..flags.sampling import batch_size, positive
@@ -138,7 +138,10 @@ def _report(found: dict[str, Any]) -> str:
 def _checked(check: dict[str, Any]) -> str:
     if not check:
         return "no"
-    return f"worst error {check['worst_error']:.1e} of {check['tolerance']:.1e} allowed"
+    try:
+        return f"worst error {check['worst_error']:.1e} of {check['tolerance']:.1e} allowed"
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"the manifest's record of the check is {check}; export the bundle again") from error
 
 
 def _ids(ids: list[int]) -> str:

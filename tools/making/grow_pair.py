@@ -64,9 +64,15 @@ def place_heads(old: LlamaSize, new: LlamaSize) -> tuple[list[int], list[int]]:
 
 def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.float32) -> int:
     """Write `source` grown to `new` into `out` and return its number of parameters."""
-    config = json.loads((source / "config.json").read_text())
-    if config.get("model_type") != "llama":
-        raise RequestError(f"{source} is a {config.get('model_type')!r} checkpoint, only llama can be grown")
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        kind = config.get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise RequestError(
+            f"{source / 'config.json'} is not a configuration ({error}); name the folder of a checkpoint"
+        ) from error
+    if kind != "llama":
+        raise RequestError(f"{source} is a {kind!r} checkpoint, only llama can be grown")
     old = LlamaSize.of(config)
     for name in LlamaSize.__dataclass_fields__:
         if getattr(new, name) < getattr(old, name):

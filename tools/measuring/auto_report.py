@@ -71,6 +71,11 @@ def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int)
     settings: list[DraftLength] = [*fixed, AUTO]
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
     room = decoder.bundle.max_length - params.max_new_tokens
+    if room < 1:
+        raise RequestError(
+            f"--new-tokens is {params.max_new_tokens}, and the bundle allows {decoder.bundle.max_length} tokens with "
+            "the prompt; ask for fewer"
+        )
     with progress("auto report", total=len(SETS) * repeats) as show:
         for kind in SETS:
             prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]

@@ -61,6 +61,14 @@ def test_impossible_shapes_are_refused(tmp_path: Path, shape: LlamaSize, text: s
     assert not (tmp_path / "large").exists()
 
 
+@pytest.mark.parametrize("content", [None, "[]", "[" * 100_000], ids=["missing", "list", "nested"])
+def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RequestError, match=r"config.json is not a configuration .*; name the folder of a checkpoint"):
+        grow(tmp_path, tmp_path / "large", LlamaSize(80, 4, 8, 4, 160))
+
+
 def test_only_llama_can_be_grown(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="'gpt2' checkpoint, only llama can be grown"):
         grow(tiny_gpt2(tmp_path / "small"), tmp_path / "large", LlamaSize(80, 4, 8, 4, 160))

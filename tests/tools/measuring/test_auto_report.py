@@ -28,6 +28,20 @@ def test_settings_are_compared_run_by_run_and_the_best_by_the_mean():
     assert found["auto_against_best"]["mean"] == pytest.approx(math.sqrt(1.5 * 1))
 
 
+@pytest.mark.parametrize(
+    ("bundle", "tokens", "said"),
+    [
+        ("none", "20", "bundle none is no directory"),
+        (None, "256", "--new-tokens is 256, and the bundle allows 256 tokens"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(llama, capsys, bundle, tokens, said):
+    with known_costs():
+        assert main(["--bundle", bundle or str(llama.bundle), "--new-tokens", tokens]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"auto_report: error: {said}")
+
+
 def test_every_set_and_the_mixture_have_a_row(llama, capsys, tmp_path):
     with known_costs():
         arguments = ["--bundle", str(llama.bundle), "--repeats", "1", "--new-tokens", "20"]
