@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.lengths.chooser import Pause
-from trt_spec.runtime.lengths.controller import Estimate, expected_tokens
+from trt_spec.runtime.lengths.controller import Controller, Estimate, expected_tokens
 from trt_spec.runtime.lengths.costs import Costs, smoothed
+from trt_spec.runtime.requests.metrics import Outcome
 from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
 
 from ..scripted import scripted_decoder
@@ -239,3 +240,24 @@ def test_the_next_request_expects_what_the_last_ones_got(tmp_path: Path):
         assert later < first / 2
         decoder.forget_outputs()
         assert proposals_at_first() == first
+
+
+@pytest.mark.parametrize("drafters", [["model"], ["model", "suffix"]])
+def test_to_choose_twice_for_one_round_changes_nothing(drafters: list[str]):
+    """Where a round that ran ahead has to end first, the next one is chosen again: pauses count rounds, not choices."""
+
+    def lengths(times: int) -> list[tuple[int, str]]:
+        controller = Controller(table(acceptance=0.0), 8)
+        chooser, found = controller.begin(drafters), []
+        for _ in range(3 * Pause.LONGEST):
+            for _ in range(times):
+                controller.choose([chooser], [False])
+            wanted = chooser.wanted
+            found.append((wanted.length, wanted.drafter))
+            controller.count([chooser])
+            chooser.observe(wanted.drafter, Outcome(wanted.length, 0, 1), ())
+        return found
+
+    once = lengths(1)
+    assert 0 < sum(length > 0 for length, _ in once) < 10
+    assert lengths(2) == once

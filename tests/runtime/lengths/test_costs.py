@@ -78,7 +78,7 @@ def test_between_what_was_measured_times_lie_on_straight_lines():
     costs = table(batches=(1, 4), draft_lengths=(0, 2, 4), model=[[1, 3, 5], [4, 6, 8]])
     assert costs.round_times("model", 1) == pytest.approx([1, 2, 3, 4, 5])
     assert costs.round_times("model", 2) == pytest.approx([2, 3, 4, 5, 6])
-    assert costs.round_times("model", 9) == [4, 5, 6, 7, 8], "beyond it, as the largest batch"
+    assert costs.round_times("model", 9) == pytest.approx([4, 5, 6, 7, 8]), "beyond it, as the largest batch"
 
 
 def test_auto_is_the_default_once_there_is_a_table(bundle: Bundle):
