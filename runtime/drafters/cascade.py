@@ -16,7 +16,6 @@ from ..sampling.acceptance import Noise, Proposal, Verdict, accept
 from ..sampling.transform import draft_transform
 from .drafter import Copier, Offer, Resources
 from .lookup import look_up
-from .model import NO_DRAFT
 
 
 @dataclass
@@ -32,15 +31,10 @@ class Cascade(Copier):
     needs_model = True
     may_come_short = True
 
-    def __init__(self, place: int, resources: Resources) -> None:
-        super().__init__(place, resources)
-        assert resources.draft is not None
-        self._model = resources.draft
-
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
         if resources.draft is None:
-            return NO_DRAFT
+            return super().unavailable(resources)
         ours, needed = resources.draft.engine.verify_width, resources.target.engine.verify_width
         if ours < needed:
             return (
@@ -50,7 +44,8 @@ class Cascade(Copier):
         return None
 
     def prepare(self, frame: Frame) -> PreparedCascade:
-        k, model = frame.draft_length, self._model
+        assert self._draft is not None
+        k, model = frame.draft_length, self._draft
         memory = model.logits(frame.batch, k)
         input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
         logits = memory[..., : model.vocab_size]

@@ -44,10 +44,13 @@ class Drafter:
 
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
+        self._draft = resources.draft
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
         """Why a decoder of these resources cannot have it; None if it can."""
+        if cls.needs_model and resources.draft is None:
+            return "the bundle has no draft model; use drafter lookup or none"
         return None
 
     # On the host, between rounds.

@@ -6,31 +6,21 @@ from torch import Tensor
 
 from ..round.frame import Frame, Prepared
 from ..round.rows import Rows
-from .drafter import Resources, Sampler
-
-NO_DRAFT = "the bundle has no draft model; use drafter lookup or none"
+from .drafter import Sampler
 
 
 class DraftModel(Sampler):
     name = "model"
     needs_model = True
 
-    def __init__(self, place: int, resources: Resources) -> None:
-        super().__init__(place, resources)
-        assert resources.draft is not None
-        self._model = resources.draft
-
-    @classmethod
-    def unavailable(cls, resources: Resources) -> str | None:
-        return NO_DRAFT if resources.draft is None else None
-
     def prepare(self, frame: Frame) -> Prepared:
         """The first step reads the last two committed tokens, step i reads proposal i - 1."""
+        assert self._draft is not None
         inputs = [frame.recent, *(winners.tokens for winners in frame.winners[:-1])]
         starts = [frame.position[0], *frame.position[2 : frame.draft_length + 1]]
         return Prepared(
             [
-                self._model.step(0, input_ids, start, frame.draft_memory)
+                self._draft.step(0, input_ids, start, frame.draft_memory)
                 for input_ids, start in zip(inputs, starts, strict=True)
             ]
         )
