@@ -1,6 +1,7 @@
 """A flag for every field of SamplingParams, made from the field itself; and types for flags that count things."""
 
 import argparse
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -31,8 +32,9 @@ def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> SamplingPara
     """SamplingParams from the flags that were given and from what the command itself fixes."""
     names = {field.name for field in fields(SamplingParams)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(given["logit_bias"])
+    for name in ("logit_bias", "extra"):
+        if name in given:
+            given[name] = dict(given[name])
     return SamplingParams(**given | fixed)
 
 
@@ -46,6 +48,16 @@ def token_bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, expected for instance 42=-1.5") from None
+
+
+def named_value(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE, expected for instance reach=1.5")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def positive(text: str) -> int:
@@ -71,4 +83,5 @@ FORMS: dict[Any, dict[str, Any]] = {
     Sequence[str]: {"action": "append", "metavar": "TEXT"},
     Sequence[int]: {"action": "append", "type": int, "metavar": "ID"},
     Mapping[int, float]: {"action": "append", "type": token_bias, "metavar": "ID=VALUE"},
+    Mapping[str, Any]: {"action": "append", "type": named_value, "metavar": "NAME=VALUE"},
 }

@@ -50,7 +50,8 @@ class Penalties(Change):
                 columns[name] = widened(columns[name], vocab_size)
         columns["output_counts"][row] = 0
         if columns["prompt_counts"].shape[1]:
-            columns["prompt_counts"][row] = torch.bincount(torch.tensor(prompt), minlength=vocab_size).float()
+            counts = torch.zeros(vocab_size).scatter_add_(0, torch.tensor(prompt), torch.ones(len(prompt)))
+            columns["prompt_counts"][row] = counts
 
     def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
         assert ahead is not None

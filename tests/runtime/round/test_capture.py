@@ -1,102 +1,31 @@
 """A round can be one CUDA graph: nothing in it is read by the host, and replaying it is running it."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Contract, Step
+from trt_spec.engines import Bundle
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams
-from trt_spec.runtime.drafters import DRAFTERS, Drafter, Resources, open_drafters
-from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round import clock as clock_module
 from trt_spec.runtime.round.clock import PARTS, Clock
 from trt_spec.runtime.round.frame import Frame
-from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.round.result import tabulate
 from trt_spec.runtime.round.round import run_round
 from trt_spec.runtime.round.rows import Rows
-from trt_spec.runtime.sampling.filters import FILTERS
 from trt_spec.runtime.sampling.noise import _constants
 
 from ...bundles import Pair
 from ...recorder import Recorder
 from ..memory.test_cache import probes, require_all_fresh
 from ..test_greedy import random_prompts
-
-KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
-    "plain": {"draft_length": 0, "coupled": True},
-    "greedy": {"sources": ["model"], "coupled": True},
-    "rejection": {"sources": ["model"], "rejection": True, "filters": ["temperature"]},
-    "own draft temperature": {
-        "sources": ["model"],
-        "rejection": True,
-        "own_draft": True,
-        "draft_filters": ["temperature"],
-    },
-    "coupled": {"sources": ["model"], "coupled": True, "gumbel": True},
-    "both rules": {"sources": ["model"], "rejection": True, "coupled": True, "gumbel": True, "ragged": True},
-    "lenient": {"sources": ["model"], "rejection": True, "coupled": True, "lenient": True},
-    "lookup": {"sources": ["lookup"], "rejection": True, "ragged": True},
-    "two drafters": {"sources": ["model", "lookup"], "rejection": True, "ragged": True},
-    "suffix": {"sources": ["suffix"], "rejection": True},
-    "ngram": {"sources": ["ngram"], "rejection": True, "ragged": True},
-    "random": {"sources": ["random"], "coupled": True, "gumbel": True},
-    "cascade": {
-        "sources": ["cascade"],
-        "rejection": True,
-        "coupled": True,
-        "gumbel": True,
-        "ragged": True,
-        "filters": ["repetition_penalty"],
-    },
-    "one guess": {"draft_length": 1, "sources": ["cascade"], "coupled": True, "ragged": True},
-    "all drafters": {"sources": list(DRAFTERS), "rejection": True, "coupled": True, "ragged": True},
-    "filters": {
-        "sources": ["model"],
-        "rejection": True,
-        "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
-    },
-    "entropies": {"sources": ["model"], "rejection": True, "ragged": True, "entropies": True},
-    "log-probs and trace": {"sources": ["model"], "rejection": True, "logprobs": 2, "traced": True},
-}
-
-
-def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
-    by_field = {name: one for one in FILTERS for name in one.fields}
-    fields = {"draft_length": 3} | KINDS[kind]
-    fields |= {"sources": tuple(drafters[name] for name in fields.get("sources", ()))}
-    for name in ("filters", "draft_filters"):
-        fields[name] = tuple(by_field[one] for one in fields.get(name, ()))
-    return Plan(2, **fields)
-
-
-class MetaEngine:
-    """Does nothing where there is nothing."""
-
-    device = "meta"
-    static_capacity, own_threads = True, False
-    verify_width = 17
-
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
-
-    def reserve(self, rows: int, capacity: int) -> None: ...
-
-    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        self.contract.sizes({**inputs, **outputs})
-        assert all(tensor.is_meta for tensor in (*inputs.values(), *outputs.values()))
-        return Step(inputs, outputs, lambda: None)
-
-    def capturable(self) -> bool:
-        return True
-
-    def close(self) -> None: ...
+from .kinds import KINDS, idle_models, plan_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,10 +33,7 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
     """On meta tensors, which have no values to read, and which take the same branches as those of a GPU."""
     bundle = Bundle.open(llama.bundle)
     vocab = bundle.tokenizer.vocab_size
-    engines = [MetaEngine(entry.contract) for entry in bundle.models.values()]
-    target, draft = (Model(engine, vocab, 4, bundle.capacity) for engine in engines)
-    drafters, _ = open_drafters(Resources(bundle, target, draft, max_batch=4))
-    assert list(drafters) == list(DRAFTERS)
+    target, draft, drafters = idle_models(bundle, "meta", max_batch=4)
     plan = plan_of(kind, drafters)
     rows = Rows.allocate(4, bundle.capacity, vocab, len(drafters), "meta").view(plan.batch)
     before = vars(rows) | rows.columns

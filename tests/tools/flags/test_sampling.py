@@ -46,7 +46,18 @@ def test_every_field_has_a_flag_that_reaches_it_and_no_other(name):
 
 
 def test_every_field_has_a_help_text():
-    assert list(HELP) == [field.name for field in fields(SamplingParams)]
+    assert set(HELP) == {field.name for field in fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.5", 0.5), ("true", True), ("[3, 4]", [3, 4]), ('"5"', "5"), ("a=b", "a=b"), ("", "")]
+)
+def test_what_an_added_filter_reads_is_json_or_else_text(text, value):
+    parser = argparse.ArgumentParser()
+    add_sampling_flags(parser)
+    assert parser.parse_args(["--extra", f"reach={text}"]).extra == [("reach", value)]
+    with pytest.raises(RequestError, match=r"extra is \{'reach': .*, expected a mapping with no keys but"):
+        parse("--extra", f"reach={text}")
 
 
 def test_no_flag_means_the_defaults():

@@ -1,0 +1,95 @@
+"""All kinds of rounds, and an engine that computes nothing: what a round does beside its models can be watched."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from trt_spec.engines import Bundle, Contract, Step
+from trt_spec.engines.engine import chunks
+from trt_spec.runtime.drafters import DRAFTERS, Drafter, Resources, open_drafters
+from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.round.plan import Plan
+from trt_spec.runtime.sampling.filters import FILTERS
+
+KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
+    "plain": {"draft_length": 0, "coupled": True},
+    "greedy": {"sources": ["model"], "coupled": True},
+    "rejection": {"sources": ["model"], "rejection": True, "filters": ["temperature"]},
+    "own draft temperature": {
+        "sources": ["model"],
+        "rejection": True,
+        "own_draft": True,
+        "draft_filters": ["temperature"],
+    },
+    "coupled": {"sources": ["model"], "coupled": True, "gumbel": True},
+    "both rules": {"sources": ["model"], "rejection": True, "coupled": True, "gumbel": True, "ragged": True},
+    "lenient": {"sources": ["model"], "rejection": True, "coupled": True, "lenient": True},
+    "lookup": {"sources": ["lookup"], "rejection": True, "ragged": True},
+    "two drafters": {"sources": ["model", "lookup"], "rejection": True, "ragged": True},
+    "suffix": {"sources": ["suffix"], "rejection": True},
+    "ngram": {"sources": ["ngram"], "rejection": True, "ragged": True},
+    "random": {"sources": ["random"], "coupled": True, "gumbel": True},
+    "cascade": {
+        "sources": ["cascade"],
+        "rejection": True,
+        "coupled": True,
+        "gumbel": True,
+        "ragged": True,
+        "filters": ["repetition_penalty"],
+    },
+    "one guess": {"draft_length": 1, "sources": ["cascade"], "coupled": True, "ragged": True},
+    "all drafters": {"sources": list(DRAFTERS), "rejection": True, "coupled": True, "ragged": True},
+    "filters": {
+        "sources": ["model"],
+        "rejection": True,
+        "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
+    },
+    "entropies": {"sources": ["model"], "rejection": True, "ragged": True, "entropies": True},
+    "log-probs and trace": {"sources": ["model"], "rejection": True, "logprobs": 2, "traced": True},
+}
+
+
+def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
+    by_field = {name: one for one in FILTERS for name in one.fields}
+    fields = {"draft_length": 3} | KINDS[kind]
+    fields |= {"sources": tuple(drafters[name] for name in fields.get("sources", ()))}
+    for name in ("filters", "draft_filters"):
+        fields[name] = tuple(by_field[one] for one in fields.get(name, ()))
+    return Plan(2, **fields)
+
+
+class IdleEngine:
+    """Checks where the tensors of its steps are, and does nothing with them."""
+
+    static_capacity, own_threads = True, False
+    verify_width = 17
+
+    def __init__(self, contract: Contract, device: str) -> None:
+        self.contract, self.device = contract, device
+
+    def reserve(self, rows: int, capacity: int) -> None: ...
+
+    def prefill_widths(self, tokens: int) -> list[int]:
+        return chunks(tokens, 256)
+
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        self.contract.sizes({**inputs, **outputs})
+        assert {tensor.device for tensor in (*inputs.values(), *outputs.values())} == {torch.device(self.device)}
+        return Step(inputs, outputs, lambda: None)
+
+    def capturable(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def idle_models(bundle: Bundle, device: str, max_batch: int) -> tuple[Model, Model, dict[str, Drafter]]:
+    """Target and draft of a bundle on any device, and all drafters over them."""
+    vocab = bundle.tokenizer.vocab_size
+    target, draft = (
+        Model(IdleEngine(entry.contract, device), vocab, max_batch, bundle.capacity) for entry in bundle.models.values()
+    )
+    drafters, _ = open_drafters(Resources(bundle, target, draft, max_batch))
+    assert list(drafters) == list(DRAFTERS)
+    return target, draft, drafters
