@@ -198,7 +198,7 @@ class Decoder:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
-        with self._step_lock, torch.inference_mode(), self._on_stream:
+        with self._inside():
             self._require_open()
             threads = torch.get_num_threads()
             try:
@@ -216,7 +216,7 @@ class Decoder:
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
         """Where the last frame's steps may be run again, each on its own: they write what is there."""
-        with self._step_lock, torch.inference_mode(), self._on_stream:
+        with self._inside():
             yield
 
     def forget_outputs(self) -> None:
@@ -252,6 +252,12 @@ class Decoder:
     def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
         """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
         return self._rules.default(drafter, params)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """One thread at a time, on the decoder's own stream."""
+        with self._step_lock, torch.inference_mode(), self._on_stream:
+            yield
 
     def _require_open(self) -> None:
         if self._closed:

@@ -18,7 +18,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = 
     group = parser.add_argument_group("sampling")
     types = get_type_hints(SamplingParams)
     for field in fields(SamplingParams):
-        if field.name in only and types[field.name] in FORMS:  # of added filters nobody knows the type
+        if field.name in only:
             form = FORMS[types[field.name]]
             help_text = HELP[field.name] + ("; may be repeated" if form.get("action") == "append" else "")
             usual = defaults.get(field.name, field.default)
@@ -53,10 +53,10 @@ def token_bias(text: str) -> tuple[int, float]:
 def named_value(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE, expected for instance reach=1.5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, expected for instance reach=1.5")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
