@@ -241,10 +241,10 @@ def test_a_decoder_sends_what_a_round_needs_and_reads_nothing_but_its_table(
             one = dice.choose.choice(decoder.live).request
             if dice.choose.random() < 0.1:
                 one.draft(dice.choose.choice([0, 2, 3]), dice.choose.choice(list(DRAFTERS)))
-            if dice.choose.random() < 0.01:
-                decoder.cancel(one)
-    assert {request.finish_reason for request in requests} == {"length", "cancelled"}
+            if len(requests[2].token_ids) > 9:
+                decoder.cancel(requests[2])
+    assert [request.finish_reason for request in requests] == ["length"] * 2 + ["cancelled"] + ["length"] * 3
     assert {source.name for plan in dice.plans for source in plan.sources} == set(DRAFTERS)
-    assert {plan.batch for plan in dice.plans} == {1, 2, 3}
+    assert {plan.batch for plan in dice.plans} >= {2, 3}, "rows were freed"
     assert recorder.most_unread >= 2
     assert all(count > 100 for count in watch.operations.values())
