@@ -1,4 +1,4 @@
-"""The decoder: submit, step, cancel, and their clients generate and stream."""
+"""The decoder: submit, step and cancel requests; generate and stream build on these."""
 
 import math
 import threading
@@ -60,7 +60,7 @@ class Decoder:
             self._scheduler = Scheduler(
                 self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture
             )
-            opened.pop_all()  # nothing went wrong: they stay open
+            opened.pop_all()  # nothing failed, so the engines stay open
         self._own_threads = any(one.own_threads for one in engines)
         self._step_lock = threading.RLock()
         self._closed = False
@@ -77,13 +77,13 @@ class Decoder:
     ) -> Self:
         """Verify a bundle and open its graphs in an engine.
 
-        With `capture` a round that comes back is one CUDA graph, where engine and device can; it changes no token.
+        With `capture`, rounds that repeat run as one CUDA graph if engine and device can; this changes no token.
         """
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         return cls(opened, engine, device, max_batch, capture, read_costs(opened, engine, device))
 
     def close(self) -> None:
-        """Free all memory. Requests that have not ended by then fail."""
+        """Free all memory; requests that have not ended fail."""
         with self._step_lock:
             if not self._closed:
                 self._closed = True
@@ -139,7 +139,7 @@ class Decoder:
                 self.step()
                 yield from request.take()
             yield from request.take()  # another client's step may have finished it
-            request.output()  # raises what went wrong
+            request.output()  # raises the error of a failed request
         finally:
             self.cancel(request)
 
@@ -155,10 +155,10 @@ class Decoder:
         trace: bool = False,
         on_progress: Callable[[Request], None] | None = None,
     ) -> Request:
-        """Queue a request; it is validated here and starts in one of the next steps.
+        """Validate a request and queue it; it starts in one of the next steps.
 
-        The thread that steps calls `on_progress` with it after each of its rounds and when it ends; the callback must
-        return soon. `Request.wait` is another way to see the end.
+        The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
+        callback must return quickly. To learn only of the end, use `Request.wait`.
         """
         params = params or SamplingParams()
         ids = self._encode(prompt)
@@ -166,7 +166,7 @@ class Decoder:
         if len(ids) > room:
             raise RequestError(
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
-                f"{self.bundle.max_length} by {len(ids) - room}; shorten either"
+                f"limit of {self.bundle.max_length} by {len(ids) - room}; shorten either"
             )
         for token in (*params.logit_bias, *params.stop_token_ids):
             self._require_token(token, "parameter")
@@ -188,29 +188,29 @@ class Decoder:
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request; one that is live leaves in the next step. Ending a finished one does nothing."""
+        """End a request. A live one leaves in the next step; a finished one stays as it is."""
         self._scheduler.cancel(request)
 
     def step(self) -> bool:
-        """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
+        """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
         with self._inside(), _memory_errors(self.bundle, self.max_batch):
             self._require_open()
             return self._scheduler.step()
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
-        """Where the last frame's steps may be run again, each on its own: they write what is there."""
+        """Hold off rounds, so that each step of the last frame can be run again: it rewrites what is already there."""
         with self._inside():
             yield
 
     def forget_outputs(self) -> None:
-        """Drop what is remembered of ended requests: outputs from which suffix copies, acceptance that auto expects."""
+        """Forget ended requests: the outputs that drafter suffix copies and the acceptance that auto expects."""
         with self._step_lock:
             self._scheduler.forget_outputs()
 
     @property
     def speculation(self) -> Speculation:
-        """What speculation did for all requests so far."""
+        """The counts and times of speculation over all requests so far."""
         return self._scheduler.speculation
 
     @property
@@ -220,7 +220,7 @@ class Decoder:
 
     @property
     def last_frame(self) -> Frame | None:
-        """The tensors of the last round and the engines' runs over them, for measuring."""
+        """The tensors of the last round and the engines' steps over them, for measuring."""
         return self._scheduler.frame
 
     @property
@@ -234,12 +234,12 @@ class Decoder:
         return self._rules.drafters
 
     def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
-        """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
+        """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
         return self._rules.default(drafter, params)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """One thread at a time, on the decoder's stream, with torch's threads out of the engines' way."""
+        """Admit one thread at a time, on the decoder's stream, and keep torch's threads out of the engines' way."""
         with self._step_lock, torch.inference_mode(), self._on_stream, _one_torch_thread(self._own_threads):
             yield
 
@@ -252,7 +252,7 @@ class Decoder:
             try:
                 prompt.encode()
             except UnicodeEncodeError as error:
-                raise RequestError(f"the prompt is no valid Unicode ({error}); clean it first") from error
+                raise RequestError(f"the prompt is not valid Unicode ({error}); clean it first") from error
             ids: list[int] = self.tokenizer.encode(prompt).ids
         elif isinstance(prompt, Sequence):
             ids = list(prompt)
@@ -270,17 +270,17 @@ class Decoder:
 
 
 def _prompts(prompts: Any) -> Sequence[Any]:
-    """One prompt, be it text or token ids, or several of them."""
+    """Wrap a single prompt, text or token ids, in a list; leave several as they are."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of those")
+        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of prompts")
     return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
 
 
 @contextmanager
 def _one_torch_thread(needed: bool) -> Iterator[None]:
-    """A round's own operations are small, and torch's threads would fight the engine's for the cores."""
+    """Keep torch to one thread: a round's own operations are small, and more would fight the engine's for cores."""
     before = torch.get_num_threads()
     if not needed or before == 1:
         yield
@@ -293,7 +293,7 @@ def _one_torch_thread(needed: bool) -> Iterator[None]:
 
 
 def _own_stream(device: str) -> AbstractContextManager[None]:
-    """On the default stream nothing can be captured."""
+    """Make a stream of our own, because nothing can be captured on the default stream."""
     try:
         return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except (RuntimeError, AssertionError) as error:
@@ -304,7 +304,7 @@ def _own_stream(device: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _memory_errors(bundle: Bundle, rows: int) -> Iterator[None]:
-    """Say in a sentence that memory has run out, and for what it is needed."""
+    """Turn an out-of-memory error into a sentence that says what needs the memory."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -314,8 +314,8 @@ def _memory_errors(bundle: Bundle, rows: int) -> Iterator[None]:
         per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
         raise EngineError(
             f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
-            f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine "
-            "its workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
+            f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "
+            "engine needs a workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
         ) from error
 
 
@@ -323,4 +323,4 @@ def _read_tokenizer(bundle: Bundle) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(bundle.tokenizer_file))
     except Exception as error:  # the library raises plain Exceptions
-        raise BundleError(f"{bundle.tokenizer_file} is no tokenizer ({error}); export the bundle again") from error
+        raise BundleError(f"{bundle.tokenizer_file} is not a tokenizer ({error}); export the bundle again") from error

@@ -25,7 +25,7 @@ class DraftModel(Sampler):
         return NO_DRAFT if resources.draft is None else None
 
     def prepare(self, frame: Frame) -> Prepared:
-        """The first step reads the last two committed tokens, step i reads proposal i - 1."""
+        """Make K steps: the first reads the last two committed tokens, step i reads proposal i - 1."""
         inputs = [frame.recent, *(winners.tokens for winners in frame.winners[:-1])]
         starts = [frame.position[0], *frame.position[2 : frame.draft_length + 1]]
         return Prepared(
