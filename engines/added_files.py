@@ -1,4 +1,4 @@
-"""Add files to a bundle after its export; its manifest lists and hashes them like all others."""
+"""Add files to a bundle after its export; the manifest lists and hashes them like all others."""
 
 import hashlib
 from dataclasses import replace
@@ -9,9 +9,9 @@ from .whole_files import remove_leftovers, write_whole
 
 
 def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle:
-    """Make this the only file of a folder; whatever happens, the bundle is whole, with the older file or with this one.
+    """Make this the only file of a folder; whatever happens, the bundle stays whole, with the older file or this one.
 
-    A file is named after its content. It lies there before a manifest lists it and goes when none does any more.
+    A file is named after its content. It is written before the manifest lists it and removed once no manifest does.
     """
     digest = hashlib.sha256(content).hexdigest()
     name = f"{folder}/{digest[:12]}{suffix}"
@@ -25,7 +25,7 @@ def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle
         write_whole(bundle.path / MANIFEST, added.manifest().encode())
     except OSError as error:
         raise BundleError(
-            f"bundle {bundle.path} takes no {name} ({error.strerror}); it is as it was, make room and try again"
+            f"bundle {bundle.path} cannot take {name} ({error.strerror}); it is unchanged, make room and try again"
         ) from error
     for file in older:
         (bundle.path / file).unlink(missing_ok=True)

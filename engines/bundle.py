@@ -12,12 +12,12 @@ from .errors import BundleError, ContractError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
-PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine, and no part of what its manifest vouches for
-GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # of each model, in a folder of its own
+PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
+GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own
 
 
 TARGET, DRAFT = "target", "draft"
-KINDS = (TARGET, DRAFT)  # what a model of a bundle may be there for
+KINDS = (TARGET, DRAFT)  # the purposes of a bundle's models
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Bundle:
     """A verified bundle directory."""
 
     path: Path
-    models: dict[str, ModelEntry]  # by name, which is also that of the model's folder
+    models: dict[str, ModelEntry]  # by name, which is also the name of the model's folder
     tokenizer: TokenizerEntry
     made_by: dict[str, str]  # library name to version
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
 
     def first(self, kind: str) -> str | None:
-        """The name of the first model of a kind; None if there is none."""
+        """Return the name of the first model of a kind; None if there is none."""
         return next((name for name, model in self.models.items() if model.kind == kind), None)
 
     @property
     def target(self) -> ModelEntry:
         name = self.first(TARGET)
-        assert name is not None, "no bundle is opened without one"
+        assert name is not None, "every open bundle has a target"
         return self.models[name]
 
     @property
@@ -117,7 +117,7 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path | str) -> "Bundle":
-        """Read and verify a bundle; anything missing, damaged, foreign or newer is refused by name."""
+        """Read and verify a bundle; refuse by name whatever is missing, damaged, foreign or newer."""
         path = Path(path)
         fields = _read_manifest(path)
         try:
@@ -158,7 +158,7 @@ class Bundle:
 
 
 def graph_identity(path: Path, role: str) -> str:
-    """Hash a model's graph and weights in one, by what the manifest of a verified bundle says of them."""
+    """Return one hash of a model's graph and weights, made from their hashes in the manifest of a verified bundle."""
     files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
     hashes = [files[f"{role}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
@@ -166,15 +166,15 @@ def graph_identity(path: Path, role: str) -> str:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise BundleError(f"bundle {path} is no directory; make one with export-models --target … --out {path}")
+        raise BundleError(f"bundle {path} is not a directory; make one with export-models --target … --out {path}")
     try:
         fields = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BundleError(f"{path} has no {MANIFEST}, so it is no bundle; make one with export-models") from None
+        raise BundleError(f"{path} has no {MANIFEST}, so it is not a bundle; make one with export-models") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path / MANIFEST} is no JSON ({error}); export the bundle again") from error
+        raise BundleError(f"{path / MANIFEST} is not JSON ({error}); export the bundle again") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise BundleError(f"{path / MANIFEST} has no format number, so it is no bundle of trt-spec")
+        raise BundleError(f"{path / MANIFEST} has no format number; export the bundle again with trt-spec")
     if fields["format"] != FORMAT:
         made = fields.get("made_by")
         version = made.get("trt-spec") if isinstance(made, dict) else None
@@ -190,7 +190,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def content_hash(fields: dict[str, Any]) -> str:
-    """The sha256 of a manifest's fields but this one, however they are laid out."""
+    """Return the sha256 of all other fields of a manifest, however they are laid out."""
     content = {name: value for name, value in fields.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -214,7 +214,7 @@ def _refuse_escape(path: Path, name: str) -> None:
     parts = PurePosixPath(name)
     try:
         inside = (path / name).resolve().is_relative_to(path.resolve())
-    except (ValueError, OSError, RuntimeError):  # a NUL, a name no file system has, a link to itself
+    except (ValueError, OSError, RuntimeError):  # a NUL, a name that no file system takes, a link to itself
         inside = False
     if parts.is_absolute() or ".." in parts.parts or not inside:
         raise BundleError(f"{path / MANIFEST} lists {name!r}, which lies outside the bundle; it is refused")

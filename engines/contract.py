@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 WIDEST_STEP = 17  # a graph runs at any width; speculation uses at most K + 1 = 17 rows
 MAX_DRAFT_LENGTH = WIDEST_STEP - 1
-PREFILL_WIDTH = 256  # tokens of a prompt that one call reads
-SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # what a call may write past the longest sequence
+PREFILL_WIDTH = 256  # prompt tokens that one call reads
+SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # tokens that a call may write past the longest sequence
 GRANULE = 64  # buffer lengths are multiples of this
-ALIGNMENT = 256  # bytes, of the addresses that an engine is given: TensorRT's demand
+ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
 
 Dim = int | str
 
@@ -37,7 +37,7 @@ class Capability:
 
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    # Fills its inputs, before each run, where the caller of a step brings no tensors for them; it gets all inputs.
+    # Called with all inputs before each run, to fill its own where the caller of a step brings no tensors for them.
     fill: "Callable[[Mapping[str, Tensor]], None] | None" = None
 
 
@@ -63,7 +63,9 @@ class Contract:
                 raise ContractError(f"contract field {name} is {value!r}, expected a positive integer")
         for name in self.capabilities:
             if name not in CAPABILITIES:
-                raise ContractError(f"contract lists the capability {name!r}, which this version does not know")
+                raise ContractError(
+                    f"contract lists the capability {name!r}, which this version does not know; update it"
+                )
         if self.dtype not in ("float32", "float16", "bfloat16"):
             raise ContractError(f"contract dtype is {self.dtype!r}, expected float32, float16 or bfloat16")
 
@@ -113,7 +115,7 @@ class Contract:
         return 2 * self.layers * self.kv_heads * self.head_dim * size
 
     def sizes(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
-        """What the symbols of the shapes stand for in these tensors, which must be all that the contract lists."""
+        """Return the size of each symbol in the shapes of these tensors, which must be all that the contract lists."""
         sizes: dict[str, int] = {}
         for spec in (*self.inputs, *self.outputs):
             found = tensors[spec.name].shape
@@ -121,7 +123,7 @@ class Contract:
                 sizes.setdefault(dim, size) if isinstance(dim, str) else dim
                 for dim, size in zip(spec.shape, found, strict=True)
             ]
-            assert list(found) == expected, f"{spec} got a tensor {list(found)} where {expected} is meant"
+            assert list(found) == expected, f"{spec} got a tensor {list(found)}, expected {expected}"
         return sizes
 
     def check(self, graph: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
@@ -130,9 +132,15 @@ class Contract:
             by_name = {spec.name: spec for spec in found}
             for spec in expected:
                 if spec.name not in by_name:
-                    raise ContractError(f"{graph} has no {kind} {spec.name!r}, its contract promises {spec}")
+                    raise ContractError(
+                        f"{graph} has no {kind} {spec.name!r}, its contract promises {spec}; export it again"
+                    )
                 if by_name[spec.name] != spec:
-                    raise ContractError(f"{graph} has the {kind} {by_name[spec.name]}, its contract promises {spec}")
+                    raise ContractError(
+                        f"{graph} has the {kind} {by_name[spec.name]}, its contract promises {spec}; export it again"
+                    )
             extra = sorted(set(by_name) - {spec.name for spec in expected})
             if extra:
-                raise ContractError(f"{graph} has the {kind} {extra[0]!r}, which its contract does not know")
+                raise ContractError(
+                    f"{graph} has the {kind} {extra[0]!r}, which its contract does not know; export it again"
+                )

@@ -1,4 +1,4 @@
-"""The protocol every engine keeps: make a step over fixed tensors, which the graph's contract names, and run it."""
+"""The protocol of every engine: make a step over fixed tensors, which the graph's contract names, and run it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,31 +37,31 @@ class Engine(Protocol):
     contract: Contract
     device: str
     static_capacity: bool  # the cache must have its full capacity from the start
-    own_threads: bool  # computes on threads of its own, which torch's would fight for the cores
-    verify_width: int  # the most tokens of a step whose logits it gives
+    own_threads: bool  # computes on threads of its own; torch's would fight them for cores
+    verify_width: int  # the most tokens in a step for which it gives logits
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Refuse caches of up to so many rows of this capacity if no step could run over them."""
+        """Refuse caches of up to this many rows of this capacity if no step could run over them."""
 
     def step(self, inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]") -> Step:
-        """A step that reads and writes these contiguous tensors, all that the contract lists."""
+        """Make a step that reads and writes these contiguous tensors, which are all that the contract lists."""
 
     def prefill_widths(self, tokens: int) -> list[int]:
-        """The widths of the steps in which it reads so many tokens best."""
+        """Return the widths of the steps in which it reads this many tokens best."""
 
     def capturable(self) -> bool:
-        """Whether the steps that ran may be recorded in a CUDA graph of torch's current stream."""
+        """Whether the steps that have run may be recorded in a CUDA graph of torch's current stream."""
 
     def close(self) -> None: ...
 
 
 def chunks(tokens: int, most: int) -> list[int]:
-    """The widths that so many tokens are read in, `most` at a time."""
+    """Return the widths in which to read this many tokens, at most `most` at a time."""
     return [min(most, tokens - begin) for begin in range(0, tokens, most)]
 
 
 def last_rows(batch: int, width: int, rows: int, device: str) -> "Tensor":
-    """Which rows of a step give logits: the last ones."""
+    """Return which rows of a step give logits: the last ones."""
     import torch
 
     return torch.arange(width - rows, width, device=device).expand(batch, rows).contiguous()
@@ -70,9 +70,9 @@ def last_rows(batch: int, width: int, rows: int, device: str) -> "Tensor":
 def make_step(
     engine: Engine, cache: "Mapping[str, Tensor]", inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]"
 ) -> Step:
-    """A step over the rows of `cache`, by contract name.
+    """Make a step over the rows of `cache`; all tensors go by contract name.
 
-    `inputs` and `outputs` may leave out what follows from the others: which rows give logits, the cache, and what a
+    `inputs` and `outputs` may leave out what follows from the rest: which rows give logits, the cache, and what a
     capability can fill by itself.
     """
     import torch
@@ -110,7 +110,7 @@ def make_step(
 def blank_step(
     engine: Engine, cache: "Mapping[str, Tensor]", first_row: int, batch: int, width: int, rows: int
 ) -> Step:
-    """A step on new tensors of its own, all zero, over the rows of `cache` from `first_row` on."""
+    """Make a step on new tensors, all zero, over the rows of `cache` from `first_row` on."""
     import torch
 
     views = {name: tensor[first_row : first_row + batch] for name, tensor in cache.items()}
@@ -123,7 +123,7 @@ def blank_step(
 
 
 def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
-    """Cache buffers by contract name, all zero."""
+    """Make cache buffers by contract name, all zero."""
     import torch
 
     size, dtype = (rows, contract.kv_heads, capacity, contract.head_dim), getattr(torch, contract.dtype)

@@ -1,4 +1,4 @@
-"""Errors a user can cause or meet: one sentence of subject, what was found, what was expected, what to do."""
+"""Errors that users can cause or meet: a sentence with subject, what was found, what was expected, what to do."""
 
 
 class TrtSpecError(Exception):
@@ -30,10 +30,10 @@ class ExportError(TrtSpecError):
 
 
 def first_line(problem: object) -> str:
-    """Give the first line of a library's message, for a sentence of ours; its type if it says nothing."""
+    """Return the first line of a library's message, to quote in ours; its type if the message is empty."""
     return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
 
 
 def one_line(problem: object) -> str:
-    """Give all of a library's message on one line, for a sentence of ours; its type if it says nothing."""
+    """Return a library's whole message on one line, to quote in ours; its type if the message is empty."""
     return " ".join(str(problem).split()) or type(problem).__name__

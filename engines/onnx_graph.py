@@ -1,4 +1,4 @@
-"""A graph file read into nodes and tensors: the weights stay in their file, mapped into memory."""
+"""Reads a graph file into nodes and tensors; the weights stay in their file, mapped into memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ INT4 = 22  # torch has no such type
 
 @dataclass(frozen=True)
 class Node:
-    """An operator with the names of what it reads, "" for an input that is left out, and writes."""
+    """An operator with the names of its inputs, "" for one that is left out, and of its outputs."""
 
     name: str
     op: str
@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order in which they can run."""
+    """A graph whose nodes stand in an order in which they can run."""
 
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
@@ -60,17 +60,19 @@ def read_graph(file: Path) -> Graph:
         constants = {tensor.name: _tensor(tensor, mapped) for tensor in model.graph.initializer}
         nodes = [_node(node) for node in model.graph.node]
         inputs, outputs = ([_spec(value) for value in values] for values in (model.graph.input, model.graph.output))
-    except Exception as error:  # of protobuf, onnx or torch, for a file that is no graph of ours
+    except Exception as error:  # from protobuf, onnx or torch, for a file that is not one of our graphs
         raise EngineError(f"engine torch cannot read {file}: {first_line(error)}; export the bundle again") from error
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     if opsets.get("") != OPSET:
-        raise EngineError(f"{file} has the ONNX operators of version {opsets.get('')}, engine torch knows {OPSET}")
+        raise EngineError(
+            f"{file} has ONNX operators of version {opsets.get('')}, engine torch expects {OPSET}; export it again"
+        )
     return Graph([spec for spec in inputs if spec.name not in constants], outputs, nodes, constants)
 
 
 def dtype_of(number: int) -> torch.dtype:
     if number not in DTYPES:
-        raise ValueError(f"torch has nothing for the ONNX type {number}")
+        raise ValueError(f"torch has no type for the ONNX type {number}")
     return DTYPES[number]
 
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU or a GPU: one session per graph, every tensor bound to torch memory, the cache in place."""
+"""ONNX Runtime on the CPU or a GPU: one session per graph, all tensors in torch memory, the cache written in place."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ from .onnx_graph import DTYPES
 ONNX_TYPES = {dtype: number for number, dtype in DTYPES.items()}
 WARM_UP = 2  # runs of a step before it becomes a CUDA graph
 GPU = "CUDAExecutionProvider"
-SMALL_BYTES = 8 * 2**20  # weights that one thread reads as fast as many can be woken to
+SMALL_BYTES = 8 * 2**20  # one thread reads this many weights before others have woken up
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ def open_engines(
 
 
 class OnnxRuntimeEngine:
-    """See `Engine`. On the CPU the cache may be any length: binding another one costs microseconds.
+    """See `Engine`. On the CPU the cache may have any length: binding another one costs microseconds.
 
-    On a GPU it runs on torch's stream of the moment it was opened, and a step that comes back is a CUDA graph.
+    On a GPU it runs on the stream that was torch's current one when it was opened, and steps that repeat run as CUDA
+    graphs.
     """
 
     verify_width = WIDEST_STEP
@@ -62,7 +63,7 @@ class OnnxRuntimeEngine:
         self._graph_ids = itertools.count(1)
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """It runs any."""
+        """Accept all caches."""
 
     def prefill_widths(self, tokens: int) -> list[int]:
         return chunks(tokens, PREFILL_WIDTH)
@@ -78,8 +79,8 @@ class OnnxRuntimeEngine:
         settings = self._run_settings() if self._on_gpu else itertools.repeat(None)
         wait = self._on_gpu and not torch.cuda.current_stream(self.device).cuda_stream
 
-        def run(tensors: object = (inputs, outputs)) -> None:  # it keeps their memory alive
-            if wait:  # the session has a stream of its own where torch is on the default one
+        def run(tensors: object = (inputs, outputs)) -> None:  # the default keeps their memory alive
+            if wait:  # if torch is on the default stream, the session has a stream of its own
                 torch.cuda.synchronize(self.device)
             try:
                 session.run_with_iobinding(binding, next(settings))
@@ -93,7 +94,7 @@ class OnnxRuntimeEngine:
         return Step(inputs, outputs, run)
 
     def _run_settings(self) -> Iterator[Any]:
-        """How a step's runs differ: most steps of a prompt run once, and are not worth a graph."""
+        """Yield the settings of each run. Most steps of a prompt run once and are not worth a graph."""
         yield from itertools.repeat(_on_gpu(-1), WARM_UP)
         yield from itertools.repeat(_on_gpu(next(self._graph_ids)))
 
@@ -105,7 +106,7 @@ class OnnxRuntimeEngine:
 
 
 def _on_gpu(graph_id: int) -> Any:
-    """To run without waiting for the end, as this CUDA graph; -1 is none."""
+    """Make the settings to run as this CUDA graph, -1 for none, without waiting for the end."""
     import onnxruntime
 
     settings = onnxruntime.RunOptions()
@@ -115,11 +116,11 @@ def _on_gpu(graph_id: int) -> Any:
 
 
 def share_threads(graphs: Sequence[Path]) -> list[Threads]:
-    """Divide the machine among models that take turns in a round.
+    """Divide the cores among models that take turns in a round.
 
-    A worker of one model that spins on while another runs doubles the other's time on a small machine; one that sleeps
-    must be woken, which costs each run what a small model takes altogether. So a small model has one thread, a single
-    large one beside it keeps its workers awake, and several large ones send theirs to sleep when a run ends.
+    On a small machine, a worker of one model that spins while another model runs doubles the other's time. A worker
+    that sleeps must be woken, which costs each run as much as a whole run of a small model. So a small model has one
+    thread, a single large one keeps its workers awake, and several large ones send theirs to sleep when a run ends.
     """
     small = [_weight_bytes(graph) <= SMALL_BYTES for graph in graphs]
     alone = small.count(False) == 1
@@ -142,11 +143,11 @@ def open_session(graph: Path, threads: Threads, exact_weights: bool = False, dev
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads.count
-    # Planned per set of shapes, which change as the cache grows: no faster here, and each plan keeps its memory.
+    # It plans for each set of shapes, which change as the cache grows: no faster here, and each plan keeps memory.
     options.enable_mem_pattern = False
     if not threads.stay_awake:
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    # How MatMulNBits computes, to which the engine fuses quantised matrices: 4 is int8, 0 the type of the input.
+    # The engine fuses quantised matrices into MatMulNBits, which computes in int8 (4) or in the input's type (0).
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0" if exact_weights else "4")
     options.log_severity_level = 3
     if device == "cpu":
@@ -159,15 +160,15 @@ def open_session(graph: Path, threads: Threads, exact_weights: bool = False, dev
         "use_tf32": "0",
     }
     try:
-        # It refuses a graph of which it would compute anything on the CPU but shapes.
+        # With CUDA graphs it refuses a graph if anything but shapes would be computed on the CPU.
         return _open(graph, options, GPU, settings | {"enable_cuda_graph": "1"})
     except EngineError as error:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         try:
             elsewhere = nodes_elsewhere(_open(graph, options, GPU, settings), GPU)
         except EngineError:
-            raise error from None  # the graph as such cannot be opened there
-        raise EngineError(f"{error}; not on the GPU: {', '.join(elsewhere) or 'nothing'}") from error
+            raise error from None  # the graph cannot be opened even without CUDA graphs
+        raise EngineError(f"{error}; nodes not on the GPU: {', '.join(elsewhere) or 'none'}") from error
 
 
 def _open(graph: Path, options: Any, provider: str, settings: dict[str, str]) -> Any:
@@ -178,12 +179,12 @@ def _open(graph: Path, options: Any, provider: str, settings: dict[str, str]) ->
     except Exception as error:  # the bindings raise a dozen unrelated types
         raise EngineError(f"ONNX Runtime cannot open {graph}: {first_line(error)}") from error
     if provider not in session.get_providers():
-        raise EngineError(f"ONNX Runtime cannot load {provider}; see its warnings for the library that is missing")
+        raise EngineError(f"ONNX Runtime cannot load {provider}; see its warnings for the missing library")
     return session
 
 
 def nodes_elsewhere(session: Any, provider: str) -> list[str]:
-    """Operator and name of each node that another provider computes; shapes are the CPU's by design."""
+    """List operator and name of each node that another provider computes, except shapes, which belong on the CPU."""
     return [
         f"{node.op_type} {node.name!r}"
         for subgraph in session.get_provider_graph_assignment_info()

@@ -1,4 +1,4 @@
-"""The engines, a row each: all that the rest of the package knows of one before it is opened."""
+"""The engines, one row each: all that the rest of the package knows of an engine before it is opened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class EngineKind:
     name: str
     runs: str  # what it runs, for people to read
     module: str  # has open_engines(name, models, device, exact_weights) -> list of engines
-    libraries: tuple[str, ...]  # one of these modules is needed beside torch
-    packages: tuple[str, ...]  # beside torch, what its results depend on: those of them that are installed
+    libraries: tuple[str, ...]  # one of these modules is needed, besides torch
+    packages: tuple[str, ...]  # its results depend on torch and on those of these that are installed
     extras: dict[str, tuple[str, ...]]  # by device: one of these extras of the package brings the library
 
     @property
@@ -75,7 +75,7 @@ def open_engines(
 ) -> list[Engine]:
     """Open graphs that take turns on one device; heavy libraries are imported only here.
 
-    With `exact_weights` quantised matrices are multiplied as the numbers they stand for, ten times slower; without,
+    With `exact_weights`, quantised matrices are multiplied as the numbers they stand for, ten times slower. Without,
     an engine may round the other factor to int8 as well.
     """
     if name not in ENGINES:

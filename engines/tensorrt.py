@@ -1,4 +1,4 @@
-"""TensorRT plans on torch's memory and stream: `tensorrt` and `tensorrt_rtx` by one code path."""
+"""Runs TensorRT plans on torch's memory and stream; `tensorrt` and `tensorrt_rtx` share one code path."""
 
 import hashlib
 import warnings
@@ -24,7 +24,7 @@ BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability
 def open_engines(
     name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
 ) -> "list[TensorRTEngine]":
-    """The models' plans for this GPU. All of them share one scratch memory: they take turns on one stream."""
+    """Open the models' plans for this GPU. All share one scratch memory, because they take turns on one stream."""
     capability = compute_capability(device)
     chosen = [choose_plans(models[0][0], capability)]
     library_name = chosen[0][0].key.engine
@@ -49,14 +49,14 @@ def open_engines(
 
 def compute_capability(device: str) -> str:
     if not device.startswith("cuda"):
-        raise EngineError(f"engine tensorrt runs on the device cuda, not on {device!r}; name that one")
+        raise EngineError(f"engine tensorrt runs on the device cuda, not on {device!r}; name cuda")
     if not torch.cuda.is_available():
         raise EngineError("engine tensorrt needs a GPU, and torch sees none; trt-spec doctor says what is missing")
     return capability_of(device)
 
 
 def choose_plans(graph: Path, capability: str, engine: str | None = None) -> list[CompiledPlan]:
-    """The model's plans that run here, of one library; a stale or foreign one is refused with what mends it."""
+    """Return the model's plans that run here, all of one library; refuse stale or foreign ones and say what to do."""
     bundle, model = graph.parents[1], graph.parent.name
     plans = [plan for plan in map(read_plan, sorted((bundle / PLANS).glob("*/*.json"))) if plan.key.model == model]
     plans = [plan for plan in plans if engine in (None, plan.key.engine)]
@@ -66,7 +66,7 @@ def choose_plans(graph: Path, capability: str, engine: str | None = None) -> lis
         raise EngineError(f"bundle {bundle} has no plans for its {model}; compile them: {mend}")
     identity = graph_identity(bundle, model)
     if not (own := [plan for plan in plans if plan.key.graph == identity]):
-        raise EngineError(f"the plans in {bundle} are of another export of its {model}; compile it again: {mend}")
+        raise EngineError(f"the plans in {bundle} are from another export of its {model}; compile them again: {mend}")
     if not (fitting := [plan for plan in own if plan.key.compute_capability == capability]):
         others = ", ".join(sorted({plan.key.compute_capability for plan in own}, key=float))
         raise EngineError(
@@ -83,12 +83,12 @@ def choose_plans(graph: Path, capability: str, engine: str | None = None) -> lis
         if current := [plan for plan in fitting if (plan.key.engine, plan.key.version) == (name, version)]:
             return one_of_each(current)
         others = ", ".join(sorted({plan.key.version for plan in fitting if plan.key.engine == name}))
-        reasons.append(f"were compiled by {name} {others}, here is {version}; compile them again: {mend}")
+        reasons.append(f"were compiled by {name} {others}, but {version} is installed; compile them again: {mend}")
     raise EngineError(f"the plans of {model} in {bundle} {reasons[0]}")
 
 
 def one_of_each(plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
-    """Each holds the weights: none whose steps another one runs as well, be that for more batches or fused."""
+    """Drop each plan whose steps another one also runs, fused or for more batches: every plan holds all weights."""
     ordered = sorted(plans, key=lambda plan: (plan.key.unfused_attention, plan.key.batch[0] - plan.key.batch[1]))
     kept: list[CompiledPlan] = []
     for key, plan in ((plan.key, plan) for plan in ordered):
@@ -99,9 +99,9 @@ def one_of_each(plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
 
 
 class TensorRTEngine:
-    """See `Engine`. A step runs in the narrowest plan that holds it, padded; its garbage lies behind what it wrote.
+    """See `Engine`. A step is padded to the narrowest plan that holds it; the garbage lies behind what it wrote.
 
-    Each plan has a context for each batch, whose shapes never change, so that what was recorded of it stays true.
+    Each plan has a context for each batch, whose shapes never change, so that recordings of it stay valid.
     """
 
     static_capacity = True
@@ -132,7 +132,7 @@ class TensorRTEngine:
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         sizes = self.contract.sizes({**inputs, **outputs})
         context = self._context_for(sizes["batch"], sizes["width"], sizes["rows"])
-        before, after = [], []  # what is copied into wider tensors, and out of them
+        before, after = [], []  # copies into wider tensors, and out of them
         bound: dict[str, Tensor] = {}
         for spec in (*self.contract.inputs, *self.contract.outputs):
             theirs = inputs[spec.name] if spec.name in inputs else outputs[spec.name]
@@ -152,7 +152,7 @@ class TensorRTEngine:
             assert tensor.is_contiguous(), f"{name} must be contiguous"
         addresses = {name: tensor.data_ptr() for name, tensor in bound.items()}
 
-        def run(tensors: object = bound) -> None:  # it keeps their memory alive
+        def run(tensors: object = bound) -> None:  # the default keeps their memory alive
             for part, theirs in before:
                 part.copy_(theirs)
             context.run(addresses, current_stream(self.device))
@@ -184,7 +184,7 @@ class TensorRTEngine:
         draft_length = f" --draft-length {rows - 1}" if rows > 1 else ""
         return EngineError(
             f"no plan of {self._plans[0].key.model} runs {batch} rows of {width} tokens; compile one with "
-            f"trt-spec build --batch 1..{batch}{draft_length}, or open the decoder with less"
+            f"trt-spec build --batch 1..{batch}{draft_length}, or open the decoder with a smaller max_batch"
         )
 
 
@@ -233,12 +233,12 @@ class _Opened:
         return context
 
     def close(self) -> None:
-        """Keep what the library has compiled since, if it does."""
+        """Free the plan, after saving what the library has compiled since, if it keeps that."""
         if self._runtime_cache is not None:
             try:
                 write_whole(self._cache_file, self._runtime_cache.serialize())
             except OSError as error:
-                warnings.warn(f"the runtime cache {self._cache_file} was not kept: {error.strerror}", stacklevel=2)
+                warnings.warn(f"the runtime cache {self._cache_file} cannot be saved: {error.strerror}", stacklevel=2)
         self.engine = self._runtime_cache = self._settings = None
 
     def reason(self) -> str:
@@ -246,7 +246,7 @@ class _Opened:
 
 
 class _Context:
-    """A plan at one batch; what is bound stays bound until another step needs other memory."""
+    """A plan at one batch; tensors stay bound until a step needs other memory."""
 
     def __init__(self, plan: _Opened, batch: int, scratch: Tensor) -> None:
         self.key, self._plan, self._batch = plan.key, plan, batch
@@ -276,5 +276,5 @@ class _Context:
         self.has_run = True
 
     def capturable(self, stream: int) -> bool:
-        asked = getattr(self._context, "is_stream_capturable", None)  # tensorrt's always are
+        asked = getattr(self._context, "is_stream_capturable", None)  # contexts of tensorrt always are
         return asked is None or bool(asked(stream))

@@ -12,12 +12,12 @@ LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to 
 
 
 def capability_of(device: str = "cuda") -> str:
-    """Give a GPU's compute capability as plans name it, such as 8.9."""
+    """Return a GPU's compute capability as plans name it, such as 8.9."""
     return ".".join(map(str, torch.cuda.get_device_capability(device)))
 
 
 class Library:
-    """One of the two, imported."""
+    """One of the two libraries, imported."""
 
     def __init__(self, engine: str) -> None:
         self.engine, self.is_rtx = engine, engine == "tensorrt-rtx"
@@ -26,7 +26,7 @@ class Library:
 
 
 class RuntimeLibrary(Library):
-    """One of the two, ready to run plans."""
+    """One of the two libraries, ready to run plans."""
 
     def __init__(self, engine: str) -> None:
         super().__init__(engine)
@@ -34,7 +34,7 @@ class RuntimeLibrary(Library):
         self.runtime: Any = self.trt.Runtime(_logger(self.trt, self.complaints))
 
     def settings(self, engine: Any, cache_file: Path) -> tuple[Any, Any]:
-        """Give a cache of kernels compiled at run time, which only RTX has, and the configuration of a context."""
+        """Return a cache of kernels compiled at run time, which only RTX has, and the configuration of a context."""
         settings = engine.create_runtime_config()
         settings.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         if not hasattr(settings, "create_runtime_cache"):
@@ -43,7 +43,7 @@ class RuntimeLibrary(Library):
         if cache_file.exists():
             cache.deserialize(cache_file.read_bytes())  # refused, and made anew, if another driver or GPU wrote it
         settings.set_runtime_cache(cache)
-        # Else a round would be recorded with what stands in until its kernels are compiled.
+        # Otherwise a round would be recorded with the stand-ins that run until its kernels are compiled.
         settings.dynamic_shapes_kernel_specialization_strategy = (
             self.trt.DynamicShapesKernelSpecializationStrategy.EAGER
         )

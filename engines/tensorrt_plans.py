@@ -14,7 +14,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class PlanKey:
-    """All that a plan depends on; its files are named after it."""
+    """Everything that a plan depends on; its files are named after it."""
 
     model: str  # target or draft
     graph: str  # identity of its graph and weights
@@ -22,7 +22,7 @@ class PlanKey:
     version: str  # of the library that compiled it
     compute_capability: str
     width: int  # tokens of a call
-    rows: int  # whose logits it gives
+    rows: int  # for which it gives logits
     batch: tuple[int, int]  # smallest and largest
     capacity: int  # of the cache
     workspace: int | None = None  # bytes the compiler may plan with
@@ -46,7 +46,7 @@ class PlanKey:
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """What the sidecar of a plan says."""
+    """The content of a plan's sidecar."""
 
     key: PlanKey
     role: str
@@ -63,7 +63,7 @@ class CompiledPlan:
 
 
 def read_plan(sidecar: Path) -> CompiledPlan:
-    """Read a sidecar; a damaged one, or one whose plan is gone or damaged, is refused."""
+    """Read a sidecar; refuse it if it or its plan is damaged, or if the plan is gone."""
     plan = sidecar.with_suffix(".plan")
     try:
         fields: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))

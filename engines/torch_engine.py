@@ -1,4 +1,4 @@
-"""The bundle's graph as torch ops on any torch device, converted for each shape of a call, run eagerly or compiled."""
+"""Runs the bundle's graph as torch ops on any torch device, converted for each shape of a call, eager or compiled."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from .errors import EngineError, first_line
 from .onnx_graph import Graph, Node, read_graph
 from .torch_ops import FIXED, IGNORED, OPS
 
-Shape = tuple[tuple[str, int], ...]  # what each symbol of the contract stands for
+Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 128  # converted graphs, a few hundred kilobytes each
 TRIAL: Shape = (("batch", 2), ("capacity", 5), ("rows", 2), ("width", 3))
@@ -26,14 +26,14 @@ TRIAL: Shape = (("batch", 2), ("capacity", 5), ("rows", 2), ("width", 3))
 def open_engines(
     name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
 ) -> "list[TorchEngine]":
-    """Its weights are always exact."""
+    """Open the graphs; their weights are always exact here."""
     return [TorchEngine(*model, device, compiled=name == "torch-compiled") for model in models]
 
 
 class TorchEngine:
-    """See `Engine`. Quantised matrices are widened when the graph is opened, rows of an embedding as they are read.
+    """See `Engine`. Quantised matrices are widened when the graph is opened, rows of an embedding when they are read.
 
-    A step reads no tensor on the host and allocates by torch's own allocator alone, so a caller may capture it.
+    A step reads no tensor on the host and allocates only by torch's own allocator, so a caller may capture it.
     """
 
     verify_width = WIDEST_STEP
@@ -47,7 +47,7 @@ class TorchEngine:
                 f"engine torch cannot use the device {device!r} ({first_line(error)}); expected cpu or cuda"
             ) from error
         self.contract, self.device, self._compiled = contract, device, compiled
-        # Where allocating is cheap, and where every length would be compiled anew.
+        # Full capacity is cheap on a GPU, and compiled code would be compiled anew for every length.
         self.static_capacity = compiled or torch.device(device).type != "cpu"
         read = read_graph(graph)
         contract.check(str(graph), read.inputs, read.outputs)
@@ -57,13 +57,13 @@ class TorchEngine:
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
-        self._convert(TRIAL)  # what cannot be converted is refused now
+        self._convert(TRIAL)  # refuse now what cannot be converted
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """It runs any."""
+        """Accept all caches."""
 
     def prefill_widths(self, tokens: int) -> list[int]:
-        """Powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""
+        """Use powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""
         return [width for chunk in chunks(tokens, PREFILL_WIDTH) for width in _powers_of_two(chunk)]
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
@@ -78,12 +78,12 @@ class TorchEngine:
             nonlocal again
             try:
                 with torch.inference_mode():
-                    # A step that comes back is one of a round; prefill is too seldom to compile.
+                    # A step that repeats belongs to a round; prefill steps run too seldom to compile.
                     compute = self._compiled_module(shape) if self._compiled and again else module
                     for place, found in zip(wanted, compute(*given), strict=True):
                         place.copy_(found)
                 again = True
-            except torch.OutOfMemoryError:  # whoever opened all models says how much they need
+            except torch.OutOfMemoryError:  # the decoder opened all models and says how much they need
                 raise
             except (RuntimeError, IndexError) as error:
                 raise EngineError(
@@ -104,7 +104,7 @@ class TorchEngine:
         return torch.compile(self._module(shape), fullgraph=True, dynamic=False)
 
     def _convert(self, shape: Shape) -> fx.GraphModule:
-        """From the contract's inputs to its outputs but the cache, which is written in place, for these sizes."""
+        """Convert the graph for these sizes, to all outputs except the cache, which is written in place."""
         sizes = dict(shape)
         recorder = _Recorder(self.device)
         values = dict(self._constants)
@@ -121,17 +121,17 @@ def _powers_of_two(width: int) -> list[int]:
 
 
 class _Recorder(TorchFunctionMode):
-    """Computes what follows from constants and shapes, and writes down what is done to the inputs.
+    """Computes what follows from constants and shapes, and records what is done to the inputs.
 
-    What depends on an input is a meta tensor, the output of a written node; the same call on the same tensors is
-    written once.
+    A tensor that depends on an input is a meta tensor, the output of a recorded node. The same call on the same tensors
+    is recorded once.
     """
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = device
         self._graph, self._root = fx.Graph(), nn.Module()
-        self._written: dict[int, tuple[Tensor, fx.Node]] = {}  # by id, which only a live tensor keeps
+        self._written: dict[int, tuple[Tensor, fx.Node]] = {}  # by id, which is unique while the tensor lives
         self._outputs: dict[tuple[Any, str], Any] = {}  # by function and arguments
 
     def input(self, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
@@ -148,7 +148,7 @@ class _Recorder(TorchFunctionMode):
         call: Any = (tuple(args), kwargs or {})
         devices = _devices(call)
         if "meta" not in devices:
-            if len(devices) > 1:  # a shape and a weight
+            if len(devices) > 1:  # a shape meets a weight
                 call = _on(self._device, call)
             return func(*call[0], **call[1])
         arguments: Any = map_aggregate(call, self._node)
@@ -195,7 +195,7 @@ def _run(node: Node, values: dict[str, Tensor]) -> None:
 
 
 def _fold(graph: Graph, device: str) -> tuple[list[Node], dict[str, Tensor]]:
-    """The nodes that depend on an input, and the constants they read: on the device, but for shapes and axes."""
+    """Return the nodes that depend on an input, and the constants they read: on the device, except shapes and axes."""
     values, nodes = dict(graph.constants), []
     for node in graph.nodes:
         if all(name in values for name in node.inputs if name):
@@ -213,20 +213,24 @@ def _fold(graph: Graph, device: str) -> tuple[list[Node], dict[str, Tensor]]:
 def _refuse_unknown(graph: str, nodes: list[Node]) -> None:
     for node in nodes:
         if node.op not in OPS:
-            raise EngineError(f"{graph} has the operator {node.op} ({node.name}), which engine torch does not know")
+            raise EngineError(
+                f"{graph} has the operator {node.op} ({node.name}), which engine torch does not support; use another"
+            )
         for name, value in node.attributes.items():
             if name in FIXED and value != FIXED[name]:
                 raise EngineError(
-                    f"{graph} has the operator {node.op} ({node.name}) with {name} = {value!r}; engine torch knows "
-                    f"{FIXED[name]!r} alone"
+                    f"{graph} has the operator {node.op} ({node.name}) with {name} = {value!r}; engine torch "
+                    f"supports only {FIXED[name]!r}"
                 )
 
 
 def _refuse_copied_cache(graph: str, contract: Contract, nodes: list[Node]) -> None:
-    """What reads a cache input beside its TensorScatter would see it before or after, as it happens to run."""
+    """Refuse a graph where anything but its TensorScatter reads a cache input: it might see it before or after."""
     makers = {output: node for node in nodes for output in node.outputs}
     for present, past in contract.aliases.items():
         readers = [node.op for node in nodes if past in node.inputs and node.op != "Shape"]
         maker = makers.get(present)
         if readers != ["TensorScatter"] or maker is None or (maker.op, maker.inputs[0]) != ("TensorScatter", past):
-            raise EngineError(f"{graph} does not make {present} from {past} by one TensorScatter, so not in place")
+            raise EngineError(
+                f"{graph} does not make {present} from {past} by one TensorScatter, so not in place; export it again"
+            )

@@ -1,8 +1,8 @@
-"""What each ONNX operator of the exporter's graphs is in torch.
+"""The torch equivalent of each ONNX operator in the exporter's graphs.
 
-A function takes a node's inputs, None for one that is left out, and its attributes under their own names; a node with
-an attribute that its function does not know, or of another value than `FIXED`, is refused when its graph is opened.
-Constants are tensors with data, everything else is a meta tensor: shapes and axes are read where a graph is converted.
+A function takes a node's inputs, None for one that is left out, and its attributes under their own names. A node is
+refused when its graph is opened if its function does not know an attribute, or if a value differs from `FIXED`.
+Constants are tensors with data, everything else is a meta tensor: shapes and axes are read while a graph is converted.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ FIXED: dict[str, Any] = {
     "stash_type": 1,
     "transA": 0,
 }
-IGNORED = ("num_heads", "sorted")  # what the shapes say as well; what may be sorted or not
+IGNORED = ("num_heads", "sorted")  # shapes say the first as well; the second does not matter
 
 
 def _ints(tensor: Tensor) -> list[int]:
@@ -44,7 +44,7 @@ def _binary(function: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Tens
 
 
 def _number(x: Tensor, beside: Tensor) -> Any:
-    """A constant of one number as that number, which takes no memory on the device."""
+    """Turn a constant of one number into that number, which takes no memory on the device."""
     one = not x.is_meta and beside.is_meta and x.numel() == 1 and x.dim() <= beside.dim()
     return x.item() if one else x
 
@@ -110,7 +110,7 @@ def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, axis: int 
 
 
 def _rms_norm(x: Tensor, scale: Tensor, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-    """In the type of `scale`, which may depend on the call's shape."""
+    """Normalise in the type of `scale`, a tensor that may depend on the call's shape."""
     x, size = _as(x, scale.dtype), x.shape[axis:]
     return F.rms_norm(x, size, scale, epsilon) if scale.shape == size else F.rms_norm(x, size, eps=epsilon) * scale
 
@@ -123,10 +123,10 @@ def _reshape(x: Tensor, shape: Tensor, allowzero: int = 0) -> Tensor:
 
 
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` [B, heads, S, D], the angles [B, S, D / 2]."""
+    """Rotate `x` [B, heads, S, D] by angles [B, S, D / 2]."""
     if (x.dim(), cos.dim()) != (4, 3) or 2 * cos.shape[2] != x.shape[3]:
         raise ValueError(
-            f"{list(x.shape)} is rotated by angles {list(cos.shape)}, known is [B, heads, S, 2 D] by [B, S, D]"
+            f"{list(x.shape)} is rotated by angles {list(cos.shape)}, expected [B, heads, S, 2 D] by [B, S, D]"
         )
     both = torch.cat((cos, cos), -1).unsqueeze(1)
     signed = torch.cat((-sin, sin), -1).unsqueeze(1)
@@ -170,10 +170,10 @@ def _attention(
     softcap: float = 0.0,
 ) -> Tensor:
     if query.dim() != 4 or mask.dtype != torch.bool or mask.shape[1] != 1:
-        raise ValueError(f"attention by a mask {mask.dtype} {list(mask.shape)}, known is bool [B, 1, S, T]")
+        raise ValueError(f"attention has a mask {mask.dtype} {list(mask.shape)}, expected bool [B, 1, S, T]")
     (batch, heads, width, size), kv_heads = query.shape, key.shape[1]
     hidden = _as(torch.where(mask, 0.0, -torch.inf), torch.float32 if softcap else query.dtype)
-    if heads != kv_heads:  # heads that share a key head become more rows of one: no kernel must copy the cache for them
+    if heads != kv_heads:  # heads that share a key head become more rows of one, so no kernel copies the cache
         query = query.reshape(batch, kv_heads, -1, size)
         hidden = hidden.repeat(1, 1, heads // kv_heads, 1)
     scale = size**-0.5 if scale is None else scale
@@ -188,14 +188,14 @@ def _attention(
 
 @cache
 def _first_numbers(count: int, *shape: int) -> Tensor:
-    """The very same tensor for each call, so that it is kept once and what follows from it computed once."""
+    """Return the same tensor for each call, so that it is kept once and what follows from it is computed once."""
     return torch.arange(count).view(shape)
 
 
 def _tensor_scatter(past: Tensor, rows: Tensor, start: Tensor, axis: int = -2) -> Tensor:
-    """In place; the output is the memory of `past` [B, kv_heads, T, D]."""
+    """Write in place; the output is the memory of `past` [B, kv_heads, T, D]."""
     if axis % past.dim() != 2 or past.dim() != 4:
-        raise ValueError(f"the cache is written along the axis {axis}, expected 2 of 4")
+        raise ValueError(f"the cache is written along the axis {axis}, expected axis 2 of 4")
     batch, kv_heads, width, _ = rows.shape
     row, head = _first_numbers(batch, -1, 1, 1), _first_numbers(kv_heads, -1, 1)
     position = start.view(-1, 1, 1) + _first_numbers(width, -1)  # [B, 1, S]

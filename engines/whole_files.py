@@ -1,7 +1,7 @@
-"""Write a file beside its place and rename it into it: it is there whole, or as it was before.
+"""Writes a file beside its place and renames it at the end: readers find it whole, or as it was before.
 
-A file that is being written is locked. The system lifts the lock when the process ends, however it ends: so the next
-process that writes there can tell what was left behind from what is still being written.
+A file that is being written is locked. The system lifts the lock when the process ends, however it ends. So the next
+process that writes there can tell leftovers from files that are still being written.
 """
 
 import os
@@ -14,21 +14,21 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: there, what a killed process leaves stays
+except ImportError:  # Windows has no such locks: what a killed process leaves there stays
     fcntl = None  # type: ignore[assignment]
 
 PARTIAL = "partial"
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that is there whole, or as it was before."""
+    """Write a file whole, or leave it as it was before."""
     with written_aside(path) as stream:
         stream.write(content)
 
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[BinaryIO]:
-    """Give a stream whose content appears under `path` when the block succeeds; else nothing changes."""
+    """Yield a stream whose content appears at `path` if the block succeeds; otherwise nothing changes."""
     remove_leftovers(path.parent, path.name)
     with claimed(path, PARTIAL) as (partial, stream):
         yield stream
@@ -37,7 +37,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def claimed(path: Path, kind: str) -> Iterator[tuple[Path, BinaryIO]]:
-    """Make a hidden file beside `path` that is this process's own until the block ends, and is removed then."""
+    """Make a hidden file beside `path` that belongs to this process until the block ends and removes it."""
     while True:
         file = path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}")
         stream = file.open("xb")
@@ -48,7 +48,7 @@ def claimed(path: Path, kind: str) -> Iterator[tuple[Path, BinaryIO]]:
     try:
         yield file, stream
     finally:
-        with suppress(OSError):  # on a full disk, where what could not be written cannot be written now either
+        with suppress(OSError):  # on a full disk, closing fails to write the rest once more
             stream.close()
         file.unlink(missing_ok=True)
 
@@ -63,27 +63,27 @@ def take_place(partial: Path, stream: BinaryIO, path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left of writing files of this name, or any files of the folder."""
+    """Remove what killed processes left while writing files of this name, or any files of the folder."""
     for _ in abandoned(folder, PARTIAL, name):
         pass
 
 
 def abandoned(folder: Path, kind: str, name: str | None = None) -> Iterator[Path]:
-    """Give each file of this kind whose process has ended without removing it; it is removed after its turn."""
+    """Yield each file of this kind that an ended process left behind; remove it after its turn."""
     pattern = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.{kind}-[0-9a-f]+")
     try:
         found = [folder / entry for entry in os.listdir(folder) if pattern.fullmatch(entry)]
-    except OSError:  # no such folder: whoever writes to it says so
+    except OSError:  # no such folder: the next write there reports it
         found = []
     for file in found:
-        with suppress(OSError), file.open("r+b") as stream:  # gone meanwhile, or another user's
+        with suppress(OSError), file.open("r+b") as stream:  # it is gone by now, or another user's
             if _lock(stream, wait=False):
                 yield file
                 file.unlink(missing_ok=True)
 
 
 def _lock(stream: BinaryIO, wait: bool) -> bool:
-    """Say whether the lock was given; not every file system has locks."""
+    """Return whether the lock was granted; not every file system has locks."""
     if fcntl is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The decoder: submit, step, cancel, and their clients generate and stream."""
+"""The decoder: submit, step and cancel requests; generate and stream build on these."""
 
 import math
 import threading
@@ -65,7 +65,7 @@ class Decoder:
                 if not _is_memory(error):
                     raise
                 raise _no_memory(bundle, max_batch, error) from error
-            opened.pop_all()  # nothing went wrong: they stay open
+            opened.pop_all()  # nothing failed, so the engines stay open
         self._own_threads = any(one.own_threads for one in engines)
         self._step_lock = threading.RLock()
         self._closed = False
@@ -82,13 +82,13 @@ class Decoder:
     ) -> Self:
         """Verify a bundle and open its graphs in an engine.
 
-        With `capture` a round that comes back is one CUDA graph, where engine and device can; it changes no token.
+        With `capture`, rounds that repeat run as one CUDA graph if engine and device can; this changes no token.
         """
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         return cls(opened, engine, device, max_batch, capture, read_costs(opened, engine, device))
 
     def close(self) -> None:
-        """Free all memory. Requests that have not ended by then fail."""
+        """Free all memory; requests that have not ended fail."""
         with self._step_lock:
             if not self._closed:
                 self._closed = True
@@ -144,7 +144,7 @@ class Decoder:
                 self.step()
                 yield from request.take()
             yield from request.take()  # another client's step may have finished it
-            request.output()  # raises what went wrong
+            request.output()  # raises the error of a failed request
         finally:
             self.cancel(request)
 
@@ -160,10 +160,10 @@ class Decoder:
         trace: bool = False,
         on_progress: Callable[[Request], None] | None = None,
     ) -> Request:
-        """Queue a request; it is validated here and starts in one of the next steps.
+        """Validate a request and queue it; it starts in one of the next steps.
 
-        The thread that steps calls `on_progress` with it after each of its rounds and when it ends; the callback must
-        return soon. `Request.wait` is another way to see the end.
+        The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
+        callback must return quickly. To learn only of the end, use `Request.wait`.
         """
         params = params or SamplingParams()
         ids = self._encode(prompt)
@@ -171,7 +171,7 @@ class Decoder:
         if len(ids) > room:
             raise RequestError(
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
-                f"{self.bundle.max_length} by {len(ids) - room}; shorten either"
+                f"limit of {self.bundle.max_length} by {len(ids) - room}; shorten either"
             )
         for token in (*params.logit_bias, *params.stop_token_ids):
             self._require_token(token, "parameter")
@@ -193,11 +193,11 @@ class Decoder:
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request; one that is live leaves in the next step. Ending a finished one does nothing."""
+        """End a request. A live one leaves in the next step; a finished one stays as it is."""
         self._scheduler.cancel(request)
 
     def step(self) -> bool:
-        """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
+        """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
         with self._inside():
             self._require_open()
             threads = torch.get_num_threads()
@@ -215,18 +215,18 @@ class Decoder:
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
-        """Where the last frame's steps may be run again, each on its own: they write what is there."""
+        """Hold off rounds, so that each step of the last frame can be run again: it rewrites what is already there."""
         with self._inside():
             yield
 
     def forget_outputs(self) -> None:
-        """Drop what is remembered of ended requests: outputs from which suffix copies, acceptance that auto expects."""
+        """Forget ended requests: the outputs that drafter suffix copies and the acceptance that auto expects."""
         with self._step_lock:
             self._scheduler.forget_outputs()
 
     @property
     def speculation(self) -> Speculation:
-        """What speculation did for all requests so far."""
+        """The counts and times of speculation over all requests so far."""
         return self._scheduler.speculation
 
     @property
@@ -236,7 +236,7 @@ class Decoder:
 
     @property
     def last_frame(self) -> Frame | None:
-        """The tensors of the last round and the engines' runs over them, for measuring."""
+        """The tensors of the last round and the engines' steps over them, for measuring."""
         return self._scheduler.frame
 
     @property
@@ -250,12 +250,12 @@ class Decoder:
         return self._rules.drafters
 
     def default_draft_length(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
-        """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
+        """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
         return self._rules.default(drafter, params)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """One thread at a time, on the decoder's own stream."""
+        """Admit one thread at a time, on the decoder's own stream."""
         with self._step_lock, torch.inference_mode(), self._on_stream:
             yield
 
@@ -268,7 +268,7 @@ class Decoder:
             try:
                 prompt.encode()
             except UnicodeEncodeError as error:
-                raise RequestError(f"the prompt is no valid Unicode ({error}); clean it first") from error
+                raise RequestError(f"the prompt is not valid Unicode ({error}); clean it first") from error
             ids: list[int] = self.tokenizer.encode(prompt).ids
         elif isinstance(prompt, Sequence):
             ids = list(prompt)
@@ -286,16 +286,16 @@ class Decoder:
 
 
 def _prompts(prompts: Any) -> Sequence[Any]:
-    """One prompt, be it text or token ids, or several of them."""
+    """Wrap a single prompt, text or token ids, in a list; leave several as they are."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of those")
+        raise RequestError(f"the prompts are {prompts!r}, expected text, a list of token ids, or a list of prompts")
     return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
 
 
 def _own_stream(device: str) -> AbstractContextManager[None]:
-    """On the default stream nothing can be captured."""
+    """Make a stream of our own, because nothing can be captured on the default stream."""
     try:
         return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except (RuntimeError, AssertionError) as error:
@@ -314,8 +314,8 @@ def _no_memory(bundle: Bundle, rows: int, error: Exception) -> EngineError:
     per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
     return EngineError(
         f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
-        f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, the engine its "
-        "workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
+        f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "
+        "engine needs a workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
     )
 
 
@@ -323,4 +323,4 @@ def _read_tokenizer(bundle: Bundle) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(bundle.tokenizer_file))
     except Exception as error:  # the library raises plain Exceptions
-        raise BundleError(f"{bundle.tokenizer_file} is no tokenizer ({error}); export the bundle again") from error
+        raise BundleError(f"{bundle.tokenizer_file} is not a tokenizer ({error}); export the bundle again") from error

@@ -1,4 +1,4 @@
-"""Makes the plan of a round from what the live requests ask for and want."""
+"""Plans a round from the parameters of the live requests and what they want to draft."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -14,7 +14,7 @@ from .sampling.params import SamplingParams
 
 
 class Share(NamedTuple):
-    """What one row proposes in a round: how many tokens, from where, and the entropy at which they end."""
+    """One row's part in a round: how many tokens it proposes, from which source, and at which entropy it stops."""
 
     length: int = 0
     source: Drafter | None = None
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 class Planner:
-    """Makes plans, and keeps the last one as long as rows and shares stay the same."""
+    """Makes plans and keeps the last one while rows and shares stay the same."""
 
     def __init__(self, rows: Rows, drafters: Mapping[str, Drafter], vocab_size: int) -> None:
         self._rows, self._drafters, self._vocab_size = rows, drafters, vocab_size
@@ -34,11 +34,11 @@ class Planner:
         self.forget()
 
     def forget(self) -> None:
-        """The live rows are others from now on."""
+        """Drop the last plan, because the live rows have changed."""
         self.shares: tuple[Share, ...] | None = None  # of the last plan
 
     def plan(self, live: Sequence[Request], wanted: Sequence[Wanted], draft_entries: Sequence[int]) -> Plan:
-        """The next round of these requests; of the draft model's cache so many entries are valid."""
+        """Plan the next round of these requests; `draft_entries` counts the valid entries of the draft's cache."""
         shares = tuple(map(self._share, live, wanted, draft_entries))
         self._wanted = list(wanted)
         if shares != self.shares:
@@ -57,14 +57,14 @@ class Planner:
         return self._plan
 
     def repeats(self, wanted: Sequence[Wanted]) -> bool:
-        """Whether the last plan serves the next round of the same rows, whatever comes out of this one."""
+        """Whether the last plan also fits the next round of the same rows, whatever this round decides."""
         if self.shares is None or any(one.source and one.source.reads_outputs for one in self.shares):
             return False
         asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
         return asked == [(one.length, one.drafter if one.length else None, one.entropy_limit) for one in wanted]
 
     def _share(self, request: Request, wanted: Wanted, draft_entries: int) -> Share:
-        """A row proposes nothing while its draft is behind, or where its drafter has nothing to propose."""
+        """Plan one row, which proposes nothing while its draft is behind or its drafter has nothing to offer."""
         source = self._drafters.get(wanted.drafter)
         nothing = Share(entropy_limit=wanted.entropy_limit)
         if source is None or (source.needs_model and not 2 <= request.length <= draft_entries + 2):
@@ -76,7 +76,7 @@ class Planner:
 def make_plan(
     params: Sequence[SamplingParams], shares: Sequence[Share], *, vocab_size: int, traced: bool = False
 ) -> Plan:
-    """The plan of a round of rows with these parameters and shares."""
+    """Plan a round for rows with these parameters and shares."""
     longest = max(one.length for one in shares)
     wanted = {one.source for one in shares if one.source is not None}
     filters = [one for one in FILTERS if any(map(one.active, params))]

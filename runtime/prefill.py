@@ -1,4 +1,4 @@
-"""Reads into the models' caches what they lack: prompts, a chunk at a time, and what a draft has not seen yet."""
+"""Fills the models' caches with what they lack: prompts, chunk by chunk, and tokens that a draft has not seen yet."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from .round.rows import Rows
 
 
 class Prefill:
-    """Feeds committed tokens to the models. What it has fed is in the entries of their caches."""
+    """Feeds committed tokens to the models; the entries of their caches say how many."""
 
     def __init__(self, rows: Rows, target: Model, draft: Model | None) -> None:
         self._rows, self._target, self._draft = rows, target, draft
 
     def read_prompt(self, request: Request, row: int, budget: int, with_draft: bool) -> int:
-        """Feed at most `budget` tokens of a prompt, target first; returns how many, zero once all has been read.
+        """Feed at most `budget` tokens of a prompt, target first; return how many, or zero once all is read.
 
-        The first round reads the last token of the prompt itself, and the draft the last two.
+        The first round itself reads the prompt's last token in the target and its last two in the draft.
         """
         for model, wanted in ((self._target, len(request.prompt) - 1), (self._draft, len(request.prompt) - 2)):
             if model is not None and (model is self._target or with_draft):
@@ -27,9 +27,9 @@ class Prefill:
         return 0
 
     def catch_up(self, live: Sequence[Request], with_draft: Sequence[bool]) -> None:
-        """The draft's first step sees the last two tokens; it must have seen all before them.
+        """Feed the draft all tokens except the last two, which its first step reads.
 
-        A row that turns to the draft late owes it much, and drafts nothing until it has paid, a chunk a step.
+        A row that turns to the draft late has many tokens to feed, one chunk a step, and drafts nothing until then.
         """
         if self._draft is None:
             return

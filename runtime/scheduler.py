@@ -1,4 +1,4 @@
-"""The core: which request has which row, and one round after another for all that are live."""
+"""The core: it gives each request a row and runs one round after another for all live requests."""
 
 import threading
 from collections import deque
@@ -25,16 +25,16 @@ from .round.rows import BLOCK, Rows
 
 @dataclass(eq=False)
 class Occupant:
-    """A request in a row, and what its rounds need to know of it."""
+    """A request that has a row, and the state that its rounds need."""
 
     request: Request
     drafting: Drafting  # what the chooser was made for
     chooser: Chooser
-    uniform_blocks: list[int | None] = field(default_factory=lambda: [None, None])  # lengths the row has uniforms for
+    uniform_blocks: list[int | None] = field(default_factory=lambda: [None, None])  # blocks whose uniforms are made
 
     @property
     def uses_model(self) -> bool:
-        """Whether it may want to draft with the draft model."""
+        """Whether the chooser may ever want the draft model."""
         return any(DRAFTERS[name].needs_model for name in self.chooser.drafters)
 
     @property
@@ -44,7 +44,7 @@ class Occupant:
 
 
 class Scheduler:
-    """Live rows are dense, the request being prefilled follows them, the rest waits.
+    """Live requests hold the first rows, the request being prefilled holds the next one, and the rest wait.
 
     `submit` and `cancel` may be called from any thread; `step` from one at a time.
     """
@@ -71,9 +71,9 @@ class Scheduler:
         self._planner = Planner(self._rows, drafters, target.vocab_size)
         self._prefill = Prefill(self._rows, target, draft)
         self._frames: dict[object, Frame] = {}
-        self._frames_of: list[int] = []  # versions of the caches that they were made for
+        self._frames_of: list[int] = []  # cache versions that the frames were made for
         self._rounds = Rounds([model.engine for model in self._models] if capture else [])
-        self._ahead: Flight | None = None  # launched before the round it follows was read
+        self._ahead: Flight | None = None  # a round launched before the previous one was read
         self._submitted: WeakSet[Request] = WeakSet()
         self._queue_lock = threading.Lock()
 
@@ -92,7 +92,7 @@ class Scheduler:
             request.cancelled = True
 
     def step(self) -> bool:
-        """Admit and prefill what fits, run one round for all live requests; False when nothing is left to do."""
+        """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
         began = perf_counter()
         try:
             flight = self._schedule(began)
@@ -100,7 +100,7 @@ class Scheduler:
                 self._launch_next(flight)
                 self._post_process(flight, began)
                 if all(occupant.request.finished for occupant in self.live):
-                    self._ahead = None  # nobody waits for it
+                    self._ahead = None  # no request needs its result
                 if self._ahead is None:
                     self._leave()
         except BaseException as error:
@@ -115,9 +115,9 @@ class Scheduler:
             self._rules.controller.forget()
 
     def close(self) -> None:
-        """End every request and let go of all memory."""
+        """End every request and free all memory."""
         if self._ahead is not None:
-            self._ahead.table()  # it writes to that memory
+            self._ahead.table()  # wait, because it still writes to that memory
         closed = RequestError("the decoder was closed before the request had ended; open another and submit it again")
         with self._queue_lock:
             waiting = list(self.waiting)
@@ -132,7 +132,7 @@ class Scheduler:
             model.close()
 
     def abort(self, error: BaseException) -> None:
-        """End every request that has a row because of an error; the next ones start on clean rows."""
+        """End every request that has a row with this error; later requests start on clean rows."""
         ended = [*self.live, *([self.prefilling] if self.prefilling else [])]
         self.live.clear()
         self.prefilling, self._ahead = None, None
@@ -145,7 +145,7 @@ class Scheduler:
     # Schedule.
 
     def _schedule(self, began: float) -> Flight | None:
-        """The round of this step: the one in flight where rows and kind stay the same, else a new one."""
+        """Return the round of this step: the one in flight if rows and kind stay the same, else a new one."""
         if self._ahead is not None:
             self._choose()
             if self._steady():
@@ -158,7 +158,7 @@ class Scheduler:
         return self._launch() if self.live else None
 
     def _leave(self) -> None:
-        """Give up the rows of requests that have ended; the last live row takes each freed place."""
+        """Free the rows of ended requests; the last live row moves into each freed place."""
         if self.prefilling is not None and self.prefilling.request.cancelled:
             self._free(self.prefilling, len(self.live))
             self.prefilling = None
@@ -191,7 +191,7 @@ class Scheduler:
             model.cache.move(source, destination)
 
     def _read_prompts(self, budget: int) -> None:
-        """Feed at most `budget` tokens of prompts, so that live rows never wait for a long prompt."""
+        """Feed at most `budget` prompt tokens, so that live rows never wait for a long prompt."""
         while budget > 0 and (self.prefilling is not None or self._admit()):
             assert self.prefilling is not None
             occupant, row = self.prefilling, len(self.live)
@@ -216,13 +216,13 @@ class Scheduler:
         return True
 
     def _follow(self, occupant: Occupant) -> None:
-        """Make a new chooser where the request has asked for something else."""
+        """Make a new chooser if the request now asks for something else."""
         if occupant.drafting is not occupant.request.drafting:
             occupant.drafting = occupant.request.drafting
             occupant.chooser = self._rules.chooser(occupant.drafting)
 
     def _choose(self) -> None:
-        """Let each request say what it wants of the next round."""
+        """Let each request choose what it drafts in the next round."""
         for occupant in self.live:
             self._follow(occupant)
         if self._rules.controller is not None:
@@ -234,7 +234,7 @@ class Scheduler:
         return [0] * len(self.live) if self.draft is None else self.draft.cache.entries[: len(self.live)]
 
     def _steady(self) -> bool:
-        """Whether the next round is of the same kind for the same rows, whatever comes out of the one in flight."""
+        """Whether the next round has the same kind and rows, whatever the round in flight decides."""
         return (
             not (self.waiting and len(self.live) < self.max_batch)
             and self.prefilling is None
@@ -246,7 +246,7 @@ class Scheduler:
     # Run.
 
     def _launch(self) -> Flight:
-        """A round for the live rows as they are."""
+        """Launch a round for the live rows as they are now."""
         self._choose()
         requests = [occupant.request for occupant in self.live]
         self._prefill.catch_up(requests, [occupant.wants_model for occupant in self.live])
@@ -264,7 +264,7 @@ class Scheduler:
         return self._rounds.launch(self._planner.view, plan, self.frame, span)
 
     def _launch_next(self, flight: Flight) -> None:
-        """Where a round is replayed, launch the one after it before it is read."""
+        """If the round is a replay, launch the next one before reading it."""
         if flight.replayed and self._steady():
             self._refresh_uniforms(flight.plan)
             assert self.frame is not None
@@ -272,7 +272,7 @@ class Scheduler:
             self._ahead = self._rounds.launch(self._planner.view, flight.plan, self.frame, span)
 
     def _refresh_uniforms(self, plan: Plan) -> None:
-        """Those of a round that begins at the known length, or as far beyond it as one in flight may reach."""
+        """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight."""
         if not plan.rejection:
             return
         for row, occupant in enumerate(self.live):
@@ -296,7 +296,7 @@ class Scheduler:
     # Post-process.
 
     def _post_process(self, flight: Flight, began: float) -> None:
-        """Give what a round decided to its requests; one that had ended before it gets nothing."""
+        """Give a round's results to its requests; a request that had already ended gets nothing."""
         shares = self._planner.shares
         assert shares is not None
         results = flight.results()
@@ -310,7 +310,7 @@ class Scheduler:
         for row, occupant, share, result in decided:
             self._commit(row, occupant, share, result)
         times = flight.clock.parts()
-        host_ms = max(0.0, 1e3 * (perf_counter() - began) - sum(times))  # one that ran ahead took less of the host's
+        host_ms = max(0.0, 1e3 * (perf_counter() - began) - sum(times))  # below 0 if the round ran ahead
         for _, occupant, _, _ in decided:
             occupant.request.speculation.add_times(*times, host_ms)
             occupant.request.report()

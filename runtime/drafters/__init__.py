@@ -1,4 +1,4 @@
-"""Where proposals come from, one drafter a file; a new one is a file and a row in this table."""
+"""The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
 
 from .cascade import Cascade
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
@@ -9,11 +9,11 @@ from .random import Random
 from .suffix import Suffix
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
-NONE = "none"  # the name for no drafter
+NONE = "none"  # the name that means no drafter
 
 
 def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, str]]:
-    """Those that a decoder can have, by name, and why it cannot have the others."""
+    """Open the drafters that a decoder can have, by name; also return why it cannot have the others."""
     reasons = {name: kind.unavailable(resources) for name, kind in DRAFTERS.items()}
     found = [kind for name, kind in DRAFTERS.items() if reasons[name] is None]
     opened = {kind.name: kind(place, resources) for place, kind in enumerate(found)}

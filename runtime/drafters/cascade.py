@@ -1,7 +1,7 @@
-"""Drafter cascade: a free draft proposes to the draft model, and what comes of that exact test proposes to the target.
+"""Drafter cascade: lookup proposes to the draft model, and the outcome of that exact test is proposed to the target.
 
-One pass of the draft model judges what lookup copied, as the target judges any proposal. The accepted tokens and the
-one that follows them are therefore distributed as those the draft model would have sampled one by one.
+One pass of the draft model tests the copied tokens just as the target tests any proposal. The accepted tokens and the
+one that follows them are therefore distributed as if the draft model had sampled them one by one.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from .lookup import look_up
 
 @dataclass
 class PreparedCascade(Prepared):
-    """The pass of the draft model [A, K + 1], its logits [A, K, V] and what they decide."""
+    """The draft model's pass [A, K + 1], its logits [A, K, V] and the verdict on them."""
 
     logits: Tensor
     verdict: Verdict
@@ -38,8 +38,8 @@ class Cascade(Copier):
         ours, needed = resources.draft.engine.verify_width, resources.target.engine.verify_width
         if ours < needed:
             return (
-                f"the draft model gives logits of {ours} tokens a step here, drafter cascade needs as many as the "
-                "target; use drafter model"
+                f"the draft model gives logits for {ours} tokens a step here, drafter cascade needs as many as the "
+                "target gives; use drafter model"
             )
         return None
 
@@ -53,7 +53,7 @@ class Cascade(Copier):
         return PreparedCascade([step], logits=logits, verdict=Verdict(logits))
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        """Rows that take other proposals are fed those, so that the pass leaves in their caches what it finds there."""
+        """Test the copies; rows with other proposals are fed those, so that their caches keep the same content."""
         k, prepared = plan.draft_length, frame.prepared[self.name]
         assert isinstance(prepared, PreparedCascade)
         [step], verdict, asked = prepared.steps, prepared.verdict, self.asked(rows)
@@ -64,10 +64,10 @@ class Cascade(Copier):
         inner = replace(plan, draft_length=k - 1, ragged=True, lenient=False)
         proposal = Proposal(guesses, (asked - 1).clamp(min=0) * found, None)
         scores = draft_transform(prepared.logits, rows, inner, guesses)
-        # The uniforms that would draw the draft's tokens one by one: the first draws, the others test. Those of the
-        # outer test are others. The noise of the coupled rule is that of the index in both tests.
+        # This test uses the uniforms that would draw the draft's tokens one by one: the first one draws, the others
+        # test. The outer test has uniforms of its own. Under the coupled rule both tests use the noise of the index.
         gumbel = None if noise.gumbel is None else noise.gumbel[:, :k]
         draw, test = (None, None) if noise.draw is None else (noise.draw[:, :1], noise.draw[:, 1:])
         accept(proposal, scores, rows, inner, Noise(gumbel, draw, test), verdict)
-        verdict.tokens.clamp_(max=scores.shape[2] - 1)  # beyond it where the draft's logits are NaN
+        verdict.tokens.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
         return Offer(verdict.tokens, torch.where(asked > 0, verdict.accepted + 1, 0), verdict.target_probabilities)

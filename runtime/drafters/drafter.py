@@ -1,4 +1,4 @@
-"""What every drafter is: a source of proposals, with a part on the host and a part on the device."""
+"""The interface of every drafter: a source of proposals, with a part on the host and a part on the device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ..sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Resources:
-    """What a decoder has that proposals may come from."""
+    """The parts of a decoder that a drafter may use."""
 
     bundle: Bundle
     target: Model
@@ -26,7 +26,7 @@ class Resources:
 
 
 class Asking(Protocol):
-    """What a drafter reads of a request."""
+    """The parts of a request that a drafter reads."""
 
     prompt: tuple[int, ...]
     token_ids: list[int]
@@ -34,13 +34,13 @@ class Asking(Protocol):
 
 
 class Drafter:
-    """Each decoder makes one object of each kind, which owns what the source needs and remembers."""
+    """Each decoder makes one object of each kind; it owns all that the source needs and remembers."""
 
     name: ClassVar[str]
     samples: ClassVar[bool] = False  # a Sampler, else a Copier
-    needs_model: ClassVar[bool] = False  # runs the draft model, whose cache has to be complete by then
+    needs_model: ClassVar[bool] = False  # runs the draft model, whose cache must be complete by then
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
-    reads_outputs: ClassVar[bool] = False  # the host has to read a round before the next can be proposed
+    reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
 
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
@@ -48,7 +48,7 @@ class Drafter:
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
-        """Why a decoder of these resources cannot have it; None if it can."""
+        """Say why a decoder with these resources cannot have this drafter; None if it can."""
         if cls.needs_model and resources.draft is None:
             return "the bundle has no draft model; use drafter lookup or none"
         return None
@@ -56,26 +56,26 @@ class Drafter:
     # On the host, between rounds.
 
     def ready(self, request: Asking, most: int) -> int:
-        """How many tokens it will propose in the next round of this request, at most `most`."""
+        """Return how many tokens, at most `most`, it will propose in the next round of this request."""
         return most
 
     def load(self, requests: Sequence[Asking], draft_length: int) -> None:
-        """Bring to the device what it proposes to the live requests, of which request i has row i."""
+        """Copy the proposals for the live requests to the device; request i has row i."""
 
     def ended(self, request: Asking) -> None:
-        """A request has ended: let go of what belongs to it."""
+        """Release what belongs to a request that has ended."""
 
     def forget(self) -> None:
-        """Drop what was learned of requests that have ended."""
+        """Forget what was learned from ended requests."""
 
     # On the device.
 
     def prepare(self, frame: Frame) -> Prepared:
-        """Make its steps of the draft model over the frame's tensors."""
+        """Make the draft model's steps that it runs over the frame's tensors."""
         return Prepared([])
 
     def asked(self, rows: Rows) -> Tensor:
-        """How many proposals [A] each row takes from it."""
+        """Return how many proposals [A] each row takes from it."""
         return rows.asked[:, self.place]
 
 
@@ -85,7 +85,7 @@ class Sampler(Drafter):
     samples = True
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        """A function that gives the logits [A, 1, V] of proposal i, after those before it have been drawn."""
+        """Return a function that gives the logits [A, 1, V] of proposal i once all earlier ones are drawn."""
         raise NotImplementedError
 
 
@@ -93,7 +93,7 @@ class Offer(NamedTuple):
     """Tokens for all rows; rows that did not ask for them propose none."""
 
     tokens: Tensor  # [A, K]
-    proposed: Tensor  # [A], how many of them each row proposes
+    proposed: Tensor  # [A], how many of the tokens each row proposes
     probabilities: Tensor | None = None  # q [A, K, V]; None: each token was certain
 
 
@@ -101,5 +101,5 @@ class Copier(Drafter):
     """Offers all its tokens at once."""
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        """What it proposes; no committed length reaches `span`."""
+        """Return its proposals; every committed length is below `span`."""
         raise NotImplementedError

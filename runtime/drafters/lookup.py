@@ -1,4 +1,4 @@
-"""Drafter lookup: a copy of what followed the same words earlier in the context."""
+"""Drafter lookup: copies what followed the same tokens earlier in the context."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from ..round.rows import Rows
 from ..sampling.acceptance import Noise
 from .drafter import Copier, Offer
 
-LONGEST_MATCH = 4  # tokens of the context's end that are compared
+LONGEST_MATCH = 4  # tokens at the end of the context that are compared
 
 
 class Lookup(Copier):
@@ -22,9 +22,9 @@ class Lookup(Copier):
 
 
 def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:
-    """Tokens [A, K] that followed the latest of the longest earlier matches of the context's end, and where one is.
+    """Return the tokens [A, K] that followed the longest earlier match of the context's end, and which rows have one.
 
-    A match that ends less than K tokens ago goes on into its own copy, as repetition does.
+    The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself.
     """
     context = rows.tokens[:, :span]  # [A, L]
     position = torch.arange(span, device=context.device)

@@ -14,7 +14,7 @@ class DraftModel(Sampler):
     needs_model = True
 
     def prepare(self, frame: Frame) -> Prepared:
-        """The first step reads the last two committed tokens, step i reads proposal i - 1."""
+        """Make K steps: the first reads the last two committed tokens, step i reads proposal i - 1."""
         assert self._draft is not None
         inputs = [frame.recent, *(winners.tokens for winners in frame.winners[:-1])]
         starts = [frame.position[0], *frame.position[2 : frame.draft_length + 1]]

@@ -1,4 +1,4 @@
-"""Drafter ngram: the n-grams counted from a text propose, at no model's cost."""
+"""Drafter ngram: proposes from n-grams counted in a text, without the cost of a model."""
 
 from collections.abc import Callable
 

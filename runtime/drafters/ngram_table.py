@@ -1,9 +1,9 @@
-"""Probabilities of the next token counted from a text: those of the longest context seen, backed by shorter ones.
+"""Next-token probabilities counted from a text: the longest context seen decides, and shorter ones fill the rest.
 
-A context takes a share for each token that followed it and leaves the rest to the context one token shorter, down to
-single tokens and at last to all tokens alike: every token has some probability, so that no request can exclude all that
-a draft may say. The contexts are a tree from the latest token backwards, so looking one up goes from the shortest to
-the longest that was seen.
+A context gives a share to each token that followed it and leaves the rest to the context one token shorter, down to
+single tokens and at last to all tokens equally. So every token has some probability, and no request can exclude all
+that a draft may say. The contexts form a tree from the latest token backwards; a lookup walks from the shortest context
+to the longest one seen.
 """
 
 import io
@@ -24,9 +24,10 @@ REMEDY = "count it again with trt-spec ngram"
 
 @dataclass(frozen=True)
 class NGrams:
-    """Context i is entry i of `keys`: its parent, one token shorter and numbered from 1, × V + the token before it.
+    """Entry i of `keys` stands for context i: the number of its parent × V + its first token.
 
-    Parent 0 is the empty context. What followed context i are the entries from `offsets[i]` to `offsets[i + 1]`.
+    The parent is the context without its first token; parents are numbered from 1, and 0 is the empty context. The
+    entries from `offsets[i]` to `offsets[i + 1]` say what followed context i.
     """
 
     single: Tensor  # [V] float32, probabilities after the empty context
@@ -35,8 +36,8 @@ class NGrams:
     offsets: Tensor  # [N + 1] int64
     tokens: Tensor  # [E] int32, what followed
     shares: Tensor  # [E] float32
-    longest: int  # tokens of a context
-    widest: int  # tokens that followed one context
+    longest: int  # tokens in the longest context
+    widest: int  # the most tokens that followed one context
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray], longest: int, device: str = "cpu") -> Self:
@@ -44,7 +45,7 @@ class NGrams:
         return cls(**tensors, longest=longest, widest=int(np.diff(arrays["offsets"]).max(initial=0)))
 
     def after(self, context: Tensor) -> Tensor:
-        """Probabilities [A, V] of what follows the last tokens [A, longest]; -1 stands before the first token."""
+        """Return probabilities [A, V] of what follows the tokens [A, longest]; -1 stands before the first token."""
         vocab_size = len(self.single)
         probabilities = self.single.repeat(len(context), 1)
         alive = torch.ones(len(context), dtype=torch.bool, device=context.device)
@@ -85,19 +86,19 @@ def has_ngrams(bundle: Bundle) -> bool:
 
 
 def read_ngrams(bundle: Bundle, device: str) -> NGrams:
-    """The table of a bundle that has one."""
+    """Read the table of a bundle that has one."""
     name = next(name for name in bundle.files if name.startswith(f"{FOLDER}/"))
     return read(bundle.path / name, bundle.tokenizer.vocab_size, device)
 
 
 def read(file: Path, vocab_size: int, device: str = "cpu") -> NGrams:
-    """No index of a table that is read can point outside of it, and every token has some probability."""
+    """Read a table; refuse one whose indices point outside it, or where a token has no probability."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in DTYPES}
             longest = int(stored["longest"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise BundleError(f"{file} is no table of n-grams ({error}); {REMEDY}") from error
+        raise BundleError(f"{file} is not a table of n-grams ({error}); {REMEDY}") from error
     if arrays["single"].shape != (vocab_size,):
         raise BundleError(
             f"{file} counts a vocabulary of {arrays['single'].size} tokens, the bundle has {vocab_size}; {REMEDY}"
@@ -116,5 +117,5 @@ def read(file: Path, vocab_size: int, device: str = "cpu") -> NGrams:
         and all(bool((arrays[name] > 0).all()) for name in ("single", "left", "shares"))
     )
     if not sound:
-        raise BundleError(f"{file} is no table of n-grams (its arrays do not fit one another); {REMEDY}")
+        raise BundleError(f"{file} is not a table of n-grams (its arrays do not fit together); {REMEDY}")
     return NGrams.of_arrays(arrays, longest, device)

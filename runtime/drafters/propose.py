@@ -1,4 +1,4 @@
-"""Fill a round with proposals: each row from the source it asked for."""
+"""Fills a round with proposals; each row takes them from the source it asked for."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .drafter import Offer
 
 
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
-    """K tokens for every row, how many of them it proposes, and the q of each; no committed length reaches `span`."""
+    """Return K tokens for every row, how many it proposes, and their q; every committed length is below `span`."""
     count, probabilities, entropies = frame.nothing, None, None
     if plan.samplers:
         count, probabilities, entropies = draw(rows, plan, frame, noise)
@@ -32,9 +32,9 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
 
 
 def merge(offer: Offer, mine: Tensor, frame: Frame, others: Tensor | None, plan: Plan) -> Tensor | None:
-    """Put these tokens into the rows [A, 1] that asked for them; returns the q of all rows.
+    """Put offered tokens into the rows `mine` [A, 1] that asked for them; return the q of all rows.
 
-    `others` is what q was without them; None means that every proposal so far was certain.
+    `others` is the q of the other rows; None means that all their proposals were certain.
     """
     frame.proposed.copy_(torch.where(mine, offer.tokens, frame.proposed))
     if others is None and offer.probabilities is None:
@@ -53,8 +53,8 @@ def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
 def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Sample K tokens one after another, each by the request's transform and rule.
 
-    Returns how many each row proposes [A], their q [A, K, V] and the entropies they were drawn at [A, K], each if
-    needed. Where the host sees that all rows stop at too high an entropy, nobody proposes the tokens after that.
+    Return how many each row proposes [A] and, if needed, their q [A, K, V] and the draft's entropies [A, K]. Sampling
+    ends early if the host sees that too high an entropy has stopped all rows.
     """
     probabilities: list[Tensor] = []
     entropies: list[Tensor] = []
@@ -77,7 +77,7 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Te
         if plan.rejection:
             assert draws is not None
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
-            drawn.clamp_(max=scores.shape[2] - 1)  # beyond it where the draft's logits are NaN
+            drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
     count = each[0][0].asked(rows)
     for source, _ in each[1:]:
@@ -89,19 +89,19 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Te
 
 
 def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Tensor | None:
-    """The first i proposals [A, i], if a filter reads them."""
+    """Return the first i proposals [A, i] if a filter reads them."""
     if not plan.reads_ahead:
         return None
     return torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0]
 
 
 def all_k(parts: list[Tensor], plan: Plan) -> Tensor | None:
-    """Join the parts [A, 1, …] of K proposals. Those that were never drawn are filled with ones: nobody reads them."""
+    """Join the parts [A, 1, …] of K proposals; ones, which nothing reads, stand for those never drawn."""
     missing = plan.draft_length - len(parts)
     return torch.cat(parts + [torch.ones_like(parts[0])] * missing, 1) if parts else None
 
 
 def normalised_entropy(logits: Tensor) -> Tensor:
-    """The entropy of the softmax of logits [A, V]: [A, 1] from 0 to 1."""
+    """Return the entropy [A, 1] of the softmax of logits [A, V], scaled to lie from 0 to 1."""
     nats: Tensor = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
     return nats / torch.full_like(nats, logits.shape[-1]).log_()

@@ -1,4 +1,4 @@
-"""Drafter random: all tokens are alike. It is the floor that theory gives for any draft."""
+"""Drafter random: every token is equally likely. It is the floor that theory gives for any draft."""
 
 from collections.abc import Callable
 

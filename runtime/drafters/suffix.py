@@ -1,6 +1,6 @@
-"""Drafter suffix: copies after longer matches, in the request's own context and in earlier outputs.
+"""Drafter suffix: copies what followed the longest match in the request's own context or in earlier outputs.
 
-The host finds the matches. The longer the match, the more it proposes.
+The host finds the matches. The longer the match, the more tokens it proposes.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from ..sampling.params import SamplingParams
 from .drafter import Asking, Copier, Offer, Resources
 from .suffix_automaton import SuffixAutomaton
 
-CONTEXT, POOL = 2**14, 2**14  # tokens that are remembered of a request, and of all earlier outputs together
-LONGEST_MATCH = 32  # tokens that are looked for in the pool
-OPENING = 8  # tokens of a prompt that are remembered before its output
+CONTEXT, POOL = 2**14, 2**14  # tokens remembered of one request, and of all earlier outputs together
+LONGEST_MATCH = 32  # tokens at the end of the context that are looked up in the pool
+OPENING = 8  # tokens at the end of a prompt that the pool keeps before its output
 PER_MATCHED_TOKEN = 2  # proposals
 END = -1  # marks the end of an output in the pool; it is no token
 
@@ -56,7 +56,7 @@ class Suffix(Copier):
         return Offer(self._tokens[: plan.batch, : plan.draft_length], self.asked(rows))
 
     def suggest(self, request: Asking, most: int) -> list[int]:
-        """At most so many tokens, fewer after a short match and none without one."""
+        """Return at most `most` tokens: fewer after a short match, none without a match."""
         context = self._contexts.get(request)
         if context is None:
             context = self._contexts[request] = SuffixAutomaton(CONTEXT)
@@ -71,13 +71,16 @@ class Suffix(Copier):
                 found = self._pool.tokens[end + 1 : end + 1 + count]
                 if found := found[: found.index(END)] if END in found else found:
                     return found
-        # A match that ends less than that many tokens ago goes on into its own copy, as repetition does.
+        # If the match ends less than `count` tokens ago, the copy repeats itself.
         tokens, start = context.tokens, context.match_end + 1
         count = min(most, PER_MATCHED_TOKEN * context.matched)
         return [tokens[start + ahead % (len(tokens) - start)] for ahead in range(count)]
 
 
 def reads_pool(params: SamplingParams) -> bool:
-    """A request whose text may depend on its proposals must not copy what other requests said, or what its own seed
-    drew before: proposals that came of the same noise depend on what is to judge them."""
+    """Whether a request may copy earlier outputs; it may not if its text can depend on its proposals.
+
+    Then it must not depend on other requests, nor on an earlier output of its own seed: such proposals came from the
+    very noise that is to judge them.
+    """
     return not params.keeps_its_draft

@@ -1,21 +1,21 @@
-"""A suffix automaton of a text knows all its substrings and takes amortised constant time for one token more.
+"""A suffix automaton knows all substrings of a text and adds one more token in amortised constant time.
 
-So the longest match of the text's end is at hand after every round, however long it is.
+So the longest earlier match of the text's end is known after every round, however long it is.
 """
 
 from collections.abc import Sequence
 
 
 class SuffixAutomaton:
-    """Holds the latest tokens. States are numbers, the root is 0.
+    """Holds the latest tokens. States are numbers; the root is 0.
 
-    A state stands for the substrings that end at the same positions, up to `_length` tokens long; `_link` is the state
-    of the shorter ends of those that occur elsewhere too; `_end` is where one occurrence ends.
+    A state stands for all substrings that end at the same set of positions; the longest has `_length` tokens. `_link`
+    is the state of their longest suffix that also occurs elsewhere. `_end` is where one occurrence ends.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.read = 0  # tokens so far, those forgotten included
+        self.read = 0  # all tokens so far, including forgotten ones
         self._begin()
 
     def _begin(self) -> None:
@@ -23,13 +23,13 @@ class SuffixAutomaton:
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [-1], [0], [-1]
         self._last = 0
-        self.matched = 0  # tokens of the longest end of the text that occurred before
-        self.match_end = -1  # index of the last of them there
+        self.matched = 0  # tokens in the longest suffix of the text that occurred before
+        self.match_end = -1  # index where that earlier occurrence ends
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.read += len(tokens)
         for token in tokens[-self._limit :]:
-            if len(self.tokens) == self._limit:  # forget the older half; on average that costs two steps a token
+            if len(self.tokens) == self._limit:  # forget the older half: two steps a token on average
                 younger = self.tokens[self._limit // 2 :]
                 self._begin()
                 for kept in younger:
@@ -55,7 +55,7 @@ class SuffixAutomaton:
         self._end[repeated] = position
 
     def _split(self, seen: int, state: int, token: int) -> int:
-        """Part the strings of `seen` that end here too, one token longer than those of `state`, from longer ones."""
+        """Split from `seen` the strings that also end here, which are one token longer than those of `state`."""
         shorter = self._add(self._next[seen].copy(), self._length[state] + 1, self._link[seen], self._end[seen])
         while state >= 0 and self._next[state].get(token) == seen:
             self._next[state][token] = shorter
@@ -71,7 +71,7 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     def find(self, context: Sequence[int]) -> tuple[int, int]:
-        """How long the longest end of `context` is that occurs in the text, and where it ends there."""
+        """Return the length of the longest suffix of `context` that occurs in the text, and where it ends there."""
         state = matched = 0
         for token in context:
             while state and token not in self._next[state]:

@@ -1,4 +1,4 @@
-"""What a request drafts in its next round, and what it learns from the last one."""
+"""Chooses what a request drafts in its next round, and learns from the last one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from ..requests.metrics import Outcome
 
 
 class Wanted(NamedTuple):
-    """How many proposals a round, from which drafter, and the draft's entropy at which they end."""
+    """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop."""
 
     length: int
     drafter: str
@@ -19,29 +19,29 @@ NOTHING = Wanted(0, NONE)
 
 
 class Chooser:
-    """One for each live request. This one always wants the same."""
+    """Each live request has a chooser. This one always wants the same."""
 
     def __init__(self, wanted: Wanted = NOTHING) -> None:
         self._wanted = wanted if wanted.length and wanted.drafter != NONE else NOTHING
 
     @property
     def wanted(self) -> Wanted:
-        """What it wants of the next round."""
+        """The proposals it wants of the next round."""
         return self._wanted
 
     @property
     def drafters(self) -> Sequence[str]:
-        """All that it may ever want to use."""
+        """All drafters that it may ever use."""
         return () if self._wanted is NOTHING else (self._wanted.drafter,)
 
     def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float]) -> None:
-        """A round has ended; `entropies` are the draft's at the examined proposals."""
+        """Learn from a round that has ended; `entropies` are the draft's at the examined proposals."""
 
 
 class Pause:
-    """Counts the rounds without something that might have become worth trying.
+    """Counts the rounds that did not use something, to tell when it is worth another trial.
 
-    Each time it was tried in vain the next trial takes longer to come.
+    After each trial that fails, the next one takes longer to come.
     """
 
     FIRST, LONGEST = 16, 128  # rounds
@@ -55,7 +55,7 @@ class Pause:
         return self._rounds == self._patience
 
     def count(self, used: bool) -> None:
-        """One more round has ended; `used` means that it was chosen for its worth, not for a trial."""
+        """Count a round that has ended; `used` means that it was chosen on merit, not for a trial."""
         if used:
             self._rounds, self._patience = 0, self.FIRST
         elif self.over:

@@ -1,7 +1,7 @@
-"""Chooses draft length and drafter where a request leaves them open: the most expected tokens per millisecond.
+"""Chooses draft length and drafter where a request leaves them open, for the most expected tokens per millisecond.
 
-It reads what was accepted of the proposals that were examined, never one behind a rejected proposal, and the noise of
-each round is fresh: so no choice can bias what comes out.
+It learns only from proposals that were examined, never from one behind a rejected proposal, and each round draws fresh
+noise. So no choice can bias the output.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from .costs import Costs
 
 Numbers = npt.NDArray[np.float64]
 
-FADE = 0.96  # how much of what was seen remains after one more examined proposal
-HELD_BEFORE = 2.0  # examined proposals that the expectation counts as
-KEPT = 0.8  # how much of earlier requests' estimates remains after one more request
-TRIAL = 2  # proposals of a round that tries a drafter again
-MARGIN = 1.03  # what speculation has to promise: estimates err, and rounds that differ disturb each other
-ALPHAS, SHARES = 64, 16  # levels
-PAYBACK = 4  # rounds in which a draft model that has fallen behind has to pay for catching up
+FADE = 0.96  # weight that older observations keep after one more examined proposal
+HELD_BEFORE = 2.0  # examined proposals that the first expectation counts as
+KEPT = 0.8  # weight that earlier requests' estimates keep after one more request
+TRIAL = 2  # proposals in a round that tries a drafter again
+MARGIN = 1.03  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
+ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
+PAYBACK = 4  # rounds within which catching up must pay for a draft model that has fallen behind
 
 
 class Estimate:
-    """How many tokens a request gets out of a drafter's proposals; what is long ago counts less."""
+    """Estimates how many tokens a request gets out of a drafter's proposals; older rounds count less."""
 
     def __init__(self, acceptance: float, proposing: float) -> None:
-        # Accepted of examined proposals, rounds that proposed of all rounds.
+        # Proposals accepted, proposals examined, rounds that proposed, all rounds.
         self._seen = [HELD_BEFORE * share for share in (acceptance, 1.0, proposing, 1.0)]
         self.pause = Pause()
 
@@ -45,11 +45,11 @@ class Estimate:
         ]
 
     def add(self, other: "Estimate") -> None:
-        """Let another estimate count, and what was seen before it less."""
+        """Add another estimate; what was seen before it counts less."""
         self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, other._seen, strict=True)]
 
     def doubt(self) -> None:
-        """Give what comes next twice the weight."""
+        """Halve the weight of the past, so that what comes next counts twice as much."""
         self._seen = [seen / 2 for seen in self._seen]
 
     @property
@@ -62,13 +62,13 @@ class Estimate:
 
     @property
     def levels(self) -> tuple[int, int]:
-        """Acceptance and share of rounds that propose, so coarse that the same choice is met again."""
+        """Acceptance and share of rounds that propose, so coarse that cached choices can be reused."""
         seen = self._seen
         return round(ALPHAS * seen[0] / seen[1]), round(SHARES * seen[2] / seen[3])
 
 
 def expected_tokens(levels: tuple[int, int], longest: int) -> Numbers:
-    """The tokens that a round is expected to give with K = 0 … longest."""
+    """Return how many tokens a round is expected to give with K = 0 … longest."""
     gains = np.full(longest + 1, levels[0] / ALPHAS)
     gains[0] = levels[1] / SHARES
     expected: Numbers = gains.cumprod()
@@ -77,12 +77,12 @@ def expected_tokens(levels: tuple[int, int], longest: int) -> Numbers:
 
 
 class ByCosts(Chooser):
-    """What a controller has chosen for one request, out of the drafters it has estimates of."""
+    """Holds what a controller has chosen for one request, from the drafters that it has estimates of."""
 
     def __init__(self, estimates: dict[str, Estimate]) -> None:
         super().__init__()
         self.estimates = estimates
-        self.best: str | None = None  # the drafter that is worth most here; None where nothing pays
+        self.best: str | None = None  # the drafter worth most to this request; None if none pays
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -93,7 +93,7 @@ class ByCosts(Chooser):
             self.estimates[drafter].observe(outcome.proposed, outcome.examined, outcome.stood)
 
     def choose(self, choice: "Choice") -> None:
-        """Take the best of what the round pays for, or now and then another one, in case it has become better."""
+        """Take the best drafter that the round pays for; once in a while try another, which may have become better."""
         k, self.best = choice.draft_length, None
         if not k:
             self._wanted = NOTHING
@@ -116,7 +116,7 @@ class ByCosts(Chooser):
             self._wanted = Wanted(k if chosen in choice.drafters else min(k, TRIAL), chosen)
 
     def count(self) -> None:
-        """A round has ended: the drafters it did not use have waited one more."""
+        """Count a round that has ended: all drafters but the best have waited one round more."""
         if self.best is not None:
             for name, estimate in self.estimates.items():
                 if estimate.pause.over and name != self.best:
@@ -126,14 +126,14 @@ class ByCosts(Chooser):
 
 class Choice(NamedTuple):
     draft_length: int
-    drafters: Sequence[str]  # from which each request takes the best
+    drafters: Sequence[str]  # each request takes the best of these
 
 
-Known = tuple[tuple[str, tuple[int, int]], ...]  # of a request: the levels of each drafter
+Known = tuple[tuple[str, tuple[int, int]], ...]  # one request's levels for each drafter
 
 
 class Controller:
-    """One for all live requests: a round has one width, so its cost is chosen for all of them together."""
+    """One controller serves all live requests: a round has one width, so it chooses for all of them together."""
 
     def __init__(self, costs: Costs, longest: int) -> None:
         self.costs = costs
@@ -145,25 +145,25 @@ class Controller:
         self.forget()
 
     def forget(self) -> None:
-        """Expect of new requests what was measured, not what the last ones were like."""
+        """Forget earlier requests; expect new ones to behave as measured."""
         self._usual = {
             name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in self.costs.acceptance
         }
 
     def begin(self, drafters: Sequence[str]) -> ByCosts:
-        """The chooser of a new request, which expects of each drafter what it did for the last requests."""
+        """Make the chooser of a new request, which expects each drafter to do as it did for the last requests."""
         return ByCosts({name: Estimate(self._usual[name].acceptance, self._usual[name].proposing) for name in drafters})
 
     def ended(self, chooser: Chooser) -> None:
-        """A request has ended: remember what it got out of its drafters."""
+        """Remember what a request that has ended got out of its drafters."""
         if isinstance(chooser, ByCosts):
             for name, estimate in chooser.estimates.items():
                 self._usual[name].add(estimate)
 
     def choose(self, live: Sequence[Chooser], is_behind: Sequence[bool]) -> None:
-        """Set what the requests that leave it open want in the next round; the draft model is behind in some of them.
+        """Choose the next round for the requests that leave it open; `is_behind` says where the draft model is behind.
 
-        To ask twice changes nothing: `count` says that a round has ended.
+        A second call changes nothing: only `count` says that a round has ended.
         """
         free = _free(live)
         if not free:
@@ -179,7 +179,7 @@ class Controller:
             chooser.choose(choice)
 
     def count(self, live: Sequence[Chooser]) -> None:
-        """A round of these requests has ended."""
+        """Count a round of these requests that has ended."""
         free = _free(live)
         if not free:
             return
@@ -194,9 +194,9 @@ class Controller:
         return sorted({name for of in known for name, _ in of}, key=lambda name: self._times(name, batch)[1])
 
     def _find_best(self, batch: int, pinned: int, behind: int, known: Sequence[Known]) -> Choice:
-        """Over all K and all drafters up to a price: who pays for a dear one has the cheaper ones with it.
+        """Find the best K and price limit: a round that pays for one drafter may use all cheaper ones as well.
 
-        Of `batch` rows some may be `pinned` to a length, and the draft model has fallen `behind` in some.
+        Rows with a fixed length make the round at least `pinned` wide; the draft model is behind in `behind` rows.
         """
         lengths = np.arange(self._longest + 1).clip(pinned)
         expected = [{name: expected_tokens(levels, self._longest) for name, levels in of} for of in known]
@@ -207,7 +207,7 @@ class Controller:
             milliseconds = times[lengths.clip(max=len(times) - 1)]
             if DRAFTERS[dearest].needs_model:
                 milliseconds[1:] += behind * (times[1] - times[0]) / PAYBACK
-            tokens = np.full(len(lengths), float(batch - len(known)))  # of the other rows: at least these
+            tokens = np.full(len(lengths), float(batch - len(known)))  # the other rows give at least one each
             for of in expected:
                 mine = [of[name] for name in by_price[:count] if name in of]
                 tokens += np.maximum.reduce(mine) if mine else 1.0

@@ -1,4 +1,4 @@
-"""What rounds cost: measured by `trt-spec tune`, kept in the bundle, a file for each engine and device."""
+"""The costs of rounds: `trt-spec tune` measures them, and the bundle keeps a file for each engine and device."""
 
 import json
 import os
@@ -17,17 +17,17 @@ from ...engines.bundle import COSTS, graph_identity
 from ...engines.whole_files import write_whole
 
 FORMAT = 1
-STIFFNESS = 1.0  # how much a bend of the times over K counts beside a distance from what was measured
+STIFFNESS = 1.0  # weight of a bend in the times over K, against a distance from the measured times
 TUNE = "trt-spec tune {bundle} --engine {engine} --device {device}"
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of whole rounds, and the acceptance that the estimates of a request begin with."""
+    """Times of whole rounds, and the acceptance with which a request's estimates begin."""
 
     engine: str
     device: str
-    machine: str  # what was measured: the name of the processor or GPU
+    machine: str  # the name of the processor or GPU that was measured
     models: dict[str, str]  # identity of each graph, by name
     batches: tuple[int, ...]
     draft_lengths: tuple[int, ...]  # begins with 0
@@ -40,14 +40,14 @@ class Costs:
             if not numbers or not all(type(n) is int for n in numbers) or any(a >= b for a, b in pairwise(numbers)):
                 raise ValueError(f"{name} are {list(numbers)}, expected rising whole numbers")
         if self.batches[0] < 1 or self.draft_lengths[0] != 0:
-            raise ValueError("batches begin below 1, or draft_lengths not with 0")
+            raise ValueError("batches must begin with at least 1 and draft_lengths with 0")
         for drafter, table in self.round_ms.items():
             times = [time for row in table for time in row]
             if len(times) != len(self.batches) * len(self.draft_lengths) or not all(0 < t < 1e9 for t in times):
-                raise ValueError(f"the times of {drafter} are no table of milliseconds")
+                raise ValueError(f"the times of {drafter} are not a table of milliseconds")
             for shares in (self.acceptance, self.proposing):
                 if not 0 <= shares[drafter] <= 1:
-                    raise ValueError(f"a share of {drafter} is {shares[drafter]}")
+                    raise ValueError(f"a share of {drafter} is {shares[drafter]}, expected a number from 0 to 1")
         if not self.round_ms:
             raise ValueError("no drafter was measured")
 
@@ -56,7 +56,7 @@ class Costs:
         return self.draft_lengths[-1]
 
     def round_times(self, drafter: str, batch: int) -> list[float]:
-        """Milliseconds of a round for K = 0 … longest: smooth over K, straight lines between batches."""
+        """Return the milliseconds of a round for K = 0 … longest: smooth over K, straight lines between batches."""
         table = np.array(self.round_ms[drafter])
         at_batch = np.array([np.interp(batch, self.batches, times) for times in table.T])
         return [float(at_batch[0]), *smoothed(np.array(self.draft_lengths[1:]), at_batch[1:])]
@@ -72,10 +72,10 @@ class Costs:
 
 
 def smoothed(lengths: NDArray[np.int64], times: NDArray[np.float64]) -> list[float]:
-    """Times for K = 1 … the longest that never fall, close to those at the measured `lengths` and bent as little.
+    """Return times for K = 1 … the longest that never fall, stay close to the measured ones and bend little.
 
-    One time that is off by some percent, as on a machine with other work to do, would otherwise make its K look best
-    or worst for good. Times on a line stay as they are.
+    Otherwise one time that is off by a few percent, as on a busy machine, would make its K look best or worst for good.
+    Times on a straight line stay as they are.
     """
     if not len(lengths):
         return []
@@ -92,7 +92,7 @@ def costs_file(bundle: Path, engine: str, device: str) -> Path:
 
 
 def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
-    """Read the costs of this bundle on this machine; None if there are none, or of another machine or other graphs."""
+    """Read the bundle's costs; return None if there are none, or if another machine or other graphs were measured."""
     path = costs_file(bundle.path, engine, device)
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         mend = TUNE.format(bundle=bundle.path, engine=engine, device=device)
-        raise BundleError(f"{path} is no table of costs ({error}); run {mend}") from error
+        raise BundleError(f"{path} is not a table of costs ({error}); run {mend}") from error
     here = costs.machine == machine_name(device) and costs.models == model_identities(bundle)
     return costs if here else None
 

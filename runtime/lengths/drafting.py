@@ -1,4 +1,4 @@
-"""What a request asks of its drafts: how many proposals, and from where; both are checked together."""
+"""The drafting that a request asks for: how many proposals, and from where; both are checked together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from .chooser import Chooser, Wanted
 from .controller import Controller
 from .entropy import ByEntropy, EntropyRule
 
-AUTO = "auto"  # the draft length that the controller chooses, for each round anew
-MIXED = "mixed"  # the drafter likewise, out of these
+AUTO = "auto"  # the controller chooses the draft length, anew for each round
+MIXED = "mixed"  # the controller also chooses the drafter, from these
 MIXED_FROM = ("model", "suffix", "ngram")
 DEFAULT_DRAFT_LENGTH = 4
 
@@ -20,18 +20,18 @@ DraftLength = int | str | EntropyRule  # a number, "auto", or a rule of its own
 
 @dataclass(frozen=True)
 class Drafting:
-    """Checked by the rules of the decoder it is for."""
+    """A draft length and a drafter that the decoder's rules have checked."""
 
     length: DraftLength
     drafter: str
 
 
 class DraftingRules:
-    """What the requests of one decoder may ask for."""
+    """The rules for what the requests of one decoder may ask for."""
 
     def __init__(self, unavailable: Mapping[str, str], longest: int, controller: Controller | None) -> None:
-        self.unavailable = unavailable  # drafters, and why
-        self.longest = longest  # proposals a round
+        self.unavailable = unavailable  # drafters that the decoder lacks, and why
+        self.longest = longest  # the most proposals in a round
         self.controller = controller
 
     @property
@@ -40,7 +40,7 @@ class DraftingRules:
         return tuple(name for name in DRAFTERS if name not in self.unavailable)
 
     def check(self, length: object, drafter: object) -> Drafting:
-        """Refuse what cannot be drafted here, or what contradicts itself."""
+        """Refuse a choice that is impossible here or contradicts itself."""
         names = (*DRAFTERS, NONE, MIXED)
         if not isinstance(drafter, str) or drafter not in names:
             raise RequestError(f"drafter is {drafter!r}, expected one of {', '.join(names)}")
@@ -49,7 +49,7 @@ class DraftingRules:
         if length == AUTO:
             self._require_costs(drafter)
         elif drafter == MIXED:
-            raise RequestError(f"drafter mixed goes with draft_length auto, not with {length!r}; name one drafter")
+            raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
         elif isinstance(length, EntropyRule):
             self._require_entropy(drafter)
             if length.longest > self.longest:
@@ -63,14 +63,14 @@ class DraftingRules:
         return Drafting(length, drafter)
 
     def default(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
-        """The controller's choice where it knows the costs, and where no text changes with it that was promised."""
+        """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
         known = self.controller is not None and drafter in self.controller.costs.acceptance
         if drafter == MIXED or (known and not (params and params.keeps_its_draft)):
             return AUTO
         return min(DEFAULT_DRAFT_LENGTH, self.longest)
 
     def chooser(self, drafting: Drafting) -> Chooser:
-        """Makes the choices of one request."""
+        """Make the chooser of one request."""
         length, drafter = drafting.length, drafting.drafter
         if isinstance(length, EntropyRule):
             return ByEntropy(length, drafter)
@@ -90,19 +90,19 @@ class DraftingRules:
             return
         if self.controller is None:
             raise RequestError(
-                "draft_length auto needs to know what rounds cost here; run trt-spec tune, or name a number"
+                "draft_length auto needs to know what rounds cost here; run trt-spec tune, or give a number"
             )
         measured = self.controller.costs.acceptance
         if drafter not in (*measured, MIXED):
             raise RequestError(
                 f"draft_length auto knows the costs of drafter {' and '.join(measured)} only, not of {drafter}; "
-                "run trt-spec tune again, or name a number"
+                "run trt-spec tune again, or give a number"
             )
 
     def _require_entropy(self, drafter: str) -> None:
         samplers = [name for name, kind in DRAFTERS.items() if kind.samples]
         if drafter not in (*samplers, NONE):
             raise RequestError(
-                f"drafter {drafter} has no entropy to choose a draft length by; use {' or '.join(samplers)}, or name "
+                f"drafter {drafter} has no entropy to choose a draft length by; use {' or '.join(samplers)}, or give "
                 "a number"
             )

@@ -1,7 +1,7 @@
-"""Another way to choose the draft length: by how sure the draft is of itself, with no costs to measure.
+"""Chooses the draft length by how sure the draft is of itself; no costs have to be measured.
 
-Entropy is normalised: 0 where the draft is certain, 1 where all tokens are alike. Like all that chooses, it reads what
-was examined only; to stop within a round it reads the draft's distribution before a token is drawn from it.
+Entropy is normalised: 0 if the draft is certain, 1 if all tokens are equally likely. Like every chooser, this one
+learns only from examined proposals. To stop within a round, it reads the draft's distribution before a token is drawn.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from ..drafters import NONE
 from ..requests.metrics import Outcome
 from .chooser import NOTHING, Chooser, Pause, Wanted
 
-TRIAL = 2  # proposals of a round that finds out whether the draft has become surer
+TRIAL = 2  # proposals in a round that tests whether the draft has become surer
 
 
 @dataclass(frozen=True)
 class EntropyRule:
-    """As a request's draft length: from `longest` where the draft is certain down to `shortest`."""
+    """A draft length that falls from `longest`, where the draft is certain, to `shortest`."""
 
     shortest: int = 1
     longest: int = 8
-    smoothing: float = 0.5  # of the entropy so far, what one more round leaves
-    stop_above: float = 1.0  # a round proposes no further where the draft's entropy exceeds this
+    smoothing: float = 0.5  # weight that the earlier entropy keeps after one more round
+    stop_above: float = 1.0  # a round stops proposing once the draft's entropy exceeds this
 
     def __post_init__(self) -> None:
         for name in ("shortest", "longest"):
@@ -37,16 +37,16 @@ class EntropyRule:
 
 
 HELP = {
-    "shortest": "fewest proposals of a round, where the draft's entropy is 1",
-    "longest": "most proposals of a round, where the draft's entropy is 0",
+    "shortest": "fewest proposals in a round, used when the draft's entropy is 1",
+    "longest": "most proposals in a round, used when the draft's entropy is 0",
     "smoothing": "weight of earlier rounds in the entropy that counts, 0 to 1",
-    "stop_above": "propose no further in a round once the draft's entropy exceeds this, 0 to 1",
+    "stop_above": "stop proposing in a round once the draft's entropy exceeds this, 0 to 1",
 }
 assert list(HELP) == [field.name for field in fields(EntropyRule)]
 
 
 class ByEntropy(Chooser):
-    """Follows an EntropyRule. Where that leads to no proposals at all, it tries a few from time to time."""
+    """Follows an EntropyRule. If the rule leads to no proposals at all, it tries a few from time to time."""
 
     def __init__(self, rule: EntropyRule, drafter: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The key and value buffers of one model. Truncation is an index: nothing here is ever sliced off or zeroed.
+"""The key and value buffers of one model. To truncate is to lower an index: nothing is ever sliced off or zeroed.
 
-Where the engine allows it the buffers are only as long as the longest live row needs and grow in steps, because
-attention costs what the buffer holds, dead rows included.
+If the engine allows it, the buffers are only as long as the longest live row needs and grow in steps, because attention
+pays for all that the buffer holds, dead rows included.
 """
 
 import torch
@@ -11,9 +11,10 @@ from ...engines import GRANULE, Contract, EngineError
 
 
 class KVCache:
-    """Buffers [rows, kv_heads, T, head_dim] by contract name.
+    """Holds buffers [rows, kv_heads, T, head_dim] by contract name.
 
-    It alone knows where a row is in memory. The first `entries[row]` entries of a row are valid, the rest is garbage.
+    Only this class knows where a row is in memory. The first `entries[row]` entries of a row are valid, the rest are
+    garbage.
     """
 
     def __init__(self, contract: Contract, device: str, max_rows: int, rows: int, capacity: int) -> None:
@@ -34,7 +35,7 @@ class KVCache:
             try:
                 # Masked entries are multiplied by zero, so they must be finite.
                 buffers[name] = torch.zeros(size, dtype=dtype, device=self._device)
-            except torch.OutOfMemoryError:  # a GPU's, where weights count too: the decoder says it
+            except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
                 raise
             except RuntimeError as error:
                 need = contract.cache_bytes_per_token * rows * capacity
@@ -49,7 +50,7 @@ class KVCache:
         self.version += 1
 
     def move(self, source: int, destination: int) -> None:
-        """Give a row another place; its old place is free."""
+        """Move a row to another place; its old place becomes free."""
         length, self.entries[source] = self.entries[source], 0
         if length:  # a row that holds nothing may lie beyond the buffers
             for buffer in self.buffers.values():
@@ -57,12 +58,12 @@ class KVCache:
         self.entries[destination] = length
 
     def fits(self, rows: int, capacity: int) -> bool:
-        """Whether `rows` rows of `capacity` have room, and not far too much of it."""
+        """Whether the buffers hold `rows` rows of `capacity` and are not far too large."""
         enough = rows <= self.rows and capacity <= self.capacity
         return enough and self.capacity <= 2 * _ample(capacity) and self.rows <= 4 * rows
 
     def fit(self, rows: int, capacity: int) -> None:
-        """Make room for `rows` rows of `capacity` beside what is valid, or give back what is far too much."""
+        """Make room for `rows` rows of `capacity` and all valid entries; shrink buffers that are far too large."""
         if self.fits(rows, capacity):  # nearly always
             return
         used = max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
@@ -71,7 +72,7 @@ class KVCache:
             self.resize(1 << (rows - 1).bit_length(), _ample(capacity))
 
     def tensors(self, first_row: int, rows: int) -> dict[str, Tensor]:
-        """The memory of some rows, by the contract's names."""
+        """Return the memory of these rows, by contract name."""
         return {name: buffer[first_row : first_row + rows] for name, buffer in self.buffers.items()}
 
 

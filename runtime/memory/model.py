@@ -16,23 +16,23 @@ class Model:
         rows, length = (max_rows, capacity) if engine.static_capacity else (1, GRANULE)
         self.cache = KVCache(engine.contract, engine.device, max_rows, rows, length)
         self._logits = torch.zeros(0, device=engine.device)
-        self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # nobody writes to them
+        self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to
         engine.reserve(max_rows, capacity)
 
     def make_room(self, rows: int, capacity: int) -> None:
-        """Before a call that writes below `capacity` in rows < `rows`. If the cache moves, older steps are void."""
+        """Make room to write below `capacity` in rows < `rows`. If the cache moves, older steps are void."""
         if not self.engine.static_capacity:
             self.cache.fit(rows, capacity)
 
     def logits(self, batch: int, rows: int) -> Tensor:
-        """Memory for logits [B, R, V]."""
+        """Return memory for logits [B, R, V]."""
         size = batch * rows * self.engine.contract.vocab_size
         if size > len(self._logits):
             self._logits = torch.zeros(size, device=self.engine.device)
         return self._logits[:size].view(batch, rows, -1)
 
     def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        """A step of the rows from `first_row` on over these tensors."""
+        """Make a step over these tensors for the rows from `first_row` on."""
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
         if shape not in self._last_rows:

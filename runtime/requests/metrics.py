@@ -1,4 +1,4 @@
-"""What speculation did, for one request or for all of them."""
+"""The statistics of speculation, for one request or for all of them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Outcome(NamedTuple):
-    """One round of one request; of `accepted` proposals an end of text may have left fewer `kept` tokens."""
+    """One round of one request; if the text ends inside the accepted proposals, fewer tokens are `kept`."""
 
     proposed: int
     accepted: int
@@ -19,16 +19,16 @@ class Outcome(NamedTuple):
 
     @property
     def examined(self) -> int:
-        """Proposals up to the first rejected one; what lies beyond an end of text was never examined."""
+        """Proposals up to and including the first rejected one; those beyond an end of text were never examined."""
         return min(self.accepted + 1, self.kept, self.proposed)
 
 
 @dataclass
 class Speculation:
-    """How many rounds ended how; all other counts follow. A round that proposes nothing counts no proposal.
+    """Counts the rounds by outcome; all other counts follow. A round that proposes nothing counts no proposal.
 
-    `acceptance` is accepted ÷ examined, a proposal being examined up to and including the first rejected one (the α
-    of the theory); `yield_` is accepted ÷ proposed.
+    `acceptance` is accepted ÷ examined (the α of the theory); the first rejected proposal is the last one examined.
+    `yield_` is accepted ÷ proposed.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Speculation:
 
     @property
     def histogram(self) -> list[int]:
-        """Rounds that accepted 0, 1, 2, … of their proposals."""
+        """How many rounds accepted 0, 1, 2, … of their proposals."""
         longest = max((outcome.proposed for outcome in self.outcomes), default=0)
         rounds = [0] * (longest + 1 if longest else 0)
         for outcome, count in self.outcomes.items():
@@ -82,7 +82,7 @@ class Speculation:
 
     @property
     def examined_at(self) -> list[int]:
-        """Rounds that examined a proposal at each position."""
+        """How many rounds examined a proposal at each position."""
         return self._at_each_position([outcome.examined for outcome in self.outcomes])
 
     @property

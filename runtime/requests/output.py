@@ -1,4 +1,4 @@
-"""What comes out of a request."""
+"""The results of a request."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class TracedRound:
     p: tuple[float, ...]  # target's probability of each proposal
     q: tuple[float, ...]  # draft's
     next_p: float
-    entropies: tuple[float, ...] = ()  # the draft's where it drew each, under an EntropyRule
+    entropies: tuple[float, ...] = ()  # the draft's at each proposal, under an EntropyRule
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Output:
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None
     speculation: Speculation
-    lossless: bool  # distributed as the target's own; not with lenience
+    lossless: bool  # distributed as the target's own output; false with lenience
     seed: int
     seconds: float  # from submission to the last token
     seconds_to_first_token: float | None
@@ -50,7 +50,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one round added: text that is certain, tokens, and which of them the draft proposed."""
+    """The additions of one round: text that is certain, tokens, and which of them the draft proposed."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""One request: what was asked, and what has come out of it."""
+"""One request: what was asked for, and what has come out so far."""
 
 import secrets
 import threading
@@ -25,7 +25,7 @@ class State(Enum):
 
 
 class Request:
-    """Made by `Decoder.submit`. Another thread than the one that steps may wait for it and take its pieces."""
+    """`Decoder.submit` makes requests. Threads other than the stepping one may wait for them and take their pieces."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class Request:
         self._first_token: float | None = None
         self._last_token: float | None = None
 
-    # What was asked.
+    # What was asked for.
 
     def draft(self, length: DraftLength, drafter: str) -> None:
-        """Change how many tokens are proposed, and from where, from the next round on: both, or neither if refused."""
+        """Change draft length and drafter from the next round on; if one is refused, both stay as they were."""
         self.drafting = self._rules.check(length, drafter)
 
     @property
@@ -80,7 +80,7 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """The number of committed tokens."""
         return len(self.prompt) + len(self.token_ids)
 
     @property
@@ -93,18 +93,18 @@ class Request:
         return self.state is State.FINISHED
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, while another thread steps; False if that takes longer than `timeout` seconds."""
+        """Wait for the end, while another thread steps; return False if it takes longer than `timeout` seconds."""
         return self._ended.wait(timeout)
 
     def take(self) -> list[Piece]:
-        """The pieces that came out since the last call."""
+        """Return the pieces that have come out since the last call."""
         pieces = []
         while self._pieces:
             pieces.append(self._pieces.popleft())
         return pieces
 
     def output(self) -> Output:
-        """What has come out so far, final once `finished`. Raises the error of a request that failed."""
+        """Return what has come out so far, final once `finished`; raise the error of a request that failed."""
         if self.error is not None:
             raise type(self.error)(str(self.error)) from self.error
         return Output(
@@ -121,10 +121,10 @@ class Request:
             trace=tuple(self.trace or ()),
         )
 
-    # What the scheduler tells it.
+    # Calls by the scheduler.
 
     def commit(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[TokenLogprob]) -> int:
-        """Append a round's tokens up to the first stop rule; returns how many were kept."""
+        """Append a round's tokens up to the first stop rule; return how many were kept."""
         self._first_token = self._first_token or perf_counter()
         kept, reason = 0, None
         for token in tokens:
@@ -153,26 +153,26 @@ class Request:
         if text or tokens:
             self._pieces.append(Piece(text, tokens, from_draft))
         self.finish_reason, self._last_token = reason, perf_counter()
-        self.state = State.FINISHED  # last: other threads wait for it
+        self.state = State.FINISHED  # set last, because other threads watch it
         self._ended.set()
 
     def fail(self, error: BaseException) -> None:
-        """End because of an error, which `output` raises to whoever owns the request."""
+        """End with an error, which `output` raises for the request's owner."""
         if isinstance(error, TrtSpecError):
             self.error = error
         else:
             self.error = EngineError(
-                f"a round was broken off ({type(error).__name__}: {first_line(error)}) after {len(self.token_ids)} "
+                f"a round failed ({type(error).__name__}: {first_line(error)}) after {len(self.token_ids)} "
                 "tokens of this request; submit it again"
             )
             self.error.__cause__ = error
         self.finish("error")
 
     def report(self) -> None:
-        """Tell its owner of progress. What the owner's callback raises ends this request, and no other."""
+        """Report progress to the owner; an error in the owner's callback ends this request and no other."""
         if self._on_progress is not None:
             try:
                 self._on_progress(self)
-            except Exception as error:  # whatever the callback of a service may raise
+            except Exception as error:  # a service's callback may raise anything
                 if not self.finished:
-                    self.fail(RequestError(f"on_progress raised {type(error).__name__}: {first_line(error)}; mend it"))
+                    self.fail(RequestError(f"on_progress raised {type(error).__name__}: {first_line(error)}; fix it"))

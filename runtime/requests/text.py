@@ -1,4 +1,4 @@
-"""From tokens to text, piece by piece: no split UTF-8, no stop string shown, and the pieces add up to the text."""
+"""Turns tokens into text, piece by piece: pieces split no character, show no stop string and add up to the text."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ CONTEXT = 8  # prompt tokens that decoders see before the output
 
 
 class TextStream:
-    """The growing text of one output. Text that may be the beginning of a stop string is held back."""
+    """The growing text of one output. Text that may begin a stop string is held back."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        # Some decoders treat the first token of a text apart, so the stream begins inside the prompt, unless that
-        # ends in the middle of a character.
+        # Some decoders treat the first token of a text differently, so the stream begins inside the prompt, unless
+        # the prompt ends in the middle of a character.
         context = list(prompt[-CONTEXT:])
         if tokenizer.decode(context, skip_special_tokens=True).endswith("\ufffd"):
             context = []
@@ -25,11 +25,11 @@ class TextStream:
         self._shown = 0
 
     def push(self, token: int) -> bool:
-        """Take one more token; True when a stop string is complete, the text then ending before it."""
+        """Add a token; return True when a stop string is complete, and then end the text before it."""
         self._pending.append(token)
         try:
             piece = self._stream.step(self._tokenizer, token)
-        except Exception:  # bytes that are no character, in some tokenizers: they come out as U+FFFD
+        except Exception:  # some tokenizers fail on bytes that form no character; show U+FFFD
             piece = self._tokenizer.decode(self._pending, skip_special_tokens=True)
             self._stream = DecodeStream(skip_special_tokens=True)
         if not piece:
@@ -38,7 +38,7 @@ class TextStream:
         return self._append(piece)
 
     def finish(self) -> bool:
-        """No token follows: bytes that never became a character come out as U+FFFD."""
+        """End the text; bytes that never became a character come out as U+FFFD."""
         rest = self._tokenizer.decode(self._pending, skip_special_tokens=True)
         self._pending.clear()
         return self._append(rest)
@@ -53,14 +53,14 @@ class TextStream:
         return bool(ends)
 
     def take(self, everything: bool = False) -> str:
-        """The text that is certain, or all of it, and was not taken yet."""
+        """Return the text that has not been taken yet: what is certain, or everything."""
         end = len(self.text) - (0 if everything else self._held_back())
         piece = self.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest end of the text that begins a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         for length in range(min(longest, len(self.text)), 0, -1):
             if any(stop.startswith(self.text[-length:]) for stop in self._stop):

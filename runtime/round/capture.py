@@ -1,4 +1,4 @@
-"""Rounds on a GPU as one launch: what a round once launched piece by piece is recorded as a CUDA graph and replayed."""
+"""Launches a GPU round in one call: once it has run piece by piece, it is recorded and replayed as a CUDA graph."""
 
 import threading
 from collections import deque
@@ -18,38 +18,38 @@ from .result import RowResult, read_table, tabulate
 from .round import run_round
 from .rows import Rows
 
-MOST_KINDS = 256  # of rounds that are remembered
-ONE_AT_A_TIME = threading.Lock()  # torch captures once in a process
+MOST_KINDS = 256  # kinds of rounds that are remembered
+ONE_AT_A_TIME = threading.Lock()  # torch allows one capture at a time in a process
 
 
 class Flight(NamedTuple):
-    """A round that was launched, for the rows as they stood then; a replayed one may be followed before it is read."""
+    """A launched round, for the rows as they stood then; the next may be launched before a replayed one is read."""
 
     plan: Plan
-    table: Callable[[], Tensor]  # waits for its end
+    table: Callable[[], Tensor]  # waits until the round has ended
     clock: Clock
     replayed: bool
-    logits: Tensor | None  # on the CPU, where they are not yet checked
+    logits: Tensor | None  # on the CPU, where nothing has checked them yet
 
     def results(self) -> list[RowResult]:
         return read_table(self.table(), self.plan, self.logits)
 
 
 class Rounds:
-    """Launches rounds: the first of a kind as it is, the second too and then records it, the others from the record.
+    """Launches rounds. The first two of a kind run piece by piece; then it is recorded, and later rounds replay it.
 
-    All that a record reads and writes stays where it is: the rows, the frame, the cache and the logits. Only its result
-    is its own, and so are its times: of each kind there are two that take turns, one read while the other runs.
+    All that a record reads and writes stays in place: the rows, the frame, the cache and the logits. Only its result
+    and its times are its own. So each kind has two records that take turns: one is read while the other runs.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines  # asked whether they can be captured when there is something to capture; none: never
+        self._engines = engines  # asked before each recording whether they can be captured; none: never
         self._seen: dict[Plan, deque[Record] | None] = {}
-        self._pool: Any = None  # one memory for all records: no two of them run at once
-        self._clock: Clock | None = None  # of rounds as they are
+        self._pool: Any = None  # memory that all records share, because no two run at once
+        self._clock: Clock | None = None  # of rounds that are not replayed
 
     def launch(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
-        """Start what `run_round` does, which bounds `span`."""
+        """Launch a round that does what `run_round` does; see there for `span`."""
         if records := self._seen.get(plan):
             records.rotate()
             records[0].launch()
@@ -61,7 +61,7 @@ class Rounds:
                 self.forget()
             self._seen[plan] = None
         elif self._engines and all(engine.capturable() for engine in self._engines):
-            whole = rows.tokens.shape[1]  # a bound for every round to come
+            whole = rows.tokens.shape[1]  # a span that fits every later round
             self._pool = self._pool or new_pool()
             work = partial(tabulated_round, rows, plan, frame, whole)
             self._seen[plan] = deque(Record(work, table, self._pool) for _ in range(2))
@@ -69,7 +69,7 @@ class Rounds:
 
     def forget(self) -> None:
         self._seen.clear()
-        self._pool = None  # what is still held of its memory may not be written again
+        self._pool = None  # memory that is still held from it must not be written again
 
 
 def tabulated_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Tensor:
@@ -81,7 +81,7 @@ def new_pool() -> Any:
 
 
 class Record:
-    """All of `work` as one launch, and its result on the host."""
+    """One CUDA graph of all of `work`, and its result on the host."""
 
     def __init__(self, work: Callable[[Clock], Tensor], like: Tensor, pool: Any) -> None:
         self.clock = Clock(like.device)

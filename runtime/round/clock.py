@@ -1,4 +1,4 @@
-"""When the parts of a round ended: by the host's clock, or by the GPU's, for which the host does not wait."""
+"""Times the parts of a round by the host's clock, or by the GPU's, for which the host does not wait."""
 
 from time import perf_counter
 from typing import Any
@@ -9,7 +9,7 @@ PARTS = 5  # begun, noise drawn, drafted, verified, ended
 
 
 class Clock:
-    """Events that are recorded in a CUDA graph tell the time of its latest replay."""
+    """Notes when each part ends; events recorded in a CUDA graph tell the times of its latest replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._times = [0.0] * PARTS  # milliseconds
@@ -25,7 +25,7 @@ class Clock:
             self._times[part] = 1e3 * perf_counter()
 
     def parts(self) -> tuple[float, float, float]:
-        """Milliseconds of draft, verify and acceptance, which includes the noise; the round must have ended."""
+        """Return milliseconds of draft, verify and acceptance, which includes the noise; the round must have ended."""
         times = self._times
         if self._events:
             times = [self._events[0].elapsed_time(event) for event in self._events]

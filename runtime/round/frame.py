@@ -1,7 +1,7 @@
-"""The fixed tensors of a round: made once for a shape, only filled from then on, and bound to the engines.
+"""The fixed tensors of a round, bound to the engines: made once for each shape and only filled after that.
 
 verify        reads the last committed token and all proposals
-draft models  read what their drafter's `prepare` says: the last two committed tokens first, so that no entry is missing
+draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry is missing
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from .rows import Rows
 
 @dataclass
 class Prepared:
-    """What a drafter needs of a frame: the steps of the draft model that it runs."""
+    """The part of a frame that a drafter needs: the draft model's steps that it runs."""
 
     steps: list[Step]
 
 
 class Frame:
-    """One for each shape of a round. Its tensors are valid until its next round, the logits until the next step."""
+    """Each shape of a round has a frame. Its tensors are valid until its next round, its logits until the next step."""
 
     def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.on_cpu = device == "cpu"
         self.draft_length, self.batch = k, batch
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
-        # Row i is length - 2 + i, never negative; each begins where engines want an address to be.
+        # Row i is length - 2 + i, never negative; each row begins at an address aligned as engines demand.
         aligned = ALIGNMENT // torch.int64.itemsize
         width = -(-batch // aligned) * aligned
         self.position = torch.zeros(k + 3, width, dtype=torch.int64, device=device)[:, :batch]
@@ -47,11 +47,11 @@ class Frame:
 
         self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
         self._recent_index = self.position[2 - self.recent.shape[1] : 2].t()
-        self.winners: list[Winners] = []  # the K proposals that are sampled
+        self.winners: list[Winners] = []  # one for each of the K sampled proposals
         if plan.samplers:
             if draft is not None and plan.samplers[0].needs_model:
                 self.draft_memory = draft.logits(batch, 1)
-            else:  # all tokens are alike
+            else:  # no model runs: all tokens are equally likely
                 self.draft_memory = torch.zeros(batch, 1, target.vocab_size, device=device)
             self.draft_logits = self.draft_memory[..., : target.vocab_size]  # [A, 1, V]
             for _ in range(k):
@@ -63,10 +63,10 @@ class Frame:
         self._lined_up = input_ids[:, : len(self._columns)]
 
     def begin(self, rows: Rows) -> None:
-        """Take the lengths and last tokens of the rows."""
+        """Load the lengths and last tokens of the rows."""
         torch.add(rows.length, self._offset, out=self.position).clamp_(min=0)
         torch.gather(rows.tokens, 1, self._recent_index, out=self.recent)
 
     def line_up(self) -> None:
-        """Put what the draft proposed behind the last committed token."""
+        """Write the sampled proposals behind the last committed token."""
         torch.cat(self._columns, 1, out=self._lined_up)

@@ -1,4 +1,4 @@
-"""The plan of a round: which work it has to do, known on the host before it starts."""
+"""The plan of a round: the work it has to do, known on the host before it starts."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +14,16 @@ class Plan:
     """Equal plans run the same operations."""
 
     batch: int
-    draft_length: int  # K: the widest of the live rows
+    draft_length: int  # K: the most that any live row proposes
     sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose
-    filters: "tuple[Filter, ...]" = ()  # those that some row needs, in the order in which they apply
-    draft_filters: "tuple[Filter, ...]" = ()  # where own_draft: those of the draft
+    filters: "tuple[Filter, ...]" = ()  # filters that some row needs, in the order in which they apply
+    draft_filters: "tuple[Filter, ...]" = ()  # if own_draft: the filters of the draft
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
-    ragged: bool = False  # some row proposes less than K tokens
+    ragged: bool = False  # some row proposes fewer than K tokens
     rejection: bool = False  # some row samples by the rejection rule
     coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
-    lenient: bool = False  # some row accepts more than is lossless
+    lenient: bool = False  # some row accepts more than lossless decoding would
     logprobs: int | None = None
     traced: bool = False
     entropies: bool = False  # some row chooses its draft length by the draft's entropy
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def probabilities(self) -> bool:
-        """Whether p and q themselves are needed, not only who wins."""
+        """Whether the round needs p and q themselves, not only the winning tokens."""
         return self.rejection or self.traced
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The one copy a round makes to the host, and its reading row by row."""
+"""Copies a round's results to the host in one piece and reads them row by row."""
 
 from math import isfinite
 from typing import NamedTuple
@@ -20,11 +20,11 @@ class RowResult(NamedTuple):
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None
-    entropies: tuple[float, ...]  # of the draft at each proposal
+    entropies: tuple[float, ...]  # the draft's at each proposal
 
 
 def tabulate(done: Round, plan: Plan) -> torch.Tensor:
-    """Everything the host wants of a round in one tensor, a row each."""
+    """Gather all that the host needs of a round in one tensor, one row per request."""
     parts = [done.verdict.table]
     if plan.entropies:
         assert done.proposal.entropies is not None
@@ -38,7 +38,7 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
 
 
 def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = None) -> list[RowResult]:
-    """With the `logits` [A, K+1, V] the next token is checked here, else the device has."""
+    """Read a round's table; check the next tokens by the `logits` [A, K+1, V] if given, else the device has done it."""
     width = plan.draft_length + 1
     results = []
     numbers = None if logits is None else logits.numpy()
@@ -47,7 +47,7 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
         tokens = [int(token) for token in row[2 : 3 + accepted]]
         if proposed < 0 or (numbers is not None and not _finite(numbers[index, accepted], tokens[-1])):
             raise EngineError(
-                "the models' logits are no numbers (NaN or infinite), as when a graph overflows in float16; "
+                "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
         trace, entropies, k = None, (), width - 1

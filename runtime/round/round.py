@@ -15,7 +15,7 @@ from .rows import Rows
 
 
 class Round(NamedTuple):
-    """What a round decided, still on the device."""
+    """The result of a round, still on the device."""
 
     proposal: Proposal
     verdict: Verdict
@@ -23,7 +23,7 @@ class Round(NamedTuple):
 
 
 def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
-    """Advance every row of `rows` by one to K+1 tokens; no committed length reaches `span` before the round."""
+    """Advance every row by one to K+1 tokens; before the round every committed length is below `span`."""
     clock.mark(0)
     frame.begin(rows)
     noise = draw_noise(rows, plan, frame)
@@ -52,7 +52,7 @@ def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
 
 
 def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
-    """Write the round's tokens and move each length: this is commit and rollback in one."""
+    """Write the round's tokens and advance each length: this is commit and rollback in one."""
     verdict = frame.verdict
     rows.tokens.scatter_(1, frame.index, verdict.tokens)
     rows.length.add_(verdict.accepted).add_(1)

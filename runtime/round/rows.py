@@ -1,4 +1,4 @@
-"""The state of the live requests: row r of every tensor belongs to one of them."""
+"""The state of the live requests: row r of every tensor belongs to one request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -19,18 +19,18 @@ LEAST_LENIENCE = 1e-30  # its logarithm is finite, so that what a request exclud
 
 @cache
 def counting(n: int, device: torch.device) -> Tensor:
-    """0 … n - 1, made once: nobody writes to it."""
+    """Return 0 … n - 1, made once and never written to."""
     return torch.arange(n, device=device)
 
 
 def pick(tensor: Tensor, index: Tensor) -> Tensor:
-    """Row a of the result is tensor[a, index[a]]."""
+    """Return the tensor whose row a is tensor[a, index[a]]."""
     return tensor[counting(len(tensor), tensor.device), index]
 
 
 @dataclass
 class Rows:
-    """Live rows are dense: they come first. What a filter knows of them is in its columns."""
+    """Live rows come first, without gaps. Each filter keeps what it knows of them in its columns."""
 
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
@@ -40,7 +40,7 @@ class Rows:
     seed: Tensor  # [M, 2] int64, 32-bit words
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
-    uniforms: Tensor  # [M, 2 · BLOCK, 17, 2] float64: of rounds that begin at each length of an even and an odd block
+    uniforms: Tensor  # [M, 2 · BLOCK, 17, 2] float64, for rounds that begin at a length of an even or odd block
     columns: Columns  # of the filters
 
     @classmethod
@@ -94,17 +94,17 @@ class Rows:
             one.admit(self.columns, row, params, prompt, vocab_size)
 
     def ask(self, counts: Sequence[Sequence[int]], entropy_limits: Sequence[float]) -> None:
-        """Set what the live rows take from each source, and the entropy at which their proposals end."""
+        """Set how many proposals the live rows take from each source, and the entropy at which they stop."""
         self.asked[: len(counts)] = torch.tensor(counts)
         self.entropy_limit[: len(counts)] = torch.tensor(entropy_limits)
 
     def fill_uniforms(self, row: int, block: int) -> None:
-        """Make the uniforms of all rounds that begin at the lengths of this block."""
+        """Make the uniforms of all rounds that begin at a length of this block."""
         length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
         place = block % 2 * BLOCK
         self.uniforms[row, place : place + BLOCK] = uniforms(self.seed[row], length, MAX_DRAFT_LENGTH + 1)
 
     def round_uniforms(self) -> tuple[Tensor, Tensor]:
-        """The uniforms [A, 17] of this round: one to draw each token, one to test it."""
+        """Return the uniforms [A, 17] of this round: one to draw each token, one to test it."""
         draw, test = pick(self.uniforms, self.length % (2 * BLOCK)).unbind(-1)
         return draw, test

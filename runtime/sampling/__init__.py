@@ -1,1 +1,1 @@
-"""What turns logits into tokens: the request's parameters, the transform, the noise, and the exact tests."""
+"""Turns logits into tokens: the request's parameters, the transform, the noise, and the exact tests."""

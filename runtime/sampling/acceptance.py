@@ -1,10 +1,10 @@
-"""The two exact tests: which prefix of the proposal stands, and which token follows it. Pure torch, no sync.
+"""Two exact tests say which prefix of the proposal stands and which token follows it. Pure torch, no sync.
 
 rejection: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
 coupled:   target and draft pick argmax(score + the same noise); accept while they agree. Greedy has zero noise.
 
-Lenience l < 1 puts l·q in the place of q, so that more is accepted, and lets greedy rows keep what is l times as
-likely as the best token. It is lossy within a bound: an accepted token has min(q, p/l), the residual adds
+Lenience l < 1 replaces q by l·q, so that more is accepted, and lets greedy rows keep a token at least l times as
+likely as the best one. The loss is bounded: acceptance gives a token min(q, p/l), and the residual adds
 R·max(0, p − l·q) / (1 − l + l·R) where R = 1 − Σ min(q, p/l), and since l·R ≤ 1 − l + l·R their sum is at most p/l.
 """
 
@@ -23,7 +23,7 @@ class Noise(NamedTuple):
     """All randomness of one round; None where no row needs it."""
 
     gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
-    draw: Tensor | None  # [A, 17] uniforms that draw tokens: proposal i by column i, the next token by the last
+    draw: Tensor | None  # [A, 17] uniforms that draw tokens: column i draws proposal i, the last the next token
     test: Tensor | None  # [A, 17] uniforms that test proposals
 
 
@@ -31,15 +31,15 @@ class Proposal(NamedTuple):
     """What the drafters propose, and the distribution each proposal was truly sampled from."""
 
     tokens: Tensor  # [A, K]
-    proposed: Tensor  # [A] how many of them the row proposes
+    proposed: Tensor  # [A] how many of the tokens each row proposes
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
-    entropies: Tensor | None = None  # [A, K] of the draft where it sampled each, if asked for
+    entropies: Tensor | None = None  # [A, K] the draft's entropy at each, if asked for
 
 
 class Winners:
     """Fixed memory [A, W] for the tokens picked under the coupled rule; ties go to the lowest id.
 
-    `logits` [A, W, V] are what they are picked by where nothing transforms those.
+    `logits` [A, W, V] are the scores if nothing transforms them.
     """
 
     def __init__(self, logits: Tensor, tokens: Tensor) -> None:
@@ -66,17 +66,17 @@ class Verdict:
         self.accepted = self.table[:, 0]
         self.proposed = self.table[:, 1]
         self.tokens = self.table[:, 2:]  # [A, K+1]: the accepted proposals, the next token, then garbage
-        self.next_index = self.table[:, :1]  # [A, 1]: where among them the next token is
+        self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
         self.winners = Winners(logits, self.tokens)
         self.leading = self.tokens[:, :-1]  # [A, K]
-        stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last one never does
+        stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
         self.passed = stands[:, :-1]  # [A, K]
         self.standing = stands.view(torch.uint8)
         self.target_probabilities: Tensor | None = None  # [A, K+1, V]
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """The tokens [A, 1] that uniforms u [A, 1] draw from unnormalised weights [A, V]; one without weight never."""
+    """Draw tokens [A, 1] by uniforms u [A, 1] from unnormalised weights [A, V], never a token of weight zero."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
 
@@ -103,9 +103,9 @@ def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: No
 
 
 def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
-    """Where the next token was drawn from NaN, propose -1, which the host refuses.
+    """Set `proposed` to -1, which the host refuses, where the next token's logit is not finite.
 
-    The token is brought into the vocabulary: one outside it would end all work on a GPU before the host reads it.
+    The token is moved into the vocabulary: one outside it would end all work on a GPU before the host reads it.
     """
     last = logits.shape[2] - 1
     token = verdict.tokens.gather(1, verdict.next_index)
@@ -117,7 +117,7 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
 def examine(
     proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
 ) -> None:
-    """Which proposals [A, K] pass the test of their row's rule."""
+    """Mark which proposals [A, K] pass the test of their row's rule."""
     agree = torch.eq(verdict.leading, proposal.tokens, out=None if plan.rejection else verdict.passed)
     if plan.lenient and plan.coupled:
         likely = chosen(scores[:, :-1], proposal.tokens) - scores[:, :-1].amax(-1) >= rows.lenience.log()[:, None]
@@ -135,14 +135,14 @@ def examine(
 
 
 def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
-    """The probability [A, K] of each token; certain ones have one."""
+    """Return the probability [A, K] of each token, which is 1 if the proposals were certain."""
     if probabilities is None:
         return torch.ones_like(tokens, dtype=torch.float32)
     return probabilities.gather(2, tokens[:, :, None])[:, :, 0]
 
 
 def residual(proposal: Proposal, target: Tensor, accepted: Tensor, lenience: Tensor | None = None) -> Tensor:
-    """What the next token is drawn from [A, V]: p where all proposals stand, else max(0, p − q) at the rejected one."""
+    """Return weights [A, V] for the next token: p where all proposals stand, else max(0, p − q) at the rejected one."""
     tokens = proposal.tokens
     p = pick(target, accepted)
     if tokens.shape[1] == 0:
@@ -155,5 +155,5 @@ def residual(proposal: Proposal, target: Tensor, accepted: Tensor, lenience: Ten
     if lenience is not None:
         q = q * lenience[:, None]
     difference = (p - q * (accepted < proposal.proposed)[:, None]).clamp_(min=0)
-    # p equal to q up to rounding leaves nothing, and then p is the answer; beside anything else it is never drawn.
+    # If p equals q up to rounding, nothing is left and p decides; beside any other weight this share is never drawn.
     return difference.add_(p, alpha=NEGLIGIBLE)

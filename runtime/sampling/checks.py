@@ -1,4 +1,4 @@
-"""How a parameter of a request is checked: by its type and range, with an error that says what was expected."""
+"""Checks the parameters of a request by type and range; errors say what was expected."""
 
 import math
 from typing import Any

@@ -1,7 +1,7 @@
-"""Randomness as a pure function: Philox4x32-10 of the request's seed, the index of the token, and what it is for.
+"""Randomness as a pure function: Philox4x32-10 of the request's seed, the token's index and the draw's purpose.
 
-No generator state, only integer torch operations: a draw does not depend on the neighbours in the batch, on the
-row, on the device or on when it is made.
+There is no generator state, only integer torch operations: a draw does not depend on its neighbours in the batch, on
+its row, on the device or on when it is made.
 """
 
 from functools import cache
@@ -14,17 +14,17 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
-_GUMBEL, _UNIFORM = 0, 1  # the last counter word: what a draw is for
+_GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw
 
 
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Made once: numbers of the host that a round brought to a GPU would make it wait."""
+    """Make the constants once: to copy numbers from the host to a GPU would make each round wait."""
     return torch.tensor([_MULTIPLIERS, _MULTIPLIERS[::-1]], device=device), torch.tensor([_WEYL], device=device)
 
 
 def philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Four random words for each counter; `counter` [4, …] and `key` [2, …] hold 32-bit words as int64."""
+    """Return four random words for each counter; `counter` [4, …] and `key` [2, …] hold 32-bit words as int64."""
     device, ones = counter.device, [1] * (counter.dim() - 1)
     multipliers, weyl = (constant.view(-1, 2, *ones) for constant in _constants(device))
     keys = (key + torch.arange(_ROUNDS, device=device).view(_ROUNDS, 1, *ones) * weyl) & _MASK
@@ -39,18 +39,18 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def gumbel(words: Tensor) -> Tensor:
-    """Standard Gumbel noise −log(−log1p(−v)): the likely end of v is fine and no v reaches 1, so it is finite."""
+    """Return standard Gumbel noise −log(−log1p(−v)); v is finest where noise is large and never 1, so it is finite."""
     v = words.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()
 
 
 def uniform(high: Tensor, low: Tensor) -> Tensor:
-    """Two words as float64 in (0, 1), far enough from 1 that u · x < x for every x."""
+    """Turn two words into a float64 in (0, 1), far enough from 1 that u · x < x for every x."""
     return (((high << 16) | (low >> 16)).double() + 0.5) * 2.0**-48
 
 
 def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
-    """Noise [A, W, size] of the tokens at `index` [A, W]; one request seed [A, 2] gives one noise per index."""
+    """Return noise [A, W, size] for the tokens at `index` [A, W]; one seed [A, 2] gives one noise per index."""
     blocks = torch.arange(-(-size // 4), device=index.device)
     counter = torch.zeros(4, *index.shape, len(blocks), dtype=torch.int64, device=index.device)
     counter[0] = blocks
@@ -61,9 +61,9 @@ def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
-    """Two uniforms [N, width, 2] for each token of a round that begins at `length` [N]: to draw it and to test it.
+    """Return two uniforms [N, width, 2] per token of a round that begins at `length` [N]: to draw it and to test it.
 
-    Keyed by the round's beginning, so that a draw discarded in one round is never used again in another.
+    They are keyed by where the round begins, so that a draw discarded in one round is never used again in another.
     """
     counter = torch.zeros(4, len(length), width, dtype=torch.int64, device=length.device)
     counter[0] = torch.arange(width, device=length.device)

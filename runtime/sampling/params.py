@@ -1,4 +1,4 @@
-"""What a request asks for: every field means under speculation exactly what it means without."""
+"""The parameters of a request; each means exactly the same with speculation as without."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Frozen(Mapping[Any, Any]):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Validated once, here; see `HELP` for each field. What the caller passes is copied, so it cannot change later."""
+    """Parameters, validated once, here; `HELP` explains each. Collections are copied, so they cannot change later."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -78,8 +78,8 @@ class SamplingParams:
         require("lenience", self.lenience, real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
         if self.lenient and self.rule == "coupled":
             raise RequestError(
-                f"lenience {self.lenience} accepts what the draft says and rule coupled keeps one text whatever it "
-                "says; choose rule rejection, or lenience 1"
+                f"lenience {self.lenience} lets the draft change the text, but rule coupled gives one text for any "
+                "draft; choose rule rejection, or lenience 1"
             )
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -92,22 +92,22 @@ class SamplingParams:
 
     @property
     def lenient(self) -> bool:
-        """Lossy: the output is not distributed as the target's."""
+        """Whether the output is lossy, that is, not distributed as the target's."""
         return self.lenience < 1
 
     @property
     def filtered(self) -> bool:
-        """Whether top-k, top-p and min-p matter: a greedy pick passes them all."""
+        """Whether top-k, top-p and min-p matter; a greedy pick passes them all."""
         return not self.greedy or self.lenient
 
     @property
     def own_draft_temperature(self) -> float:
-        """The temperature of the draft: the request's own unless another was asked for, or it is greedy anyway."""
+        """The draft's temperature: the request's own if that is greedy or no other was asked for."""
         return self.temperature if self.greedy or self.draft_temperature is None else self.draft_temperature
 
     @property
     def keeps_its_draft(self) -> bool:
-        """Whether the draft decides on the text while the same text is promised: then nothing else may decide on it."""
+        """Whether the draft affects a text that is promised to be the same; then nothing else may affect the draft."""
         draft_decides = self.lenient or (not self.greedy and self.rule == "rejection")
         return draft_decides and (self.greedy or self.seed is not None)
 
@@ -117,13 +117,13 @@ OWN_HELP = {
     "stop": "end the output before this text",
     "stop_token_ids": "end the output with this token",
     "ignore_eos": "do not end with the model's end-of-sequence token",
-    "seed": "where all randomness comes from: with one seed the same request gives the same output",
-    "logprobs": "report log-probabilities of the chosen token and of this many likeliest ones",
+    "seed": "source of all randomness: with the same seed the same request gives the same output",
+    "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
     "rule": "how proposals are accepted: rejection accepts more; coupled gives one text per seed, whatever the draft, "
     "K, batch or engine",
-    "lenience": "below 1 more is accepted and the output is lossy: a token may become 1 / lenience times as likely as "
-    "the target says, and a greedy one may be only lenience times as likely as the best",
-    "extra": "parameters of filters that were added, by name",
+    "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "
+    "as the target says, and a greedy token may be only lenience times as likely as the best",
+    "extra": "parameters of added filters, by name",
 }
 _KNOWN = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}
 HELP = {name: _KNOWN[name] for name in SamplingParams.__dataclass_fields__}

@@ -1,6 +1,6 @@
-"""From logits to the scores a request samples from: bias, penalties, temperature, top-k, top-p, min-p.
+"""Turns logits into the scores a request samples from: bias, penalties, temperature, top-k, top-p, min-p.
 
-Applied to target and draft alike *before* any acceptance rule, so that p and q are what is truly sampled from.
+It applies to target and draft alike *before* any acceptance rule, so that p and q are what is truly sampled from.
 """
 
 import functools
@@ -17,15 +17,15 @@ from .filters.temperature import at_the_drafts_own, cut_to_depth
 
 
 def transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Tensor | None) -> Tensor:
-    """Scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf.
+    """Return scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf.
 
-    `ahead` [A, N] are tokens of this round: all come before the last position, all but one before the one before it.
+    `ahead` [A, N] are tokens of this round: the last position comes after all, each position before it after one fewer.
     """
     return apply(plan.filters, logits, rows.columns, ahead)
 
 
 def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Tensor | None) -> Tensor:
-    """As `transform`, at the draft's own temperature: what it samples from is the softmax of exactly these scores."""
+    """Transform at the draft's own temperature; the draft samples from the softmax of exactly these scores."""
     if not plan.own_draft:
         return transform(logits, rows, plan, ahead)
     scores = apply(plan.draft_filters, logits, at_the_drafts_own(rows.columns), ahead)
@@ -44,7 +44,7 @@ def apply(filters: Sequence[Filter], scores: Tensor, columns: Columns, ahead: Te
 
 
 def keep_likeliest(scores: Tensor, columns: Columns, cuts: Sequence[Cut]) -> Tensor:
-    """Exclude what is below the highest threshold. Each cut sees what those before it have kept."""
+    """Exclude tokens below the highest threshold. Each cut sees what earlier cuts have kept."""
     if not cuts:
         return scores
     kept = ordered = ascending(scores)  # [A, W, V]

@@ -56,13 +56,13 @@ def test_a_bundle_may_be_moved(bundle: Path):
 
 
 def test_a_missing_bundle_is_refused(tmp_path: Path):
-    assert "export-models" in refused(tmp_path / "none", "is no directory")
+    assert "export-models" in refused(tmp_path / "none", "is not a directory")
     (tmp_path / "file").write_text("x")
-    refused(tmp_path / "file", "is no directory")
+    refused(tmp_path / "file", "is not a directory")
 
 
 def test_a_directory_without_a_manifest_is_refused(tmp_path: Path):
-    refused(tmp_path, "has no manifest.json, so it is no bundle; make one with export-models")
+    refused(tmp_path, "has no manifest.json, so it is not a bundle; make one with export-models")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -89,12 +89,12 @@ def test_a_truncated_file_is_refused_with_its_size(bundle: Path, name: str):
 @pytest.mark.parametrize("text", ["", "{", '{"format": 1', "\ufeff{}", "[1]", '"x"', "null", '{"format": "1"}', "{}"])
 def test_a_manifest_that_is_none_is_refused(bundle: Path, text: str):
     (bundle / "manifest.json").write_text(text, encoding="utf-8")
-    refused(bundle, "manifest.json (is no JSON|has no format number)")
+    refused(bundle, "manifest.json (is not JSON|has no format number)")
 
 
 def test_a_manifest_that_is_no_text_is_refused(bundle: Path):
     (bundle / "manifest.json").write_bytes(b"\xff\xfe\x00")
-    refused(bundle, "manifest.json is no JSON")
+    refused(bundle, "manifest.json is not JSON")
 
 
 def test_a_newer_bundle_is_refused_with_both_versions_and_what_to_do(bundle: Path):

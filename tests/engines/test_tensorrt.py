@@ -195,12 +195,15 @@ def rewrite(path: Path, sidecar: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"graph": "0"}, r"are of another export of its target; compile it again: trt-spec build --bundle"),
+        ({"graph": "0"}, r"are from another export of its target; compile them again: trt-spec build --bundle"),
         (
             {"compute_capability": "12.0"},
             r"for GPUs of compute capability 12.0, the one here has 8.9; compile",
         ),
-        ({"version": "0.9"}, r"compiled by tensorrt-rtx 0.9, here is 1; compile them again: trt-spec build --bundle"),
+        (
+            {"version": "0.9"},
+            r"compiled by tensorrt-rtx 0.9, but 1 is installed; compile them again: trt-spec build --bundle",
+        ),
         (
             {"model": "other"},
             r"has no plans for its target; compile them: trt-spec build --bundle \S+ --engine tensorrt",
@@ -317,7 +320,7 @@ def test_a_runtime_cache_that_cannot_be_kept_is_said(planned: Path, library: Fak
     decoder = open_decoder(planned)
     for plan in planned.glob("plans/*/*.plan"):
         plan.with_suffix(".cache").mkdir()
-    with pytest.warns(UserWarning, match="was not kept: Is a directory"):
+    with pytest.warns(UserWarning, match="cannot be saved: Is a directory"):
         decoder.close()
 
 

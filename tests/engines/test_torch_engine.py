@@ -289,7 +289,7 @@ def test_an_unknown_operator_is_refused_by_name(damaged):
     def change(model: Any) -> None:
         first(model, "Sigmoid").op_type = "Mystery"
 
-    with pytest.raises(EngineError, match=r"has the operator Mystery \(.+\), which engine torch does not know"):
+    with pytest.raises(EngineError, match=r"has the operator Mystery \(.+\), which engine torch does not support"):
         damaged(change)
 
 
@@ -304,8 +304,8 @@ def test_an_operator_of_another_domain_is_refused_by_name(damaged):
 @pytest.mark.parametrize(
     ("operator", "attribute", "message"),
     [
-        ("TensorScatter", {"mode": "circular"}, "with mode = 'circular'; engine torch knows 'linear' alone"),
-        ("Attention", {"is_causal": 1}, "with is_causal = 1; engine torch knows 0 alone"),
+        ("TensorScatter", {"mode": "circular"}, "with mode = 'circular'; engine torch supports only 'linear'"),
+        ("Attention", {"is_causal": 1}, "with is_causal = 1; engine torch supports only 0"),
         ("RotaryEmbedding", {"rotary_embedding_dim": 8}, "cannot convert RotaryEmbedding .*'rotary_embedding_dim'"),
         ("TensorScatter", {"axis": 1}, "cannot convert TensorScatter .*: the cache is written along the axis 1"),
     ],
@@ -356,7 +356,7 @@ def test_operators_of_another_version_are_refused(damaged):
     def change(model: Any) -> None:
         model.opset_import[0].version = 25
 
-    with pytest.raises(EngineError, match="has the ONNX operators of version 25, engine torch knows 24"):
+    with pytest.raises(EngineError, match="has ONNX operators of version 25, engine torch expects 24"):
         damaged(change)
 
 
@@ -370,7 +370,7 @@ def test_weights_elsewhere_and_types_without_a_name_in_torch_are_refused(damaged
 
     with pytest.raises(EngineError, match=r"lie in '\.\./other\.bin', expected weights\.bin; export the bundle again"):
         damaged(move)
-    with pytest.raises(EngineError, match="torch has nothing for the ONNX type 19; export the bundle again"):
+    with pytest.raises(EngineError, match="torch has no type for the ONNX type 19; export the bundle again"):
         damaged(retype)
 
 

@@ -58,7 +58,7 @@ def test_a_name_of_bytes_that_are_no_utf8_is_written_and_quoted(run, llama, tmp_
     prompts.write_text("def main\n")
     result = run("generate", "--bundle", llama.bundle, "--prompt-file", prompts, "--trace-html", page)
     assert (result.code, page.exists()) == (0, True)
-    assert_refused(run("inspect", tmp_path / f"no{BYTE}"), r"no\udcff is no directory")
+    assert_refused(run("inspect", tmp_path / f"no{BYTE}"), r"no\udcff is not a directory")
     few = ("--max-new-tokens", 16, "--repeats", 1, "--draft-lengths", 1, "--prompts", prompts)
     assert run("bench", "--bundle", llama.bundle, *few, "--report", page).code == 0
     assert r"prompts\udcff.txt" in page.read_text()
@@ -66,7 +66,7 @@ def test_a_name_of_bytes_that_are_no_utf8_is_written_and_quoted(run, llama, tmp_
 
 def test_a_name_with_control_characters_is_quoted_on_one_line(run, tmp_path):
     name = f"{tmp_path}/a\nb\x1b[31m\u2028"
-    assert_refused(run("inspect", name), r"/a\nb\x1b[31m\u2028 is no directory")
+    assert_refused(run("inspect", name), r"/a\nb\x1b[31m\u2028 is not a directory")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_batch_that_would_take_all_memory_is_refused_at_once(run, llama, size)
 @pytest.mark.parametrize("command", [("bench", "--bundle"), ("tune",)])
 def test_more_tokens_than_fit_are_refused_before_any_measuring(run, llama, command):
     result = run(*command, llama.bundle, "--max-new-tokens", 100_000_000)
-    assert_refused(result, "max_new_tokens 100000000 exceed the bundle's 256 by ")
+    assert_refused(result, "max_new_tokens 100000000 exceed the bundle's limit of 256 by ")
 
 
 def test_running_out_of_memory_is_said_in_a_sentence(run, llama, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_table_of_costs_or_a_result_that_nests_without_end_is_refused(run, lla
     costs.parent.mkdir()
     costs.write_text(NESTED)
     assert Bundle.open(tmp_path / "bundle")
-    assert_refused(run("generate", "--bundle", tmp_path / "bundle", "--prompt", "a"), "is no table of costs")
+    assert_refused(run("generate", "--bundle", tmp_path / "bundle", "--prompt", "a"), "is not a table of costs")
     (tmp_path / "result.json").write_text(NESTED)
     assert main([str(tmp_path / "result.json"), str(tmp_path / "out.html")]) == 2
     assert "is not a result of this version's bench (RecursionError: " in capfd.readouterr().err

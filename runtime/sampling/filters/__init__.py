@@ -1,4 +1,4 @@
-"""The filters of a request, one a file, in the order in which they change its distribution."""
+"""The filters of a request, one per file, in the order in which they change its distribution."""
 
 from .bias import Bias
 from .filter import Change, Columns, Cut, Filter, cut_below

@@ -1,4 +1,4 @@
-"""What every filter is: one way in which a request changes the distribution its next token comes from."""
+"""The interface of every filter: one way in which a request changes the distribution of its next token."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -9,7 +9,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..params import SamplingParams
 
-Columns = dict[str, Tensor]  # by name, one entry a row: what the filters know of each request
+Columns = dict[str, Tensor]  # by name, one entry per row: what the filters know of each request
 
 
 class Filter:
@@ -29,7 +29,7 @@ class Filter:
         raise NotImplementedError
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
-        """New columns for so many rows. On a GPU they have their full size: nothing may move that a record reads."""
+        """Make columns for this many rows, on a GPU in full size: what a recorded round reads must not move."""
         return {}
 
     def admit(
@@ -45,23 +45,25 @@ class Change(Filter):
     """A filter that computes new scores."""
 
     def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
-        """Scores [A, W, V]. `ahead` [A, N] are tokens of this round, if a filter reads them: the last position comes
-        after all of them, each position before it after one less."""
+        """Return new scores [A, W, V]. `ahead` [A, N] are tokens of this round, if a filter reads them.
+
+        The last position comes after all of them, each position before it after one fewer.
+        """
         raise NotImplementedError
 
 
 class Cut(Filter):
     """A filter that excludes the tokens whose score is below a threshold. All cuts share one sort."""
 
-    reads_kept: ClassVar[bool] = False  # whether its threshold depends on what earlier cuts left in
+    reads_kept: ClassVar[bool] = False  # whether its threshold depends on what earlier cuts kept
 
     def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:
-        """[A, W, 1]. `ordered` [A, W, V] are all scores, ascending; `kept` those that earlier cuts left in."""
+        """Return thresholds [A, W, 1]. `ordered` [A, W, V] are all scores, rising; `kept` those that cuts left."""
         raise NotImplementedError
 
 
 def cut_below(scores: Tensor, threshold: Tensor) -> Tensor:
-    """Scores below the threshold become -inf."""
+    """Set scores below the threshold to -inf."""
     return torch.where(scores >= threshold, scores, -torch.inf)
 
 
@@ -70,5 +72,5 @@ def widened(tensor: Tensor, size: int) -> Tensor:
 
 
 def wide(rows: int, vocab_size: int, device: str) -> Tensor:
-    """A column with a number for each token; on the CPU it gets them when the first request needs it."""
+    """Make a column with a number for each token; on the CPU it stays empty until the first request needs it."""
     return torch.zeros(rows, 0 if device == "cpu" else vocab_size, device=device)

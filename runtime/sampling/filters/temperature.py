@@ -1,4 +1,4 @@
-"""Temperature, and that of the draft, which may sample cooler or greedily; 0 is greedy."""
+"""Temperature of a request and of its draft, which may sample cooler or greedily; 0 is greedy."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -32,7 +32,7 @@ class Temperature(Change):
         return params.temperature not in (0, 1)
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
-        # The depth is how far below its best score a draft samples: inf, or 0 if it alone is greedy.
+        # The depth is how far below its best score a draft samples: inf, or 0 if only the draft is greedy.
         return {name: torch.zeros(rows, device=device) for name in ("temperature", "draft_temperature", "draft_depth")}
 
     def admit(
@@ -47,7 +47,7 @@ class Temperature(Change):
 
 
 def at_the_drafts_own(columns: Columns) -> Columns:
-    """The columns as the draft's scores are computed by."""
+    """Return the columns with the draft's temperature in place of the request's."""
     return columns | {"temperature": columns["draft_temperature"]}
 
 

@@ -109,8 +109,8 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path):
         return message
 
     assert "counts a vocabulary of 6 tokens, the bundle has 7" in refused(to_bytes(arrays, longest), 7)
-    assert "is no table of n-grams" in refused(b"garbage")
-    assert "is no table of n-grams" in refused(to_bytes(arrays, longest)[:300])
+    assert "is not a table of n-grams" in refused(b"garbage")
+    assert "is not a table of n-grams" in refused(to_bytes(arrays, longest)[:300])
     for forged in (
         {"tokens": arrays["tokens"] + 5},
         {"offsets": arrays["offsets"] * 2},
@@ -119,5 +119,5 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path):
         {"left": arrays["left"][None]},
         {"left": arrays["left"] * 0},
     ):
-        assert "its arrays do not fit one another" in refused(to_bytes(arrays | forged, longest))
-    assert "its arrays do not fit one another" in refused(to_bytes(arrays, 0))
+        assert "its arrays do not fit together" in refused(to_bytes(arrays | forged, longest))
+    assert "its arrays do not fit together" in refused(to_bytes(arrays, 0))

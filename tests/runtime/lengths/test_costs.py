@@ -58,7 +58,9 @@ def test_a_table_of_another_machine_or_other_graphs_is_not_used(bundle: Bundle):
 def test_a_damaged_table_is_refused_with_what_mends_it(bundle: Bundle, damage):
     path = measured(bundle).save(bundle)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(BundleError, match=r"onnxruntime-cpu.json is no table of costs .* run trt-spec tune .*bundle"):
+    with pytest.raises(
+        BundleError, match=r"onnxruntime-cpu.json is not a table of costs .* run trt-spec tune .*bundle"
+    ):
         Decoder.open(bundle.path)
 
 
@@ -112,5 +114,5 @@ def test_what_was_not_measured_cannot_be_chosen(bundle: Bundle):
         assert decoder.submit([5, 6, 7]).draft_length == 4
         with pytest.raises(RequestError, match=r"costs of drafter lookup only, not of model; run trt-spec tune"):
             decoder.submit([5, 6, 7], draft_length="auto")
-        with pytest.raises(RequestError, match=r"drafter mixed goes with draft_length auto, not with 3"):
+        with pytest.raises(RequestError, match=r"drafter mixed needs draft_length auto, not 3"):
             decoder.submit([5, 6, 7], draft_length=3, drafter="mixed")

@@ -91,7 +91,7 @@ def test_an_extreme_value_is_refused_or_works_and_never_harms_a_neighbour(
 
 
 def test_lenience_is_refused_under_the_rule_that_keeps_one_text():
-    message = "lenience 0.5 accepts what the draft says and rule coupled keeps one text whatever it says; choose rule "
+    message = "lenience 0.5 lets the draft change the text, but rule coupled gives one text for any draft; choose rule "
     for temperature in (0, 1.0):
         with pytest.raises(RequestError, match=f"^{re.escape(message)}rejection, or lenience 1$"):
             SamplingParams(temperature=temperature, rule="coupled", lenience=0.5)
@@ -136,7 +136,11 @@ def decoder(tmp_path: Path):
         ("", {}, "the prompt is empty; give at least one token"),
         ([1, 257], {}, "prompt token id 257 is outside the vocabulary of 257 tokens"),
         ([-1], {}, "prompt token id -1 is outside the vocabulary of 257 tokens"),
-        ([1] * 95, {}, "prompt of 95 tokens and max_new_tokens 8 exceed the bundle's 100 by 3; shorten either"),
+        (
+            [1] * 95,
+            {},
+            "prompt of 95 tokens and max_new_tokens 8 exceed the bundle's limit of 100 by 3; shorten either",
+        ),
         ([1], {"draft_length": 17}, "draft_length is 17, expected auto or a whole number from 0 to 16"),
         ([1], {"draft_length": -1}, "draft_length is -1, expected auto or a whole number from 0 to 16"),
         ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected auto or a whole number from 0 to 16"),
@@ -195,7 +199,7 @@ def test_a_cascade_needs_a_draft_whose_steps_give_as_many_logits_as_the_targets(
     with patch.object(ScriptedEngine, "verify_width", property(lambda engine: 1 if engine.next_token is one else 17)):
         decoder = scripted_decoder(tmp_path, lambda context: 5, one)
     message = (
-        "the draft model gives logits of 1 tokens a step here, drafter cascade needs as many as the target; "
+        "the draft model gives logits for 1 tokens a step here, drafter cascade needs as many as the target gives; "
         "use drafter model"
     )
     with decoder, pytest.raises(RequestError, match=f"^{message}$"):

@@ -113,7 +113,7 @@ def test_stream_excludes_other_forms_of_output(generate, other):
 
 def test_a_missing_bundle_is_refused(run, tmp_path):
     result = run("generate", "--bundle", tmp_path / "none", "--prompt", "a")
-    assert_refused(result, "none is no directory; make one with export-models")
+    assert_refused(result, "none is not a directory; make one with export-models")
 
 
 @pytest.mark.parametrize("k", ["17", "-1"])

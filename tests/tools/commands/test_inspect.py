@@ -67,4 +67,4 @@ def test_a_length_the_bundle_does_not_allow_is_refused(run, llama):
 
 
 def test_a_folder_that_is_no_bundle_is_refused(run, tmp_path):
-    assert_refused(run("inspect", tmp_path), "has no manifest.json, so it is no bundle")
+    assert_refused(run("inspect", tmp_path), "has no manifest.json, so it is not a bundle")

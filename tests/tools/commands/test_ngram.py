@@ -90,11 +90,11 @@ def test_texts_that_cannot_be_counted_are_refused(run, bundle, tmp_path):
     assert_refused(run(*command, "--order", 9), "--order is 9, expected a whole number from 1 to 8")
     assert_refused(run(*command, "--order", 0), "argument --order: '0', expected a whole number >= 1")
     file.write_text("abcdef")
-    assert_refused(run("ngram", "--bundle", tmp_path, "--text", file), "so it is no bundle")
+    assert_refused(run("ngram", "--bundle", tmp_path, "--text", file), "so it is not a bundle")
 
 
 def test_a_bundle_that_cannot_be_written_is_refused(run, bundle, text):
     (bundle / "ngram").write_text("in the way")
     result = run("ngram", "--bundle", bundle, "--text", text)
-    assert_refused(result, "(File exists); it is as it was, make room and try again")
+    assert_refused(result, "(File exists); it is unchanged, make room and try again")
     Bundle.open(bundle)

@@ -98,7 +98,7 @@ def test_a_target_whose_weights_are_not_the_checkpoints_fails(run, llama: Pair, 
 
 
 def test_no_bundle_is_refused_by_name(run, tmp_path):
-    assert_refused(run("verify", tmp_path / "nothing"), "is no directory; make one with export-models")
+    assert_refused(run("verify", tmp_path / "nothing"), "is not a directory; make one with export-models")
 
 
 def test_the_checkpoint_of_another_model_is_refused(run, llama: Pair, tmp_path):
