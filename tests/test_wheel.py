@@ -47,6 +47,7 @@ def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> No
     assert modules - set(names) == set()
     assert "trt_spec/tools/demo_pair/pycode-14m/model.safetensors" in names
     assert "trt_spec/tools/measuring/prompts/chat.jsonl" in names
+    assert "trt_spec/py.typed" in names
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"trt_spec"}
 

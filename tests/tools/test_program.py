@@ -141,7 +141,8 @@ def test_a_bundle_whose_files_are_no_sensible_json_is_refused(run, llama, tmp_pa
 def test_a_record_of_a_check_that_says_nothing_is_refused(run, llama, tmp_path):
     shutil.copytree(llama.bundle, tmp_path / "bundle")
     bundle = Bundle.open(tmp_path / "bundle")
-    replace(bundle, target=replace(bundle.target, check={"worst_error": "x"})).save()
+    damaged = replace(bundle.target, check={"worst_error": "x"})
+    replace(bundle, models=bundle.models | {"target": damaged}).save()
     assert_refused(run("inspect", bundle.path), "the manifest's record of the check is {'worst_error': 'x'}; export")
 
 

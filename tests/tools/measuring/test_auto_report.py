@@ -31,7 +31,7 @@ def test_settings_are_compared_run_by_run_and_the_best_by_the_mean():
 @pytest.mark.parametrize(
     ("bundle", "tokens", "said"),
     [
-        ("none", "20", "bundle none is no directory"),
+        ("none", "20", "bundle none is not a directory"),
         (None, "256", "--new-tokens is 256, and the bundle allows 256 tokens"),
     ],
 )

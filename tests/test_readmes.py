@@ -1,0 +1,38 @@
+"""The READMEs name what is there: every test, file and module, and the engines as their table has them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import ENGINES
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("engines", "runtime", "tests", "tools")  # export/README.md has tests of its own
+READMES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in FOLDERS)]
+ROW = re.compile(r"^\| `([\w-]+)` \| (.*) \| ((?:cpu|cuda)[\w, ]*) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", READMES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_test_link_and_module_that_is_named_exists(file: Path):
+    text = file.read_text(encoding="utf-8")
+    named = [ROOT / path for path in re.findall(r"`(tests/[\w/]+\.py)`", text)]
+    named += [file.parent / path for path in re.findall(r"\]\(([\w./]+)\)", text)]
+    for module in re.findall(r"trt_spec\.tools\.([a-z_.]+[a-z])", text):
+        named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
+    for module in re.findall(r"`((?:measuring|making)\.\w+) ", text):
+        named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
+    assert named
+    assert [str(path) for path in named if not path.exists()] == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "engines/README.md"])
+def test_the_table_of_engines_is_the_one_that_runs(file: str):
+    found = ROW.findall((ROOT / file).read_text(encoding="utf-8"))
+    assert found == [(kind.name, kind.runs, ", ".join(kind.devices)) for kind in ENGINES.values()]
+
+
+def test_no_command_of_the_readme_runs_out_of_the_page():
+    for block in re.findall(
+        r"<!-- \w+ -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    ):
+        assert max(map(len, block.splitlines())) <= 100

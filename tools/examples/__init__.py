@@ -1,0 +1,1 @@
+"""Short scripts to begin from; each takes the path of a bundle."""
