@@ -32,7 +32,7 @@ from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
 from ..certificate.probe import Probe
-from ..certificate.same_text import ask_alone, in_another_engine
+from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
 from ..console import progress, say, table
 from ..flags.sampling import positive
@@ -116,7 +116,7 @@ def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[
     """Compare the coupled rule on the device with plain decoding on the CPU; the arbiter judges each difference."""
     here = Subject(Bundle.open(work / "demo-float32"), "onnxruntime", "cpu", batch=4)
     params = SamplingParams(max_new_tokens=new_tokens, temperature=1.0, rule="coupled", seed=11)
-    asked = ask_alone(here, [(prompt, params) for prompt in here.prompts()])
+    asked = ask_plain(here, [(prompt, params) for prompt in here.prompts()])
     probe = Probe(here)
     try:
         return asdict(in_another_engine(replace(here, engine=engine, device=device), asked, probe))
