@@ -19,6 +19,11 @@ from trt_spec.tools.commands.export_models import main
 from ..models import YARN, tiny_llama
 
 COMMAND = [sys.executable, "-m", "trt_spec.tools.commands.export_models"]
+# What a shell starts in the background ignores interrupts, and so does all that it starts.
+HEEDING_INTERRUPTS = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('trt_spec.tools.commands.export_models', run_name='__main__')"
+)
 
 
 def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -> None:
@@ -90,7 +95,8 @@ def test_bad_flag_exits_with_2(flags: list[str], capsys: pytest.CaptureFixture[s
 def test_signal_in_the_middle_leaves_nothing_behind(tmp_path: Path, sent: int, code: int, said: str) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint")
     arguments = ["--target", str(checkpoint), "--out", str(tmp_path / "bundle")]
-    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, cwd="/") as process:
+    command = [sys.executable, "-c", HEEDING_INTERRUPTS, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd="/") as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "tracing" in line:

@@ -209,6 +209,14 @@ def test_a_full_disk_leaves_no_half_plan(half: Path) -> None:
     assert sorted(filter(Path.is_file, half.rglob("*"))) == before
 
 
+def test_what_a_killed_build_left_goes_with_the_next_one(half: Path) -> None:
+    left = half / "plans" / "tensorrt-rtx-8.9" / ".verify-0123.plan.partial-0123abcd"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_bytes(b"half")
+    assert build_plans(half, options(draft_length=0, prefill_width=16)).built > 0
+    assert not list(half.rglob(".*"))
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [

@@ -73,6 +73,13 @@ def test_counting_that_is_interrupted_leaves_the_bundle_as_it_was(run, bundle, t
     assert Bundle.open(bundle).files == before
 
 
+def test_what_a_killed_count_left_goes_with_the_next_one(run, bundle, text):
+    run("ngram", "--bundle", bundle, "--text", text)
+    (bundle / "ngram" / ".0123.npz.partial-0123abcd").touch()
+    assert run("ngram", "--bundle", bundle, "--text", text, "--order", 2).code == 0
+    assert [file.suffix for file in (bundle / "ngram").iterdir()] == [".npz"]
+
+
 def test_what_is_counted_may_be_bounded(run, bundle, text):
     found = json.loads(run("ngram", "--bundle", bundle, "--text", text, "--most", 12, "--json").out)
     assert 0 < found["entries"] <= 12
