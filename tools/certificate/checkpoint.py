@@ -11,11 +11,11 @@ import torch
 from ...engines import RequestError
 from ...runtime import SamplingParams
 from .arbiter import Arbiter
-from .probe import Probe
-from .same_text import Asked, Tally, ask_alone
+from .effort import Effort
+from .probe import Probes
+from .same_text import Asked, Tally, ask_plain
 from .subject import Finding, Progress, Subject
 
-NEW_TOKENS = 40
 STRIDE = 8  # positions of a text between two whose logits are compared
 
 
@@ -40,42 +40,37 @@ def load(subject: Subject, directory: Path) -> Any:
     return load_model(checkpoint, promised.dtype)
 
 
-def check(subject: Subject, directory: Path, progress: Progress) -> Iterator[Finding]:
+def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
     from ...export.oracle import branch_logits, computing_in_float32
 
-    progress("checkpoint: loading")
+    progress("checkpoint: loading", 0, 3)
     model = load(subject, directory)
     vocab_size = subject.bundle.tokenizer.vocab_size
     if (kind := subject.bundle.target.weights) != "none":
         # What the loop must equal is the model as stored; the export has compared that with the rounded checkpoint.
         yield Finding("checkpoint", directory.name, None, f"not judged: the bundle's weights are {kind}")
         return
-    progress("checkpoint: greedy text")
-    params = SamplingParams(max_new_tokens=subject.room(NEW_TOKENS))
-    asked = ask_alone(subject, [(prompt, params) for prompt in subject.prompts()])
-    probe = Probe(subject)
-    try:
-        judge = Arbiter(
-            probe, subject.rounding, [lambda context: branch_logits(model, [[*context]])[0][-1, :vocab_size]]
-        )
-        tally = Tally()
-        with computing_in_float32(model):
-            for one in asked:
-                tally.add_tokens(one, transformers_text(subject, model, one), judge, "transformers")
-        yield tally.finding("checkpoint", "greedy text of transformers")
-        progress("checkpoint: logits")
-        worst, compared = 0.0, 0
+    progress("checkpoint: greedy text", 1, 3)
+    params = SamplingParams(max_new_tokens=subject.room(effort.new_tokens))
+    asked = ask_plain(subject, [(prompt, params) for prompt in subject.prompts(effort.prompts)])
+    probe = probes["target"]
+    judge = Arbiter(probe, subject.rounding, [lambda context: branch_logits(model, [[*context]])[0][-1, :vocab_size]])
+    tally = Tally()
+    with computing_in_float32(model):
         for one in asked:
-            text = [*one.prompt, *one.expected.token_ids]
-            expected = branch_logits(model, [text])[0][:, :vocab_size]
-            for length in range(1, len(text) + 1, STRIDE):
-                worst = max(worst, float(torch.dist(probe.logits(text[:length]), expected[length - 1], torch.inf)))
-                compared += 1
-        allowed = subject.rounding * max(1.0, float(expected.std()))
-        detail = f"{compared} positions, within {worst:.2g} of transformers (allowed {allowed:.2g})"
-        yield Finding("checkpoint", "logits", worst <= allowed, detail, {"worst": worst, "allowed": allowed})
-    finally:
-        probe.close()
+            tally.add_tokens(one, transformers_text(subject, model, one), judge, "transformers")
+    yield tally.finding("checkpoint", "greedy text of transformers")
+    progress("checkpoint: logits", 2, 3)
+    worst, compared = 0.0, 0
+    for one in asked:
+        text = [*one.prompt, *one.expected.token_ids]
+        expected = branch_logits(model, [text])[0][:, :vocab_size]
+        for length in range(1, len(text) + 1, STRIDE):
+            worst = max(worst, float(torch.dist(probe.logits(text[:length]), expected[length - 1], torch.inf)))
+            compared += 1
+    allowed = subject.rounding * max(1.0, float(expected.std()))
+    detail = f"{compared} positions, within {worst:.2g} of transformers (allowed {allowed:.2g})"
+    yield Finding("checkpoint", "logits", worst <= allowed, detail, {"worst": worst, "allowed": allowed})
 
 
 def transformers_text(subject: Subject, model: Any, one: Asked) -> list[int]:

@@ -6,6 +6,7 @@ least 4n · (total variation)²: so many samples catch any fault of a total vari
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from functools import lru_cache
 from math import inf, log, sqrt
 
 import torch
@@ -35,6 +36,7 @@ def _central(statistic: float, half_freedom: Tensor) -> Tensor:
     return upper
 
 
+@lru_cache(1024)
 def threshold(false_alarm: float, freedom: int, noncentrality: float = 0.0) -> float:
     """What χ² exceeds with this probability."""
     low, high = 0.0, 10.0 * (freedom + noncentrality + 100)

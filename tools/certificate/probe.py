@@ -1,6 +1,8 @@
 """A model of the bundle in an engine of its own: what the loop is compared with, whatever rounds have done."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,3 +39,31 @@ class Probe:
 
     def close(self) -> None:
         self.model.close()
+
+
+class Probes(Mapping[str, Probe]):
+    """One for each model of the bundle, opened on first use and shared by all checks."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._open: dict[str, Probe] = {}
+
+    def __getitem__(self, role: str) -> Probe:
+        if role not in self._open:
+            self._open[role] = Probe(self.subject, role)
+        return self._open[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.subject.bundle.models)
+
+    def __len__(self) -> int:
+        return len(self.subject.bundle.models)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for probe in self._open.values():
+            probe.close()

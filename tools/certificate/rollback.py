@@ -15,12 +15,11 @@ from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters.propose import WITH_MODEL
 from ...runtime.memory.model import Model
-from .probe import Probe
+from .effort import Effort
+from .probe import Probe, Probes
 from .subject import Finding, Progress, Subject, controllers, draft_lengths
 
-NEW_TOKENS = 40
 ROWS = 4
-REQUESTS = 10
 COARSE = 0.3
 CHANGE, CANCEL = 0.4, 0.01  # how likely in a round of a request
 
@@ -38,39 +37,36 @@ class Worst:
         self.logits, self.entries = max(self.logits, logits), max(self.entries, entries)
 
 
-def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
-    probes = {role: Probe(subject, role) for role in subject.bundle.models}
-    try:
-        for batch in sorted({1, min(ROWS, subject.batch)}):
-            progress(f"rollback: random rounds, batch {batch}")
-            worst = {role: Worst() for role in probes}
-            with subject.open(batch) as decoder:
-                for _ in random_rounds(subject, decoder, seed=batch):
-                    compare_all(decoder, probes, worst)
-                accepted = decoder.speculation.acceptance
-            for role, one in worst.items():
-                # A wrong entry is another vector altogether, so that even a coarse limit sees it.
-                passed = one.logits <= subject.rounding and one.entries <= min(COARSE, 3 * subject.rounding)
-                detail = (
-                    f"{one.comparisons} rows compared, logits within {one.logits:.2g} of a fresh prefill (allowed "
-                    f"{subject.rounding:g}), cache entries within {one.entries:.2g}; {accepted or 0:.0%} accepted"
-                )
-                numbers = {"comparisons": one.comparisons, "logits": one.logits, "entries": one.entries}
-                yield Finding("rollback", f"{role}, batch {batch}", passed, detail, numbers | {"acceptance": accepted})
-    finally:
-        for probe in probes.values():
-            probe.close()
+def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
+    batches = sorted({1, min(ROWS, subject.batch)})
+    for number, batch in enumerate(batches):
+        worst = {role: Worst() for role in probes}
+        with subject.open(batch) as decoder:
+            for finished in random_rounds(subject, decoder, effort, seed=batch):
+                compare_all(decoder, probes, worst)
+                done = number + finished / effort.requests
+                progress(f"rollback: random rounds, batch {batch}", done, len(batches))
+            accepted = decoder.speculation.acceptance
+        for role, one in worst.items():
+            # A wrong entry is another vector altogether, so that even a coarse limit sees it.
+            passed = one.logits <= subject.rounding and one.entries <= min(COARSE, 3 * subject.rounding)
+            detail = (
+                f"{one.comparisons} rows compared, logits within {one.logits:.2g} of a fresh prefill (allowed "
+                f"{subject.rounding:g}), cache entries within {one.entries:.2g}; {accepted or 0:.0%} accepted"
+            )
+            numbers = {"comparisons": one.comparisons, "logits": one.logits, "entries": one.entries}
+            yield Finding("rollback", f"{role}, batch {batch}", passed, detail, numbers | {"acceptance": accepted})
 
 
-def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[None]:
-    """Yields after each step, between rounds."""
+def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int) -> Iterator[int]:
+    """Yields after each step, between rounds, how many requests have ended."""
     choose = random.Random(seed)
     drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if name in WITH_MODEL), "none"]
     choices = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
-    prompts, most = subject.prompts(), subject.room(NEW_TOKENS)
+    prompts, most = subject.prompts(), subject.room(effort.new_tokens)
     waiting = [
         (choose.choice(prompts)[: choose.choice([1, 2, 3, 10, 40])], choose.randint(most // 2, most))
-        for _ in range(REQUESTS)
+        for _ in range(effort.requests)
     ]
     requests: list[Request] = []
     while waiting or not all(request.finished for request in requests):
@@ -80,7 +76,7 @@ def random_rounds(subject: Subject, decoder: Decoder, seed: int) -> Iterator[Non
             requests.append(decoder.submit(prompt, params, drafter=drafter, draft_length=draft_length))
             waiting.pop(0)
         decoder.step()
-        yield
+        yield sum(request.finished for request in requests)
         for request in requests:
             if choose.random() < CHANGE:
                 request.drafter, request.draft_length = "none", 0  # so that the pair changes as one

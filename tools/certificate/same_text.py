@@ -1,18 +1,21 @@
 """One request, one text: greedy and coupled outputs equal those of plain decoding, whatever proposes how much, whoever
-is in the batch, and in every engine that is here. The arbiter rules on each difference."""
+is in the batch, and in every engine that is here. The arbiter rules on each difference.
+
+Alone, each drafter meets each prompt, rule and draft length; together, so does each drafter with each draft length.
+All prompts with all rules take part, but not with all drafters and lengths.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 
 from ...engines import ENGINES, EngineError
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.decoder import DraftLength
 from .arbiter import Arbiter, Difference, log_probabilities_agree
-from .probe import Probe
+from .effort import Effort
+from .probe import Probe, Probes
 from .subject import Finding, Progress, Subject, controllers, draft_lengths, spelled
 
-NEW_TOKENS = 40
 TOGETHER = 4  # rows that a request shares its rounds with, of which some leave and others join
 RULES = (
     SamplingParams(),
@@ -20,10 +23,12 @@ RULES = (
     SamplingParams(temperature=0.8, top_p=0.95, top_k=50, repetition_penalty=1.1, rule="coupled"),
 )
 
+Choice = tuple[str, DraftLength]  # a drafter and its draft length
+
 
 @dataclass(frozen=True)
 class Asked:
-    """A request and what plain decoding answers: K = 0, one token wide, alone."""
+    """A request and what plain decoding answers: K = 0, one token wide."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -78,65 +83,93 @@ class Tally:
         return Finding(check, case, not self.bugs, detail, numbers)
 
 
-def ask_alone(subject: Subject, requests: Sequence[tuple[tuple[int, ...], SamplingParams]]) -> list[Asked]:
+def ask_plain(
+    subject: Subject, requests: Sequence[tuple[tuple[int, ...], SamplingParams]], batch: int = 1
+) -> list[Asked]:
     prompts, params = zip(*requests, strict=True)
-    with subject.open(max_batch=1) as decoder:
+    with subject.open(batch) as decoder:
         outputs = decoder.generate(prompts, params, draft_length=0)
     return [Asked(*each) for each in zip(prompts, params, outputs, strict=True)]
 
 
-def compare(
-    decoder: Decoder, asked: Sequence[Asked], drafters: Sequence[str], lengths: Sequence[DraftLength], judge: Arbiter
-) -> Tally:
-    """Ask all again together, each with the next drafter and draft length of the lists."""
-    choices = list(zip(asked, cycle(drafters), cycle(lengths), strict=False))
-    requests = [decoder.submit(one.prompt, one.params, drafter=d, draft_length=k) for one, d, k in choices]
+def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice], judge: Arbiter) -> Tally:
+    """Ask all again together, each with its drafter and draft length."""
+    requests = [
+        decoder.submit(one.prompt, one.params, drafter=drafter, draft_length=k)
+        for one, (drafter, k) in zip(asked, choices, strict=True)
+    ]
     while decoder.step():
         pass
     tally = Tally()
-    for (one, drafter, k), request in zip(choices, requests, strict=True):
+    for one, (drafter, k), request in zip(asked, choices, requests, strict=True):
         width = k + 1 if isinstance(k, int) else decoder.target.engine.verify_width
         tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", width, decoder.max_batch)
     return tally
 
 
-def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
-    progress("same text: plain decoding")
-    asked = ask_alone(
+def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
+    others = [name for name in ENGINES if name not in (subject.engine, "torch-compiled")]  # which compiles for minutes
+    batches = sorted({1, min(TOGETHER, subject.batch)})
+    parts = [f"batch {batch}" for batch in batches] + ["mixed"] + (others if effort.engines else [])
+
+    def report(case: str, part: str, done: float = 0.0) -> None:
+        progress(f"same text: {case}", parts.index(part) + done, len(parts))
+
+    report("plain decoding", parts[0])
+    asked = ask_all(subject, effort)
+    judge = Arbiter(probes["target"], subject.rounding)
+    for batch, part in zip(batches, parts, strict=False):
+        with subject.open(batch) as decoder:
+            cases = list_cases(decoder, apart=batch > 1 and effort.each_length)
+            for number, (case, choices) in enumerate(cases):
+                report(f"{case}, {part}", part, number / len(cases))
+                some = each_prompt(asked, number)
+                # Shifted, so that a drafter whose few requests miss a length alone meets it together.
+                chosen = [choices[(2 * (number + batch) + i) % len(choices)] for i in range(len(some))]
+                yield compare(decoder, some, chosen, judge).finding("same text", f"{case}, {part}")
+    with subject.open() as decoder:
+        case = f"drafters and K mixed, batch {subject.batch}"
+        report(case, "mixed")
+        yield compare(decoder, asked, mixed(decoder, len(asked)), judge).finding("same text", case)
+    for engine in others if effort.engines else ():
+        report(f"in {engine}", engine)
+        yield in_another_engine(subject.in_engine(engine), each_prompt(asked, 0), probes["target"])
+
+
+def ask_all(subject: Subject, effort: Effort) -> list[Asked]:
+    """Each prompt with each rule, alone."""
+    prompts = subject.prompts(effort.prompts)
+    return ask_plain(
         subject,
         [
-            (prompt, replace(params, seed=seed, max_new_tokens=subject.room(NEW_TOKENS - 7 * (seed % 3))))
+            (prompt, replace(params, seed=seed, max_new_tokens=subject.room(effort.new_tokens - 7 * (seed % 3))))
             for params in RULES
-            for seed, prompt in enumerate(subject.prompts())
+            for seed, prompt in enumerate(prompts)
         ],
     )
-    probe = Probe(subject)
-    judge = Arbiter(probe, subject.rounding)
-    try:
-        for batch in sorted({1, min(TOGETHER, subject.batch)}):
-            with subject.open(batch) as decoder:
-                drafters, lengths = decoder.drafters, draft_lengths(decoder)
-                for drafter in drafters:
-                    # Alone, the lengths take turns from request to request; together, each has its own run.
-                    runs = [lengths] if batch == 1 else [[k] for k in lengths]
-                    for each in runs:
-                        case = f"{drafter}, K {','.join(map(str, each))}, batch {batch}"
-                        progress(f"same text: {case}")
-                        yield compare(decoder, asked, [drafter], each, judge).finding("same text", case)
-                for drafter, rule in controllers(decoder):
-                    case = f"{drafter}, {spelled(rule)}, batch {batch}"
-                    progress(f"same text: {case}")
-                    yield compare(decoder, asked, [drafter], [rule], judge).finding("same text", case)
-        with subject.open() as decoder:
-            case = f"drafters and K mixed, batch {subject.batch}"
-            progress(f"same text: {case}")
-            yield compare(decoder, asked, drafters, lengths, judge).finding("same text", case)
-        for engine in ENGINES:
-            if engine not in (subject.engine, "torch-compiled"):  # which compiles for minutes: ask for it by name
-                progress(f"same text: in {engine}")
-                yield in_another_engine(subject.in_engine(engine), asked, probe)
-    finally:
-        probe.close()
+
+
+def each_prompt(asked: Sequence[Asked], number: int) -> list[Asked]:
+    """Each prompt once, the rules in turn, from another on for each number."""
+    prompts = len(asked) // len(RULES)
+    return [asked[(prompt + number) % len(RULES) * prompts + prompt] for prompt in range(prompts)]
+
+
+def list_cases(decoder: Decoder, apart: bool) -> list[tuple[str, list[Choice]]]:
+    """What the requests of a case take in turn; the draft lengths `apart`, each in a case of its own, or together."""
+    lengths = draft_lengths(decoder)
+    fixed: list[tuple[str, list[Choice]]] = [
+        (f"{drafter}, K {','.join(map(str, each))}", [(drafter, k) for k in each])
+        for drafter in decoder.drafters
+        for each in ([[k] for k in lengths] if apart else [lengths])
+    ]
+    return fixed + [(f"{drafter}, {spelled(rule)}", [(drafter, rule)]) for drafter, rule in controllers(decoder)]
+
+
+def mixed(decoder: Decoder, count: int) -> list[Choice]:
+    """The next drafter and the next draft length for each request, moved against each other."""
+    drafters, lengths = decoder.drafters, draft_lengths(decoder)
+    return [(drafters[i % len(drafters)], lengths[(i + i // len(drafters)) % len(lengths)]) for i in range(count)]
 
 
 def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> Finding:
@@ -150,7 +183,6 @@ def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> F
     try:
         with decoder:
             judge = Arbiter(probe, other.rounding, [own.logits])
-            tally = compare(decoder, asked, decoder.drafters, draft_lengths(decoder), judge)
-            return tally.finding("same text", case)
+            return compare(decoder, asked, mixed(decoder, len(asked)), judge).finding("same text", case)
     finally:
         own.close()

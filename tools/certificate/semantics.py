@@ -1,14 +1,15 @@
 """What a request asks for means under speculation what it means without: stop rules, penalties, filters, log-probs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from ...runtime import SamplingParams
 from .arbiter import Arbiter
-from .probe import Probe
-from .same_text import TOGETHER, ask_alone, compare
+from .effort import Effort
+from .probe import Probes
+from .same_text import TOGETHER, Asked, Choice, ask_plain, compare
 from .subject import Finding, Progress, Subject, draft_lengths
 
 NEW_TOKENS = 24
@@ -19,16 +20,16 @@ GREEDY = SamplingParams()
 Requests = list[tuple[tuple[int, ...], SamplingParams]]
 
 
-def cases(subject: Subject) -> dict[str, Requests]:
+def cases(subject: Subject, effort: Effort, batch: int) -> dict[str, Requests]:
     """Requests by what they are about; stop rules are cut out of the target's own text, so that they do apply."""
-    new_tokens, vocab_size = subject.room(NEW_TOKENS), subject.bundle.tokenizer.vocab_size
+    new_tokens, vocab_size = subject.room(min(NEW_TOKENS, effort.new_tokens)), subject.bundle.tokenizer.vocab_size
     plain = [
         (prompt, replace(params, max_new_tokens=new_tokens))
-        for prompt in subject.prompts()[:3]
+        for prompt in subject.prompts(effort.prompts // 2)
         for params in (GREEDY, COUPLED)
     ]
     stop_strings, stop_tokens = [], []
-    for (prompt, params), said in zip(plain, ask_alone(subject, plain), strict=True):
+    for (prompt, params), said in zip(plain, ask_plain(subject, plain, batch), strict=True):
         text, tokens = said.expected.text, said.expected.token_ids
         for at in (len(text) // 4, len(text) // 2):
             if stop := text[at : at + 5]:
@@ -71,25 +72,29 @@ def cases(subject: Subject) -> dict[str, Requests]:
     return {name: requests for name, requests in found.items() if requests}
 
 
-def check(subject: Subject, progress: Progress) -> Iterator[Finding]:
-    """Each request takes the next of all drafters and draft lengths."""
-    progress("semantics: plain decoding")
-    asked = {name: ask_alone(subject, requests) for name, requests in cases(subject).items()}
-    probe = Probe(subject)
-    try:
-        with subject.open(min(TOGETHER, subject.batch)) as decoder:
-            drafters, lengths = decoder.drafters, draft_lengths(decoder)
-            for name, requests in asked.items():
-                progress(f"semantics: {name}")
-                judge = Arbiter(probe, subject.rounding)
-                # So that each request meets all drafters, and these all lengths in turn.
-                tally = compare(
-                    decoder,
-                    [one for one in requests for _ in drafters],
-                    drafters,
-                    [k for k in lengths for _ in drafters],
-                    judge,
-                )
-                yield tally.finding("semantics", name)
-    finally:
-        probe.close()
+def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
+    """With others in the batch, with and without speculation: what is alone is for the same text to compare."""
+    progress("semantics: plain decoding", 0, 1)
+    batch, probe = min(TOGETHER, subject.batch), probes["target"]
+    asked = {name: ask_plain(subject, requests, batch) for name, requests in cases(subject, effort, batch).items()}
+    judge = Arbiter(probe, subject.rounding, [lambda context: probe.logits(context, batch=batch)])
+    with subject.open(batch) as decoder:
+        lengths = draft_lengths(decoder)
+        some = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+        for number, (name, requests) in enumerate(asked.items(), 1):
+            progress(f"semantics: {name}", number, 1 + len(asked))
+            again, choices = taking_turns(requests, decoder.drafters, some)
+            yield compare(decoder, again, choices, judge).finding("semantics", name)
+
+
+def taking_turns(
+    asked: Sequence[Asked], drafters: Sequence[str], lengths: Sequence[int]
+) -> tuple[list[Asked], list[Choice]]:
+    """Each drafter with each draft length, each request at least twice, if it can be with another drafter."""
+    many = len(drafters)
+    blocks = range(max(len(lengths), ceil(2 * len(asked) / many)))  # of one length, in which all drafters take part
+    places = [(block, place) for block in blocks for place in range(many)]
+    return (
+        [asked[(block * many + place) % len(asked)] for block, place in places],
+        [(drafters[(block + place) % many], lengths[block % len(lengths)]) for block, place in places],
+    )

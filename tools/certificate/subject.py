@@ -20,7 +20,7 @@ from ..flags.prompt import PYTHON_PROMPTS
 ROUNDING = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 QUANTISED_ROUNDING = 5e-1
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, float, float], None]  # what is tried now; so much of the check is done, of so much
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Subject:
         """So many new tokens, or half of what a short bundle holds."""
         return min(new_tokens, self.bundle.max_length // 2)
 
-    def prompts(self) -> list[tuple[int, ...]]:
-        """Those that are shipped, in the bundle's tokens, each at most half of what it holds."""
+    def prompts(self, count: int | None = None) -> list[tuple[int, ...]]:
+        """The first so many that are shipped, in the bundle's tokens, each at most half of what it holds."""
         tokenizer = Tokenizer.from_file(str(self.bundle.tokenizer_file))
-        encoded = [tokenizer.encode(text).ids or [0] for text in PYTHON_PROMPTS]
+        encoded = [tokenizer.encode(text).ids or [0] for text in PYTHON_PROMPTS[:count]]
         return [tuple(ids[-(self.bundle.max_length // 2) :]) for ids in encoded]
 
     @property

@@ -31,7 +31,7 @@ from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
 from ..certificate.probe import Probe
-from ..certificate.same_text import ask_alone, in_another_engine
+from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
 from ..console import table
 from ..flags.prompt import PYTHON_PROMPTS
@@ -111,7 +111,7 @@ def coupled_ties(work: Path, device: str, engine: str, new_tokens: int) -> dict[
     """The coupled rule on the device against plain decoding on the CPU; the arbiter rules on each difference."""
     here = Subject(Bundle.open(work / "demo-float32"), "onnxruntime", "cpu", batch=4)
     params = SamplingParams(max_new_tokens=new_tokens, temperature=1.0, rule="coupled", seed=11)
-    asked = ask_alone(here, [(prompt, params) for prompt in here.prompts()])
+    asked = ask_plain(here, [(prompt, params) for prompt in here.prompts()])
     probe = Probe(here)
     try:
         return asdict(in_another_engine(replace(here, engine=engine, device=device), asked, probe))

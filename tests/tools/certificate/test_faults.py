@@ -1,11 +1,15 @@
 """Each planted fault makes the certificate fail, in the check that is there for it."""
 
+from collections.abc import Iterator
 from math import sqrt
 
 import pytest
 from trt_spec.runtime.sampling import acceptance
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
+from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
 from trt_spec.tools.certificate.faults import SWAPS, fault
+from trt_spec.tools.certificate.probe import Probes
+from trt_spec.tools.certificate.subject import Finding, Subject
 
 from ...bundles import Pair
 
@@ -26,11 +30,16 @@ CAUGHT_BY = {
     "log-probabilities of the row before": "semantics",
 }
 CHECKS = {
-    "distribution": lambda subject: distribution.check(subject, FEW, lambda stage: None),
-    "same text": lambda subject: same_text.check(subject, lambda stage: None),
-    "rollback": lambda subject: rollback.check(subject, lambda stage: None),
-    "semantics": lambda subject: semantics.check(subject, lambda stage: None),
+    "distribution": distribution.check,
+    "same text": same_text.check,
+    "rollback": rollback.check,
+    "semantics": semantics.check,
 }
+
+
+def findings(check: str, subject: Subject, effort: Effort) -> Iterator[Finding]:
+    with Probes(subject) as probes:
+        yield from CHECKS[check](subject, probes, effort, lambda stage, done, total: None)
 
 
 def test_every_fault_has_a_check():
@@ -43,7 +52,8 @@ def test_the_certificate_fails_for_the_fault(eight: Pair, llama: Pair, subject_o
     check = CAUGHT_BY[name]
     subject = subject_of(eight if check == "distribution" else llama)
     with fault(name):
-        failed = next((finding for finding in CHECKS[check](subject) if finding.passed is False), None)
+        found = findings(check, subject, FULL.catching(FEW))
+        failed = next((finding for finding in found if finding.passed is False), None)
     assert failed is not None, f"{check} has not seen it"
     assert failed.check == check
     if check == "distribution":
@@ -52,6 +62,13 @@ def test_the_certificate_fails_for_the_fault(eight: Pair, llama: Pair, subject_o
         assert numbers["total_variation_seen"] - by_chance >= LEAST
         assert not failed.case.startswith("planted"), "it is a case itself that fails"
     print(f"{name}: {failed.case}: {failed.detail}")
+
+
+@pytest.mark.parametrize("name", [name for name, check in CAUGHT_BY.items() if check != "distribution"])
+def test_a_quick_certificate_fails_for_it_too(llama: Pair, subject_of, name: str):
+    """Of the distribution it promises less, of the others nothing but that it tries less."""
+    with fault(name):
+        assert any(finding.passed is False for finding in findings(CAUGHT_BY[name], subject_of(llama), QUICK))
 
 
 def test_a_fault_is_gone_when_its_block_ends():
@@ -65,8 +82,8 @@ def test_a_fault_is_gone_when_its_block_ends():
 def test_a_control_that_is_not_caught_fails(eight: Pair, subject_of, monkeypatch: pytest.MonkeyPatch):
     """A planted fault that does nothing stands for a check that sees nothing."""
     monkeypatch.setitem(SWAPS, "skipped residual", ())
-    findings = distribution.check(subject_of(eight), 0.2, lambda stage: None)
-    [control] = [finding for finding in findings if finding.case == "planted: skipped residual"]
+    found = findings("distribution", subject_of(eight), QUICK)
+    [control] = [finding for finding in found if finding.case == "planted: skipped residual"]
     assert control.passed is False
     assert control.numbers["caught"] is False
 
@@ -74,8 +91,7 @@ def test_a_control_that_is_not_caught_fails(eight: Pair, subject_of, monkeypatch
 @pytest.mark.exhaustive
 def test_a_control_that_can_do_no_harm_is_said_to(twin: Pair, subject_of):
     """Where the draft is the target nothing is rejected, by half of its q neither: no residual is ever drawn from."""
-    findings = list(distribution.check(subject_of(twin), 0.2, lambda stage: None))
-    unjudged = [finding for finding in findings if not finding.passed]
+    unjudged = [finding for finding in findings("distribution", subject_of(twin), QUICK) if not finding.passed]
     assert [(one.case, one.passed) for one in unjudged] == [
         ("planted: wrongly declared q", None),
         ("planted: skipped residual", None),

@@ -1,18 +1,23 @@
 """The command: what it says of a sound bundle, of a faulty build, and of what it cannot certify."""
 
 import json
+import re
 import shutil
 
 import pytest
+from trt_spec.runtime import Decoder
+from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.faults import fault
-from trt_spec.tools.commands.verify import CHECKS
+from trt_spec.tools.certificate.first_tokens import SETTINGS
+from trt_spec.tools.certificate.subject import controllers, spelled
+from trt_spec.tools.commands.verify import CHECKS, CLAIMS
 
 from ...bundles import Pair, resave, rewrite_graph
 from ...models import tiny_llama
 from ...runtime.lengths.test_controller import known_costs, table
 from ..conftest import assert_refused
 
-QUICK = ("--total-variation", 0.2, "--batch", 128)
+COARSE = ("--total-variation", 0.2, "--batch", 128)
 
 
 def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp_path):
@@ -20,7 +25,7 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     two layers has scores near enough to tie."""
     out = tmp_path / "found.json"
     with known_costs(table(batches=(1,))):
-        result = run("verify", llama.bundle, *QUICK, "--checkpoint", llama.checkpoint, "--json", out)
+        result = run("verify", llama.bundle, *COARSE, "--checkpoint", llama.checkpoint, "--json", out)
     found = json.loads((tmp_path / "found.json").read_text())
     judged = [one for one in found["findings"] if one["passed"] is not None]
     assert result.code == 0, result.out
@@ -30,23 +35,63 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     assert not any(one["numbers"].get("near_ties") for one in found["findings"])
     lines = result.out.splitlines()
     assert lines[0].split() == ["check", "case", "result", "found"]
-    assert len(lines) == 1 + len(found["findings"]) + 2
+    assert lines[1 + len(found["findings"])] == ""
+    claims = lines[2 + len(found["findings"]) : -2]
+    assert [line.split(":")[0] for line in claims] == [*CLAIMS, "power"]
+    assert "a fault that moves 0.2 of the probability (total variation) is caught with probability 0.99" in claims[-1]
     assert f"all {len(judged)} cases pass, 0 near ties excused" in lines[-1]
     cases = [one["case"] for one in found["findings"]]
     for expected in ("model, K 8, batch 4", "lookup, K 16, batch 4", "in torch", "draft, batch 1", "logits"):
         assert expected in cases
     for chosen in ("model, K by entropy", "model, K auto", "suffix, K auto", "mixed, K auto"):
-        assert {f"{chosen}, batch 1", f"{chosen}, batch 4", f"rejection, T 0.5, {chosen}"} <= set(cases)
+        assert {f"{chosen}, batch 1", f"{chosen}, batch 4"} <= set(cases)
     unjudged = {one["case"]: one["detail"] for one in found["findings"] if one["passed"] is None}
     assert unjudged.keys() == {"in tensorrt"}
     assert unjudged["in tensorrt"].startswith("not here: ")
-    assert "distribution: control, skipped residual" in result.err
+    assert "distribution: planted fault, skipped residual" in result.err
     sampled = [one["numbers"] for one in found["findings"] if "total_variation" in one["numbers"]]
     cases_count = len(sampled)
     assert all(one["false_alarm"] == pytest.approx(1e-6 / cases_count) for one in sampled)
     fixed = [one["numbers"] for one in found["findings"] if one["case"][-1].isdigit() and one["numbers"] in sampled]
-    assert len(fixed) > 8
+    assert len(fixed) > 6
     assert all(0 < one["acceptance"] < 1 for one in fixed), "both verdicts are seen"
+    assert (found["effort"], found["total_variation"], found["power"], found["left_out"]) == ("full", 0.2, 0.99, [])
+
+
+def test_each_drafter_setting_rule_and_way_to_choose_a_draft_length_is_sampled(run, llama: Pair, tmp_path):
+    with known_costs(table(batches=(1,))), Decoder.open(llama.bundle) as decoder:
+        result = run("verify", llama.bundle, *COARSE, "--only", "distribution", "--json", tmp_path / "found.json")
+        drafters, ways = decoder.drafters, {spelled(k) for _, k in controllers(decoder)}
+    assert result.code == 0, result.out
+    cases = [one["case"] for one in json.loads((tmp_path / "found.json").read_text())["findings"]]
+    assert ways == {"K by entropy", "K auto"}
+    for expected in (*drafters, *ways, *SETTINGS, "rejection", "coupled", "mixed", "K 1", "K 2"):
+        assert any(expected in case for case in cases), expected
+
+
+def test_the_time_left_is_shown_and_what_is_done_grows(run, llama: Pair):
+    result = run("verify", llama.bundle, *COARSE, "--only", "same-text", "--only", "semantics")
+    lines = re.findall(r"^\[ *(\d+)%(, about \d+ (?:s|min) left)?\] (.+)$", result.err, re.MULTILINE)
+    done = [int(share) for share, _, _ in lines]
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert done[-1] > 90
+    assert not lines[0][1], "nothing is known yet"
+    assert all(left for share, left, _ in lines if int(share) > 2)
+    assert lines[0][2] == "same text: plain decoding"
+
+
+def test_quick_says_what_it_has_left_out(run, llama: Pair, tmp_path):
+    result = run("verify", llama.bundle, "--quick", "--json", tmp_path / "found.json")
+    assert result.code == 0, result.out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["effort"], found["total_variation"], found["left_out"]) == ("quick", 0.2, list(QUICK.left_out))
+    assert f"quick, so left out: {', '.join(QUICK.left_out)}" in result.out
+    assert "a fault that moves 0.2 of the probability" in result.out
+    cases = {one["case"] for one in found["findings"]}
+    assert {"model, K 1,2,4,8,16, batch 1", "model, K 1,2,4,8,16, batch 4", "draft, batch 4"} <= cases
+    assert not {"model, K 8, batch 4", "in torch"} & cases, "as is said"
+    assert {one["check"] for one in found["findings"]} == set(CLAIMS) - {"checkpoint"}
 
 
 def test_a_faulty_build_fails_with_exit_code_1(run, llama: Pair, tmp_path):
@@ -64,7 +109,7 @@ def test_a_faulty_build_fails_with_exit_code_1(run, llama: Pair, tmp_path):
 @pytest.mark.exhaustive
 def test_a_bundle_without_a_draft_is_certified_too(run, llama: Pair):
     alone = llama.bundle.parent / "target-alone"
-    result = run("verify", alone, *QUICK)
+    result = run("verify", alone, *COARSE)
     assert result.code == 0, result.out
     assert "with no draft" in result.out
     assert "lookup, K 1, batch 4" in result.out

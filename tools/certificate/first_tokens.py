@@ -1,0 +1,100 @@
+"""How the first tokens of a request are jointly distributed: exactly, from the target's own logits in float64.
+
+The cells are the likely tokens and, after each prefix of them, the rest.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...runtime import SamplingParams
+from ...runtime.decoder import DraftLength
+from .exact import scores
+from .probe import Probe
+from .subject import spelled
+
+DEPTH = 3  # tokens of the joint
+LIKELY = 0.01  # of the joint: what is less likely counts as the rest of its prefix
+REST = -1
+REMEMBERED = 256  # contexts: cases that share a prompt share most of them
+SETTINGS = {
+    "T 0.5": SamplingParams(temperature=0.5),
+    "T 0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
+    "T 1, top-k 6, min-p 0.05": SamplingParams(temperature=1.0, top_k=6, min_p=0.05),
+    "T 0.6, penalties, bias": SamplingParams(
+        temperature=0.6, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.5, logit_bias={1: 1.0}
+    ),
+}
+
+Tokens = tuple[int, ...]
+Logits = Callable[[Tokens, int], Tensor]  # [V] after a context whose last tokens are read in a step of this width
+
+
+@dataclass(frozen=True)
+class Case:
+    settings: str
+    rule: str
+    drafter: str
+    draft_length: DraftLength
+    prompt: Tokens
+
+    @property
+    def params(self) -> SamplingParams:
+        return replace(SETTINGS[self.settings], rule=self.rule, max_new_tokens=DEPTH, ignore_eos=True)
+
+    def __str__(self) -> str:
+        return f"{self.rule}, {self.settings}, {self.drafter}, {spelled(self.draft_length)}"
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The probabilities of the cells, and how far shapes that round differently lie apart."""
+
+    cells: dict[Hashable, float]
+    divergence: float  # the larger Σ (p' − p)² / p of a shape p' against their mean p
+
+
+def remembering(probe: Probe) -> Logits:
+    return lru_cache(REMEMBERED)(lambda context, width: probe.logits(context, min(width, len(context))))
+
+
+def exact_cells(logits: Logits, case: Case) -> Exact:
+    """In the shapes of plain decoding and of a verify pass: the cells are of their mean."""
+    cells: dict[Hashable, Tensor] = {}
+    widths = (1, case.draft_length + 1 if isinstance(case.draft_length, int) else DEPTH)
+
+    def grow(prefix: Tokens, mass: Tensor) -> None:  # mass [2], one for each width
+        context = (*case.prompt, *prefix)
+        each = [scores(logits(context, width), case.prompt, prefix, case.params) for width in widths]
+        joint = mass[:, None] * torch.stack(each).softmax(-1)  # [2, V]
+        likely = (joint.mean(0) >= LIKELY).nonzero()[:, 0].tolist()
+        for token in likely:
+            if len(prefix) + 1 == DEPTH:
+                cells[*prefix, token] = joint[:, token].clone()
+            else:
+                grow((*prefix, token), joint[:, token].clone())
+        joint[:, likely] = 0
+        cells[*prefix, REST] = joint.sum(1)
+
+    grow((), torch.ones(2, dtype=torch.float64))
+    mean = {cell: float(each.mean()) for cell, each in cells.items()}
+    divergence = sum((each - mean[cell]) ** 2 / mean[cell] for cell, each in cells.items() if mean[cell] > 0)
+    assert isinstance(divergence, Tensor)
+    return Exact(mean, float(divergence.max()))
+
+
+def cell_of(tokens: Sequence[int], cells: Mapping[Hashable, float]) -> Hashable:
+    """The tokens themselves, or a likely beginning of them and the rest."""
+    whole = tuple(tokens)
+    if whole in cells:
+        return whole
+    return next(rest for at in reversed(range(DEPTH)) if (rest := (*whole[:at], REST)) in cells)
+
+
+def counted_mass(logits: Logits, token: int) -> float:
+    """How much of the joint lies beyond a likely second token."""
+    cells = exact_cells(logits, Case("T 0.5", "rejection", "", 0, (token,))).cells
+    return sum(mass for cell, mass in cells.items() if isinstance(cell, tuple) and len(cell) == DEPTH)

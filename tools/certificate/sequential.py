@@ -1,0 +1,67 @@
+"""A χ² test that looks at its samples several times and stops as soon as it knows.
+
+Each look rejects where χ² is above what chance exceeds with probability false_alarm ÷ looks. It accepts where χ² is
+below what the smallest fault to be caught stays below with a share of 1 − power; the last look accepts all that it does
+not reject, and has so many samples that its own share holds. By the union bound, whatever the looks have in common,
+chance is rejected with at most `false_alarm`, and a fault of the total variation or more is accepted with at most
+1 − power: the statistic of n samples of it is noncentral χ² with at least 4n · (total variation)² (chi_squared.py).
+Where nothing is wrong, this takes fewer than half the samples of a single look.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, inf
+from typing import Any
+
+from .chi_squared import samples_needed, statistic, tail, threshold, total_variation
+
+LOOKS = ((0.25, 0.6), (0.45, 0.3), (1.0, 0.1))  # share of the samples, share of 1 − power: simulated to take the fewest
+
+
+@dataclass(frozen=True)
+class SequentialTest:
+    """Whether samples have the expected distribution or lie at least a total variation off."""
+
+    expected: Mapping[Hashable, float]  # probability of each cell
+    false_alarm: float
+    total_variation: float
+    power: float
+    divergence: float = 0.0  # Σ (p' − p)² / p that is no fault
+
+    @cached_property
+    def looks(self) -> tuple[int, ...]:
+        """The number of samples at each."""
+        freedom = max(1, len(self.expected) - 1)
+        missed = LOOKS[-1][1] * (1 - self.power)
+        most = samples_needed(freedom, self.total_variation, self.false_alarm / len(LOOKS), 1 - missed, self.divergence)
+        return tuple(ceil(share * most) for share, _ in LOOKS)
+
+    def passes(self, observed: Counter[Hashable], look: int) -> bool | None:
+        """What a look decides; None if it takes more samples to know."""
+        value, freedom = statistic(observed, self.expected)
+        if value > self._rejects_above(observed.total(), freedom):
+            return False
+        if look == len(LOOKS) - 1:
+            return True
+        least = 4 * observed.total() * self.total_variation**2
+        return True if value < threshold(1 - LOOKS[look][1] * (1 - self.power), freedom, least) else None
+
+    def numbers(self, observed: Counter[Hashable]) -> dict[str, Any]:
+        """The p-value counts all looks: below `false_alarm` it is rejected."""
+        value, freedom = statistic(observed, self.expected)
+        noncentrality = observed.total() * self.divergence
+        return {
+            "samples": observed.total(),
+            "cells": len(self.expected),
+            "chi_squared": None if value == inf else value,
+            "threshold": self._rejects_above(observed.total(), freedom),
+            "p_value": 0.0 if value == inf else min(1.0, len(LOOKS) * tail(value, freedom, noncentrality)),
+            "false_alarm": self.false_alarm,
+            "total_variation_seen": total_variation(observed, self.expected),
+            "shapes_divergence": self.divergence,
+        }
+
+    def _rejects_above(self, samples: int, freedom: int) -> float:
+        return threshold(self.false_alarm / len(LOOKS), freedom, samples * self.divergence)
