@@ -379,7 +379,7 @@ def with_itself_as_draft(path: Path) -> Path:
     """For half the time of exporting the model twice."""
     bundle = Bundle.open(path)
     shutil.copytree(path / "target", path / "draft")
-    replace(bundle, draft=bundle.target).save()
+    replace(bundle, models={"target": bundle.target, "draft": replace(bundle.target, kind="draft")}).save()
     return path
 
 
