@@ -453,6 +453,6 @@ def test_a_compiled_step_agrees_with_onnxruntime_and_writes_the_cache_in_place(t
             for _ in range(2):  # the second time it is compiled
                 step.run()
             logits.append(step.logits.clone())
-        found[name] = torch.stack(logits), torch.stack([buffer[:3] for buffer in model.cache.buffers.values()])
+        found[name] = torch.stack(logits), torch.stack([b[:3, :, :64] for b in model.cache.buffers.values()])
     for ours, theirs in zip(found["torch-compiled"], found["onnxruntime"], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
