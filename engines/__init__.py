@@ -3,17 +3,19 @@
 from .bundle import Bundle, ModelEntry, TokenizerEntry
 from .contract import (
     ALIGNMENT,
+    BLOCK_TOKENS,
     CAPABILITIES,
     GRANULE,
     MAX_DRAFT_LENGTH,
     PREFILL_WIDTH,
     SLACK,
+    SPARE_BLOCK,
     WIDEST_STEP,
     Capability,
     Contract,
     TensorSpec,
 )
-from .engine import Engine, Step, blank_cache, blank_step, last_rows, make_step
+from .engine import Engine, Step, blank_cache, blank_step, cache_rows, last_rows, make_step
 from .errors import (
     BundleError,
     ContractError,
@@ -23,16 +25,18 @@ from .errors import (
     RequestError,
     TrtSpecError,
 )
-from .table import ENGINES, EngineKind, open_engine, open_engines
+from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, together
 
 __all__ = [
     "ALIGNMENT",
+    "BLOCK_TOKENS",
     "CAPABILITIES",
     "ENGINES",
     "GRANULE",
     "MAX_DRAFT_LENGTH",
     "PREFILL_WIDTH",
     "SLACK",
+    "SPARE_BLOCK",
     "WIDEST_STEP",
     "Bundle",
     "BundleError",
@@ -52,8 +56,11 @@ __all__ = [
     "TrtSpecError",
     "blank_cache",
     "blank_step",
+    "cache_rows",
+    "engines_of",
     "last_rows",
     "make_step",
     "open_engine",
     "open_engines",
+    "together",
 ]

@@ -1,7 +1,7 @@
 """The contract of a graph: every input and output, its shape and dtype, and which output is which input's memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import ContractError
@@ -15,6 +15,9 @@ PREFILL_WIDTH = 256  # prompt tokens that one call reads
 SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # tokens that a call may write past the longest sequence
 GRANULE = 64  # buffer lengths are multiples of this
 ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
+BLOCK_TOKENS = 32  # entries in each block of a cache that is read by a table of blocks
+SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and what is written there is never read
+BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
 
 Dim = int | str
 
@@ -41,7 +44,19 @@ class Capability:
     fill: "Callable[[Mapping[str, Tensor]], None] | None" = None
 
 
-CAPABILITIES: dict[str, Capability] = {}  # by the name under which contracts list them
+def _whole_width(inputs: "Mapping[str, Tensor]") -> None:
+    inputs["widths"].fill_(inputs["input_ids"].shape[1])
+
+
+CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts list them
+    BLOCKS: Capability(
+        inputs=(
+            TensorSpec("blocks", "int32", ("batch", "blocks_per_row")),  # the block of each 32 entries of a row
+            TensorSpec("widths", "int64", ("batch",)),  # how many of a row's tokens count; the others are not computed
+        ),
+        fill=_whole_width,
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,18 @@ class Contract:
         return tuple(f"{kind}_{layer}" for layer in range(self.layers) for kind in ("key", "value"))
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether the cache is blocks that a table assigns to rows; else each row has memory of its own."""
+        return BLOCKS in self.capabilities
+
+    def with_blocks(self) -> "Contract":
+        """Return the contract of an engine that runs this graph over a cache in blocks."""
+        return replace(self, capabilities=(*self.capabilities, BLOCKS))
+
+    @property
     def cache_shape(self) -> tuple[Dim, ...]:
+        if self.in_blocks:
+            return ("pool", self.kv_heads, BLOCK_TOKENS, self.head_dim)
         return ("batch", self.kv_heads, "capacity", self.head_dim)
 
     @property

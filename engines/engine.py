@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from .contract import CAPABILITIES, Contract, TensorSpec
+from .contract import BLOCK_TOKENS, CAPABILITIES, Contract, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,7 @@ class Engine(Protocol):
     contract: Contract
     device: str
     static_capacity: bool  # the cache must have its full capacity from the start
+    reads_prefixes: bool  # the cache of a step may be the first entries of longer buffers, and no others are read
     own_threads: bool  # computes on threads of its own; torch's would fight them for cores
     verify_width: int  # the most tokens in a step for which it gives logits
 
@@ -44,7 +45,7 @@ class Engine(Protocol):
         """Refuse caches of up to this many rows of this capacity if no step could run over them."""
 
     def step(self, inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]") -> Step:
-        """Make a step that reads and writes these contiguous tensors, which are all that the contract lists."""
+        """Make a step on these contiguous tensors, all that the contract lists; prefixes of a cache may be strided."""
 
     def prefill_widths(self, tokens: int) -> list[int]:
         """Return the widths of the steps in which it reads this many tokens best."""
@@ -79,9 +80,12 @@ def make_step(
 
     contract, device = engine.contract, engine.device
     (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
-    inputs = {f"past_{name}": tensor for name, tensor in cache.items()} | dict(inputs)
+    buffers = {name: cache[name] for name in contract.cache_names}
+    inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)
+    if contract.in_blocks:
+        inputs["blocks"] = cache["blocks"]
     inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
-    outputs = {f"present_{name}": tensor for name, tensor in cache.items()} | dict(outputs)
+    outputs = {f"present_{name}": tensor for name, tensor in buffers.items()} | dict(outputs)
     sizes = {"batch": batch, "width": width, "rows": rows}
 
     def blank(spec: TensorSpec) -> "Tensor":
@@ -113,18 +117,28 @@ def blank_step(
     """Make a step on new tensors, all zero, over the rows of `cache` from `first_row` on."""
     import torch
 
-    views = {name: tensor[first_row : first_row + batch] for name, tensor in cache.items()}
     inputs = {
         "input_ids": torch.zeros(batch, width, dtype=torch.int64, device=engine.device),
         "start": torch.zeros(batch, dtype=torch.int64, device=engine.device),
     }
     logits = torch.zeros(batch, rows, engine.contract.vocab_size, device=engine.device)
-    return make_step(engine, views, inputs, {"logits": logits})
+    return make_step(engine, cache_rows(engine.contract, cache, first_row, batch), inputs, {"logits": logits})
+
+
+def cache_rows(contract: Contract, cache: "Mapping[str, Tensor]", first_row: int, rows: int) -> "dict[str, Tensor]":
+    """Return the part of a cache that a step over these rows takes."""
+    own = ("blocks",) if contract.in_blocks else contract.cache_names  # what has a part for each row
+    return {name: tensor[first_row : first_row + rows] if name in own else tensor for name, tensor in cache.items()}
 
 
 def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
-    """Make cache buffers by contract name, all zero."""
+    """Make a cache by contract name, all zero, in which every row has its memory."""
     import torch
 
-    size, dtype = (rows, contract.kv_heads, capacity, contract.head_dim), getattr(torch, contract.dtype)
-    return {name: torch.zeros(size, dtype=dtype, device=device) for name in contract.cache_names}
+    size, table = (rows, contract.kv_heads, capacity, contract.head_dim), {}
+    if contract.in_blocks:
+        each = -(-capacity // BLOCK_TOKENS)
+        size = (1 + rows * each, contract.kv_heads, BLOCK_TOKENS, contract.head_dim)  # the first is spare
+        table = {"blocks": torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)}
+    dtype = getattr(torch, contract.dtype)
+    return {name: torch.zeros(size, dtype=dtype, device=device) for name in contract.cache_names} | table

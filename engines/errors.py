@@ -24,6 +24,10 @@ class EngineError(TrtSpecError):
 class RequestError(TrtSpecError):
     """A request or setting is invalid; nothing was started."""
 
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field  # the parameter at fault, where it is one alone
+
 
 class ExportError(TrtSpecError):
     """A checkpoint cannot be exported, or its graph does not compute what the checkpoint computes."""

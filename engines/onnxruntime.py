@@ -31,9 +31,9 @@ class Threads:
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
 ) -> "list[OnnxRuntimeEngine]":
-    shares = share_threads([graph for graph, _ in models])
+    shares = share_threads([graph for graph, _ in models], alone)
     return [
         OnnxRuntimeEngine(*model, device, threads, exact_weights) for model, threads in zip(models, shares, strict=True)
     ]
@@ -47,6 +47,7 @@ class OnnxRuntimeEngine:
     """
 
     verify_width = WIDEST_STEP
+    reads_prefixes = False
 
     def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:
         self.contract, self.device = contract, device
@@ -115,15 +116,16 @@ def _on_gpu(graph_id: int) -> Any:
     return settings
 
 
-def share_threads(graphs: Sequence[Path]) -> list[Threads]:
+def share_threads(graphs: Sequence[Path], alone: bool = True) -> list[Threads]:
     """Divide the cores among models that take turns in a round.
 
     On a small machine, a worker of one model that spins while another model runs doubles the other's time. A worker
     that sleeps must be woken, which costs each run as much as a whole run of a small model. So a small model has one
-    thread, a single large one keeps its workers awake, and several large ones send theirs to sleep when a run ends.
+    thread, a single large one keeps its workers awake, and several large ones send theirs to sleep when a run ends; so
+    does a large one that is not `alone`, because the other model is in another engine.
     """
     small = [_weight_bytes(graph) <= SMALL_BYTES for graph in graphs]
-    alone = small.count(False) == 1
+    alone = alone and small.count(False) == 1
     # The library's default counts the machine's cores, not those this process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [Threads(1, stay_awake=False) if is_small else Threads(cores, stay_awake=alone) for is_small in small]

@@ -14,10 +14,11 @@ from .errors import EngineError
 class EngineKind:
     name: str
     runs: str  # what it runs, for people to read
-    module: str  # has open_engines(name, models, device, exact_weights) -> list of engines
+    module: str  # has open_engines(name, models, device, exact_weights, alone) -> list of engines
     libraries: tuple[str, ...]  # one of these modules is needed, besides torch
     packages: tuple[str, ...]  # its results depend on torch and on those of these that are installed
     extras: dict[str, tuple[str, ...]]  # by device: one of these extras of the package brings the library
+    computes_in: str | None = None  # a dtype other than the bundle's own, which makes it another model
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -34,6 +35,23 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime",),
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
+        ),
+        EngineKind(
+            "openvino",
+            "the same graphs in OpenVINO, over a cache in blocks",
+            ".openvino",
+            ("openvino",),
+            ("openvino",),
+            {"cpu": ("openvino",)},
+        ),
+        EngineKind(
+            "openvino-bfloat16",
+            "those in bfloat16, where the processor has it: another model, and faster",
+            ".openvino",
+            ("openvino",),
+            ("openvino",),
+            {"cpu": ("openvino",)},
+            computes_in="bfloat16",
         ),
         EngineKind(
             "torch",
@@ -70,16 +88,45 @@ def open_engine(
     return open_engines(name, [(graph, contract)], device, exact_weights=exact_weights)[0]
 
 
+def together(target: str, draft: str | None) -> str:
+    """Name the engines of a decoder: one for both models, or the target's and the draft's."""
+    return target if draft in (None, target) else f"{target}+{draft}"
+
+
+def engines_of(name: str) -> tuple[str, str]:
+    """Return the engines of target and draft that `together` names."""
+    target, _, draft = name.partition("+")
+    return target, draft or target
+
+
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str = "cpu", *, exact_weights: bool = False
+    engines: str | Sequence[str],
+    models: Sequence[tuple[Path, Contract]],
+    device: str = "cpu",
+    *,
+    exact_weights: bool = False,
 ) -> list[Engine]:
-    """Open graphs that take turns on one device; heavy libraries are imported only here.
+    """Open graphs that take turns on one device, all in one engine or each in its own.
+
+    Heavy libraries are imported only here.
 
     With `exact_weights`, quantised matrices are multiplied as the numbers they stand for, ten times slower. Without,
     an engine may round the other factor to int8 as well.
     """
-    if name not in ENGINES:
-        raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(ENGINES)}")
-    module = import_module(ENGINES[name].module, __package__)
-    opened: list[Engine] = module.open_engines(name, models, device, exact_weights)
-    return opened
+    names = [engines] * len(models) if isinstance(engines, str) else list(engines)
+    for name in names:
+        if name not in ENGINES:
+            raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(ENGINES)}")
+    opened: dict[int, Engine] = {}
+    try:
+        for name in dict.fromkeys(names):
+            places = [place for place, one in enumerate(names) if one == name]
+            module = import_module(ENGINES[name].module, __package__)
+            alone = len(set(names)) == 1  # with models in another engine, all have to share the cores
+            some = module.open_engines(name, [models[place] for place in places], device, exact_weights, alone)
+            opened |= zip(places, some, strict=True)
+    except BaseException:
+        for engine in opened.values():
+            engine.close()
+        raise
+    return [opened[place] for place in range(len(names))]

@@ -22,7 +22,7 @@ BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
 ) -> "list[TensorRTEngine]":
     """Open the models' plans for this GPU. All share one scratch memory, because they take turns on one stream."""
     capability = compute_capability(device)
@@ -105,7 +105,7 @@ class TensorRTEngine:
     """
 
     static_capacity = True
-    own_threads = False
+    reads_prefixes = own_threads = False
 
     def __init__(self, contract: Contract, device: str, plans: "list[_Opened]", scratch: Tensor) -> None:
         self.contract, self.device = contract, device

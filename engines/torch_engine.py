@@ -19,12 +19,12 @@ from .torch_ops import FIXED, IGNORED, OPS
 
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
-KEPT_SHAPES = 128  # converted graphs, a few hundred kilobytes each
+KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
 TRIAL: Shape = (("batch", 2), ("capacity", 5), ("rows", 2), ("width", 3))
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
 ) -> "list[TorchEngine]":
     """Open the graphs; their weights are always exact here."""
     return [TorchEngine(*model, device, compiled=name == "torch-compiled") for model in models]
@@ -48,7 +48,7 @@ class TorchEngine:
             ) from error
         self.contract, self.device, self._compiled = contract, device, compiled
         # Full capacity is cheap on a GPU, and compiled code would be compiled anew for every length.
-        self.static_capacity = compiled or torch.device(device).type != "cpu"
+        self.static_capacity = self.reads_prefixes = compiled or torch.device(device).type != "cpu"
         read = read_graph(graph)
         contract.check(str(graph), read.inputs, read.outputs)
         _refuse_unknown(str(graph), read.nodes)

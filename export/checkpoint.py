@@ -88,7 +88,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
 
 def _download(name: str, patterns: list[str]) -> Path:
     if not HUB_ID.fullmatch(name):
-        raise ExportError(f"checkpoint {name} is no directory, and no name of a model on the Hugging Face Hub")
+        raise ExportError(f"checkpoint {name} is neither a directory here nor a model's name on the Hugging Face Hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -96,7 +96,7 @@ def _download(name: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ExportError(
-            f"checkpoint {name} is no directory here, and the Hugging Face Hub does not give it: {first_line(error)}"
+            f"checkpoint {name} is not a directory here, and the Hugging Face Hub does not give it: {first_line(error)}"
         ) from error
 
 
@@ -109,9 +109,9 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
             f"{file.name} of checkpoint {name} cannot be read ({error.strerror}); make it readable"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ExportError(f"{file.name} of checkpoint {name} is no JSON ({error}); download it again") from error
+        raise ExportError(f"{file.name} of checkpoint {name} is not JSON ({error}); download it again") from error
     if not isinstance(fields, dict):
-        raise ExportError(f"{file.name} of checkpoint {name} is no JSON object; download it again")
+        raise ExportError(f"{file.name} of checkpoint {name} is not a JSON object; download it again")
     return fields
 
 

@@ -66,7 +66,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     for layer_type in sorted(layer_types.difference(STATIC_LAYERS)):
         raise ExportError(
-            f"checkpoint {name} has layers of the type {layer_type}, whose state is no row of keys and values; "
+            f"checkpoint {name} has layers of the type {layer_type}, which keep another state than keys and values; "
             f"supported are {', '.join(STATIC_LAYERS)}"
         )
     positions = getattr(config, "max_position_embeddings", None)

@@ -9,6 +9,7 @@ from ..engines import (
     TrtSpecError,
 )
 from .decoder import Decoder
+from .grammars.grammar import Grammar
 from .lengths.entropy import EntropyRule
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece, TokenLogprob, TracedRound, Usage
@@ -21,6 +22,7 @@ __all__ = [
     "Decoder",
     "EngineError",
     "EntropyRule",
+    "Grammar",
     "Output",
     "PairError",
     "Piece",

@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,14 +12,29 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ..engines import Bundle, BundleError, Engine, EngineError, RequestError, open_engines
+from ..engines import (
+    BLOCK_TOKENS,
+    Bundle,
+    BundleError,
+    Engine,
+    EngineError,
+    RequestError,
+    engines_of,
+    open_engines,
+    together,
+)
 from ..engines.bundle import DRAFT, TARGET
 from ..engines.errors import first_line
 from .drafters import Resources, open_drafters
+from .engine_choice import resolve
+from .grammars.compiler import Compiler
+from .grammars.grammar import Grammar
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules, DraftLength
+from .memory.budget import tokens_in
 from .memory.model import Model
+from .memory.prefixes import Prefixes
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece
 from .requests.request import Request
@@ -28,6 +44,7 @@ from .sampling.params import SamplingParams
 from .scheduler import Occupant, Scheduler
 
 Prompt = str | Sequence[int]
+PREDICTING = "suffix"  # the drafter that copies from a predicted output
 
 
 class Decoder:
@@ -37,36 +54,50 @@ class Decoder:
     """
 
     def __init__(
-        self, bundle: Bundle, engine: str, device: str, max_batch: int, capture: bool, costs: Costs | None
+        self,
+        bundle: Bundle,
+        engine: str,
+        device: str,
+        max_batch: int,
+        capture: bool,
+        cache_bytes: int | None,
+        prefix_bytes: int | None,
+        costs: Costs | None,
     ) -> None:
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         self.bundle = bundle
+        self.engine = engine  # that of both models, or the target's and the draft's
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = _read_tokenizer(bundle)
+        self._grammars = Compiler(bundle)
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
         names = [name for name in map(bundle.first, (TARGET, DRAFT)) if name is not None]
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
         with ExitStack() as opened, self._on_stream:
             try:
-                engines: list[Engine] = open_engines(engine, graphs, device)
-                for one in engines:
+                opens: list[Engine] = open_engines(engines_of(engine)[: len(graphs)], graphs, device)
+                for one in opens:
                     opened.callback(one.close)
-                models = [Model(one, self.vocab_size, max_batch, bundle.capacity) for one in engines]
+                contracts = [one.contract for one in opens]
+                most = tokens_in(contracts, cache_bytes, "cache_bytes")
+                self._room = max_batch * bundle.capacity if most is None else most
+                kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
+                models = [Model(one, self.vocab_size, max_batch, bundle.capacity, most, kept) for one in opens]
                 self.target, self.draft = models[0], models[1] if len(models) > 1 else None
                 drafters, unavailable = open_drafters(Resources(bundle, self.target, self.draft, max_batch))
                 longest = self.target.engine.verify_width - 1
                 self._rules = DraftingRules(unavailable, longest, Controller(costs, longest) if costs else None)
                 self._scheduler = Scheduler(
-                    self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture
+                    self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture, kept
                 )
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not _is_memory(error):
                     raise
                 raise _no_memory(bundle, max_batch, error) from error
             opened.pop_all()  # nothing failed, so the engines stay open
-        self._own_threads = any(one.own_threads for one in engines)
+        self._own_threads = any(one.own_threads for one in opens)
         self._step_lock = threading.RLock()
         self._closed = False
 
@@ -78,14 +109,24 @@ class Decoder:
         device: str = "cpu",
         max_batch: int = 8,
         *,
+        draft_engine: str | None = None,
         capture: bool = True,
+        cache_bytes: int | None = None,
+        prefix_bytes: int | None = None,
     ) -> Self:
-        """Verify a bundle and open its graphs in an engine.
+        """Verify a bundle and open its graphs in an engine, or the draft in an engine of its own.
 
-        With `capture`, rounds that repeat run as one CUDA graph if engine and device can; this changes no token.
+        Engine auto takes what `trt-spec tune --engine auto` found fastest here for each.
+
+        The caches of both models take at most `cache_bytes`; requests wait until what they may need fits. Up to
+        `prefix_bytes` more keep what requests leave, so that one that begins like another is not read again; that turns
+        no more than near ties. With `capture`, rounds that repeat run as one CUDA graph if engine and device can, which
+        changes no token.
         """
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        return cls(opened, engine, device, max_batch, capture, read_costs(opened, engine, device))
+        engine = together(resolve(opened, engine, device), draft_engine)
+        costs = read_costs(opened, engine, device)
+        return cls(opened, engine, device, max_batch, capture, cache_bytes, prefix_bytes, costs)
 
     def close(self) -> None:
         """Free all memory; requests that have not ended fail."""
@@ -159,9 +200,13 @@ class Decoder:
         drafter: str | None = None,
         trace: bool = False,
         on_progress: Callable[[Request], None] | None = None,
+        cache_salt: str = "",
+        prediction: Prompt = (),
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
+        What it leaves for others that begin alike is found only by those with the same `cache_salt`. A `prediction` of
+        the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
         """
@@ -173,24 +218,55 @@ class Decoder:
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
                 f"limit of {self.bundle.max_length} by {len(ids) - room}; shorten either"
             )
+        if not self._scheduler.can_hold(len(ids) + params.max_new_tokens):
+            raise RequestError(
+                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
+                "cache_bytes allows; shorten either, or raise it"
+            )
         for token in (*params.logit_bias, *params.stop_token_ids):
             self._require_token(token, "parameter")
-        banned = sum(bias == -math.inf for bias in params.logit_bias.values())
-        if banned == self.vocab_size:
-            raise RequestError(f"logit_bias bans all {banned} tokens of the vocabulary; leave at least one")
-        drafter = drafter or ("lookup" if self.draft is None else "model")
+        eos = () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
+        if params.min_tokens:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
+        banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+        if len(banned) == self.vocab_size:
+            raise RequestError(f"logit_bias bans all {len(banned)} tokens of the vocabulary; leave at least one")
+        if params.min_tokens and len(banned.union(params.stop_token_ids)) == self.vocab_size:
+            raise RequestError("min_tokens and logit_bias leave no token to begin with; ask for less")
+        predicted = self._encode(prediction, begins=False) if prediction else []
+        if predicted and drafter not in (None, PREDICTING):
+            raise RequestError(
+                f"drafter is {drafter!r}, but a prediction is copied by {PREDICTING}; leave one of them out", "drafter"
+            )
+        if predicted and draft_length is None:
+            draft_length = self._rules.longest  # nearly all of it is expected to stand
+        drafter = drafter or (PREDICTING if predicted else "lookup" if self.draft is None else "model")
         if draft_length is None:
             draft_length = self._rules.default(drafter, params)
-        stop_ids = frozenset(params.stop_token_ids) | frozenset(
-            () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
-        )
+        stop_ids = frozenset((*params.stop_token_ids, *eos))
         text = TextStream(self.tokenizer, ids, params.stop)
+        guide = self._grammars.guide(params)
         request = Request(
-            ids, params, draft_length, drafter, stop_ids, text, self._rules, trace=trace, on_progress=on_progress
+            ids,
+            params,
+            draft_length,
+            drafter,
+            stop_ids,
+            text,
+            self._rules,
+            guide,
+            trace=trace,
+            on_progress=on_progress,
+            cache_salt=cache_salt,
+            prediction=predicted,
         )
         self._require_open()
         self._scheduler.submit(request)
         return request
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compile a grammar ahead, which may take most of a second, so that requests with it are submitted at once."""
+        self._grammars.compiled(grammar)
 
     def cancel(self, request: Request) -> None:
         """End a request. A live one leaves in the next step; a finished one stays as it is."""
@@ -220,7 +296,7 @@ class Decoder:
             yield
 
     def forget_outputs(self) -> None:
-        """Forget ended requests: the outputs that drafter suffix copies and the acceptance that auto expects."""
+        """Forget ended requests: what drafter suffix copies, what auto expects, and the prefixes that are kept."""
         with self._step_lock:
             self._scheduler.forget_outputs()
 
@@ -230,9 +306,19 @@ class Decoder:
         return self._scheduler.speculation
 
     @property
+    def prefixes(self) -> Prefixes:
+        """What is kept for requests that begin like others, and how much of the prompts was found there."""
+        return self._scheduler.prefixes
+
+    @property
     def live(self) -> tuple[Occupant, ...]:
         """The requests that are decoding; occupant i has row i."""
         return tuple(self._scheduler.live)
+
+    @property
+    def cache_usage(self) -> float:
+        """The part of the target's cache that holds tokens, of all that it may hold."""
+        return min(1.0, sum(self.target.cache.entries) / self._room)
 
     @property
     def last_frame(self) -> Frame | None:
@@ -263,26 +349,28 @@ class Decoder:
         if self._closed:
             raise RequestError("the decoder is closed; open another")
 
-    def _encode(self, prompt: object) -> list[int]:
+    def _encode(self, prompt: object, begins: bool = True) -> list[int]:
+        """Tokenise text; where it `begins` a sequence the tokenizer may put a token before it."""
         if isinstance(prompt, str):
             try:
                 prompt.encode()
             except UnicodeEncodeError as error:
                 raise RequestError(f"the prompt is not valid Unicode ({error}); clean it first") from error
-            ids: list[int] = self.tokenizer.encode(prompt).ids
+            ids: list[int] = self.tokenizer.encode(prompt, add_special_tokens=begins).ids
         elif isinstance(prompt, Sequence):
             ids = list(prompt)
         else:
             raise RequestError(f"the prompt is {prompt!r}, expected text or a list of token ids")
         if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
         for token in ids:
             self._require_token(token, "prompt")
         return ids
 
     def _require_token(self, token: int, where: str) -> None:
         if type(token) is not int or not 0 <= token < self.vocab_size:
-            raise RequestError(f"{where} token id {token!r} is outside the vocabulary of {self.vocab_size} tokens")
+            message = f"{where} token id {token!r} is outside the vocabulary of {self.vocab_size} tokens"
+            raise RequestError(message, "prompt" if where == "prompt" else None)
 
 
 def _prompts(prompts: Any) -> Sequence[Any]:

@@ -1,6 +1,7 @@
 """Plans a round from the parameters of the live requests and what they want to draft."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
@@ -26,10 +27,15 @@ class Share(NamedTuple):
 
 
 class Planner:
-    """Makes plans and keeps the last one while rows and shares stay the same."""
+    """Makes plans and keeps the last one while rows and shares stay the same.
 
-    def __init__(self, rows: Rows, drafters: Mapping[str, Drafter], vocab_size: int) -> None:
-        self._rows, self._drafters, self._vocab_size = rows, drafters, vocab_size
+    `bucket` tells how many entries of a row the steps should read if they need so many.
+    """
+
+    def __init__(
+        self, rows: Rows, drafters: Mapping[str, Drafter], vocab_size: int, bucket: Callable[[int], int | None]
+    ) -> None:
+        self._rows, self._drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
         self._wanted: list[Wanted] = []
         self.forget()
 
@@ -54,14 +60,23 @@ class Planner:
                 [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
             )
             self.view = self._rows.view(self._plan.batch)
+        entries = self._live_entries(live)
+        if entries != self._plan.live:
+            self._plan = replace(self._plan, live=entries)
         return self._plan
 
-    def repeats(self, wanted: Sequence[Wanted]) -> bool:
+    def repeats(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> bool:
         """Whether the last plan also fits the next round of the same rows, whatever this round decides."""
         if self.shares is None or any(one.source and one.source.reads_outputs for one in self.shares):
             return False
+        if self._live_entries(live) != self._plan.live:
+            return False
         asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
         return asked == [(one.length, one.drafter if one.length else None, one.entropy_limit) for one in wanted]
+
+    def _live_entries(self, live: Sequence[Request]) -> int | None:
+        """Return how much of the caches is read by the next round, and by one launched before that is read."""
+        return self._bucket(max(request.length for request in live) + 2 * (self._plan.draft_length + 1))
 
     def _share(self, request: Request, wanted: Wanted, draft_entries: int) -> Share:
         """Plan one row, which proposes nothing while its draft is behind or its drafter has nothing to offer."""

@@ -1,44 +1,69 @@
 """Fills the models' caches with what they lack: prompts, chunk by chunk, and tokens that a draft has not seen yet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..engines import PREFILL_WIDTH
+from torch import Tensor
+
+from ..engines import PREFILL_WIDTH, WIDEST_STEP
 from .memory.model import Model
 from .requests.request import Request
+from .round.result import token_logprobs
 from .round.rows import Rows
+
+NARROWEST = 2 * WIDEST_STEP  # of a prompt's chunks: engines may round the tokens of narrow steps in another way
+DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that a draft reads between two rounds, sooner than a target reads a chunk
 
 
 class Prefill:
     """Feeds committed tokens to the models; the entries of their caches say how many."""
 
-    def __init__(self, rows: Rows, target: Model, draft: Model | None) -> None:
-        self._rows, self._target, self._draft = rows, target, draft
+    def __init__(self, rows: Rows, draft: Model | None) -> None:
+        self._rows, self._draft = rows, draft
 
-    def read_prompt(self, request: Request, row: int, budget: int, with_draft: bool) -> int:
-        """Feed at most `budget` tokens of a prompt, target first; return how many, or zero once all is read.
+    def read(self, model: Model, wanted: Mapping[int, int], budget: int) -> tuple[int, dict[int, Tensor]]:
+        """Feed the next chunk of rows that lack some of their `wanted` entries, the first of them whatever it takes.
 
-        The first round itself reads the prompt's last token in the target and its last two in the draft.
+        Others are fed only within `budget` tokens and if the engine takes rows together. Return how many tokens that
+        were, and the logits [1, V] after each row's last one.
         """
-        for model, wanted in ((self._target, len(request.prompt) - 1), (self._draft, len(request.prompt) - 2)):
-            if model is not None and (model is self._target or with_draft):
-                missing = wanted - model.cache.entries[row]
-                if missing > 0:
-                    return self._feed(model, row, min(budget, missing))
-        return 0
+        fed: dict[int, int] = {}
+        for row, entries in wanted.items():
+            chunk = _next_chunk(entries - model.cache.entries[row])
+            together = model.engine.contract.in_blocks and sum(fed.values()) + chunk <= budget
+            if chunk > 0 and (together or not fed):
+                fed[row] = chunk
+        if not fed:
+            return 0, {}
+        tokens = [self._rows.tokens[row, : model.cache.entries[row] + count] for row, count in fed.items()]
+        logits = model.prefill(list(fed), tokens)
+        return sum(fed.values()), {row: logits[row - min(fed)] for row in fed}
 
     def catch_up(self, live: Sequence[Request], with_draft: Sequence[bool]) -> None:
         """Feed the draft all tokens except the last two, which its first step reads.
 
-        A row that turns to the draft late has many tokens to feed, one chunk a step, and drafts nothing until then.
+        A row that lacks more than the draft reads at once drafts nothing until it has them.
         """
         if self._draft is None:
             return
-        for row, (request, needed) in enumerate(zip(live, with_draft, strict=True)):
-            missing = request.length - 2 - self._draft.cache.entries[row]
-            if needed and missing > 0:
-                self._feed(self._draft, row, min(missing, PREFILL_WIDTH))
+        wanted = {row: one.length - 2 for row, (one, needed) in enumerate(zip(live, with_draft, strict=True)) if needed}
+        left = DRAFT_BUDGET
+        while left > 0 and (fed := self.read(self._draft, wanted, PREFILL_WIDTH)[0]):
+            left -= fed
 
-    def _feed(self, model: Model, row: int, count: int) -> int:
-        start = model.cache.entries[row]
-        model.prefill(row, self._rows.tokens[row, start : start + count], start)
+    def score(self, target: Model, request: Request, row: int) -> int:
+        """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always."""
+        assert request.params.prompt_logprobs is not None
+        start = len(request.prompt_logprobs) - 1
+        count = min(PREFILL_WIDTH, request.unscored)
+        logits = target.score(row, self._rows.tokens[row, start : start + count], start)
+        following = request.prompt[start + 1 : start + 1 + count]
+        request.prompt_logprobs += token_logprobs(logits, following, request.params.prompt_logprobs)
+        if not request.unscored:
+            target.cache.entries[row] = 0
         return count
+
+
+def _next_chunk(missing: int) -> int:
+    """Return how many tokens to read next, so that nothing narrow remains."""
+    rest = missing - PREFILL_WIDTH
+    return missing if rest <= 0 else PREFILL_WIDTH - max(0, NARROWEST - rest)

@@ -345,10 +345,10 @@ class CountingEngine:
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
 ) -> list[CountingEngine]:
     assert name == "counting"
-    return [CountingEngine(one) for one in open_onnxruntime(name, models, device, exact_weights)]
+    return [CountingEngine(one) for one in open_onnxruntime(name, models, device, exact_weights, alone)]
 
 
 @pytest.fixture

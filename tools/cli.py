@@ -11,6 +11,8 @@ from .program import Parser, exit_code, version_of
 COMMANDS = {  # each is a module in commands/ with add_arguments(parser) and run(arguments) -> exit code
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
+    "serve": "answer many clients at once by OpenAI's API",
+    "chat": "talk to a model in the terminal",
     "bench": "measure the speed of each draft length, and compare it with what theory predicts",
     "tune": "measure what rounds cost here, so that the draft length can be chosen for you",
     "inspect": "show what is in a bundle and the memory it needs",

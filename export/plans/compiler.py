@@ -20,6 +20,7 @@ from ...engines.errors import first_line
 from ...engines.tensorrt_library import Library
 from ...engines.tensorrt_plans import PlanKey
 from ..passes.merge_attentions import merge_attentions
+from ..passes.pack_queries import pack_queries
 from ..passes.specialise import specialise
 from ..passes.spell_picks import spell_picks
 from ..passes.spell_softcap import spell_softcap
@@ -32,7 +33,7 @@ def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
     model = ir.load(graph)
     fired = {"specialise": specialise(model, key.sizes), "spell_softcap": spell_softcap(model)}
     fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
-    return model, fired | {"widen_lookups": widen_lookups(model)}
+    return model, fired | {"widen_lookups": widen_lookups(model), "pack_queries": pack_queries(model)}
 
 
 class Compiler:

@@ -49,7 +49,7 @@ class Cascade(Copier):
         memory = model.logits(frame.batch, k)
         input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
         logits = memory[..., : model.vocab_size]
-        step = model.step(0, input_ids, frame.position[0], memory)
+        step = model.step(0, input_ids, frame.position[0], memory, frame.live)
         return PreparedCascade([step], logits=logits, verdict=Verdict(logits))
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:

@@ -29,6 +29,7 @@ class Asking(Protocol):
     """The parts of a request that a drafter reads."""
 
     prompt: tuple[int, ...]
+    prediction: tuple[int, ...]  # what its owner expects the output to be like
     token_ids: list[int]
     params: SamplingParams
 
@@ -41,6 +42,8 @@ class Drafter:
     needs_model: ClassVar[bool] = False  # runs the draft model, whose cache must be complete by then
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
+    in_mixed: ClassVar[bool] = False  # drafter mixed chooses among these
+    costs_as: ClassVar[str | None] = None  # the drafter whose rounds cost the same, measured for both
 
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
@@ -71,7 +74,7 @@ class Drafter:
     # On the device.
 
     def prepare(self, frame: Frame) -> Prepared:
-        """Make the draft model's steps that it runs over the frame's tensors."""
+        """Make the draft model's steps that it runs over the frame's tensors; asked only if it needs the model."""
         return Prepared([])
 
     def asked(self, rows: Rows) -> Tensor:

@@ -12,6 +12,7 @@ from .drafter import Sampler
 class DraftModel(Sampler):
     name = "model"
     needs_model = True
+    in_mixed = True
 
     def prepare(self, frame: Frame) -> Prepared:
         """Make K steps: the first reads the last two committed tokens, step i reads proposal i - 1."""
@@ -20,7 +21,7 @@ class DraftModel(Sampler):
         starts = [frame.position[0], *frame.position[2 : frame.draft_length + 1]]
         return Prepared(
             [
-                self._draft.step(0, input_ids, start, frame.draft_memory)
+                self._draft.step(0, input_ids, start, frame.draft_memory, frame.live)
                 for input_ids, start in zip(inputs, starts, strict=True)
             ]
         )

@@ -14,6 +14,7 @@ from .ngram_table import has_ngrams, read_ngrams
 
 class NGram(Sampler):
     name = "ngram"
+    in_mixed = True
 
     def __init__(self, place: int, resources: Resources) -> None:
         super().__init__(place, resources)

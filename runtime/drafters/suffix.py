@@ -1,6 +1,7 @@
 """Drafter suffix: copies what followed the longest match in the request's own context or in earlier outputs.
 
-The host finds the matches. The longer the match, the more tokens it proposes.
+The host finds the matches. The longer the match, the more tokens it proposes. A predicted output is part of the
+context: the end of the prompt leads into it, and after each miss the next match finds the way back.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ END = -1  # marks the end of an output in the pool; it is no token
 class Suffix(Copier):
     name = "suffix"
     reads_outputs = True
+    in_mixed = True
+    costs_as = "lookup"  # both copy
 
     def __init__(self, place: int, resources: Resources) -> None:
         super().__init__(place, resources)
@@ -57,13 +60,14 @@ class Suffix(Copier):
 
     def suggest(self, request: Asking, most: int) -> list[int]:
         """Return at most `most` tokens: fewer after a short match, none without a match."""
+        predicted = len(request.prompt[-OPENING:]) + len(request.prediction) + 1 if request.prediction else 0
         context = self._contexts.get(request)
         if context is None:
             context = self._contexts[request] = SuffixAutomaton(CONTEXT)
-        prompt = len(request.prompt)
-        if context.read < prompt:
-            context.extend(request.prompt[context.read :])
-        context.extend(request.token_ids[context.read - prompt :])
+            if predicted:
+                context.extend([*request.prompt[-OPENING:], *request.prediction, END])
+            context.extend(request.prompt)
+        context.extend(request.token_ids[context.read - predicted - len(request.prompt) :])
         if reads_pool(request.params):
             matched, end = self._pool.find(context.tokens[-LONGEST_MATCH:])
             if matched > context.matched:
@@ -74,7 +78,8 @@ class Suffix(Copier):
         # If the match ends less than `count` tokens ago, the copy repeats itself.
         tokens, start = context.tokens, context.match_end + 1
         count = min(most, PER_MATCHED_TOKEN * context.matched)
-        return [tokens[start + ahead % (len(tokens) - start)] for ahead in range(count)]
+        found = [tokens[start + ahead % (len(tokens) - start)] for ahead in range(count)]
+        return found[: found.index(END)] if END in found else found
 
 
 def reads_pool(params: SamplingParams) -> bool:

@@ -105,7 +105,7 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        mend = TUNE.format(bundle=bundle.path, engine=engine, device=device)
+        mend = TUNE.format(bundle=bundle.path, engine=engine.replace("+", " --draft-engine "), device=device)
         raise BundleError(f"{path} is not a table of costs ({error}); run {mend}") from error
     here = costs.machine == machine_name(device) and costs.models == model_identities(bundle)
     return costs if here else None

@@ -11,8 +11,7 @@ from .controller import Controller
 from .entropy import ByEntropy, EntropyRule
 
 AUTO = "auto"  # the controller chooses the draft length, anew for each round
-MIXED = "mixed"  # the controller also chooses the drafter, from these
-MIXED_FROM = ("model", "suffix", "ngram")
+MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
 DEFAULT_DRAFT_LENGTH = 4
 
 DraftLength = int | str | EntropyRule  # a number, "auto", or a rule of its own
@@ -43,9 +42,9 @@ class DraftingRules:
         """Refuse a choice that is impossible here or contradicts itself."""
         names = (*DRAFTERS, NONE, MIXED)
         if not isinstance(drafter, str) or drafter not in names:
-            raise RequestError(f"drafter is {drafter!r}, expected one of {', '.join(names)}")
+            raise RequestError(f"drafter is {drafter!r}, expected one of {', '.join(names)}", "drafter")
         if drafter in self.unavailable:
-            raise RequestError(self.unavailable[drafter])
+            raise RequestError(self.unavailable[drafter], "drafter")
         if length == AUTO:
             self._require_costs(drafter)
         elif drafter == MIXED:
@@ -57,7 +56,8 @@ class DraftingRules:
         elif type(length) is not int or not 0 <= length <= self.longest:
             limit = "" if self.longest == MAX_DRAFT_LENGTH else ", the longest that a plan was compiled for"
             raise RequestError(
-                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{limit}"
+                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{limit}",
+                "draft_length",
             )
         assert isinstance(length, int | str | EntropyRule)
         return Drafting(length, drafter)
@@ -83,7 +83,7 @@ class DraftingRules:
 
     def _measured(self) -> list[str]:
         assert self.controller is not None
-        return [name for name in MIXED_FROM if name in self.controller.costs.acceptance]
+        return [name for name, kind in DRAFTERS.items() if kind.in_mixed and name in self.controller.costs.acceptance]
 
     def _require_costs(self, drafter: str) -> None:
         if drafter == NONE:

@@ -1,84 +1,94 @@
-"""The key and value buffers of one model. To truncate is to lower an index: nothing is ever sliced off or zeroed.
+"""The key and value cache of one model. To truncate is to lower an index: nothing is ever sliced off or zeroed."""
 
-If the engine allows it, the buffers are only as long as the longest live row needs and grow in steps, because attention
-pays for all that the buffer holds, dead rows included.
-"""
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ...engines import GRANULE, Contract, EngineError
+from ...engines import Contract, EngineError, cache_rows
 
 
-class KVCache:
-    """Holds buffers [rows, kv_heads, T, head_dim] by contract name.
+class CacheFull(EngineError):
+    """A cache cannot grow; what it held is as it was."""
 
-    Only this class knows where a row is in memory. The first `entries[row]` entries of a row are valid, the rest are
-    garbage.
+
+class KVCache(ABC):
+    """Only a cache knows where a row is in memory. The first `entries[row]` entries of a row are valid.
+
+    What lies beyond them is garbage, and the next step overwrites it.
     """
 
-    def __init__(self, contract: Contract, device: str, max_rows: int, rows: int, capacity: int) -> None:
-        self._contract, self._device = contract, device
+    def __init__(self, contract: Contract, device: str, max_rows: int) -> None:
+        self.contract, self.device = contract, device
         self.entries = [0] * max_rows
-        self.buffers: dict[str, Tensor] = {}
-        self.rows = self.capacity = 0
+        self.buffers: dict[str, Tensor] = {}  # by contract name
         self.version = 0  # changes when the buffers move
-        self.resize(rows, capacity)
 
-    def resize(self, rows: int, capacity: int) -> None:
-        """Reallocate, keeping the valid entries."""
-        contract = self._contract
-        size = (rows, contract.kv_heads, capacity, contract.head_dim)
-        dtype = getattr(torch, contract.dtype)
-        buffers = {}
-        for name in contract.cache_names:
-            try:
-                # Masked entries are multiplied by zero, so they must be finite.
-                buffers[name] = torch.zeros(size, dtype=dtype, device=self._device)
-            except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
-                raise
-            except RuntimeError as error:
-                need = contract.cache_bytes_per_token * rows * capacity
-                raise EngineError(
-                    f"no memory for a cache of {rows} rows of {capacity} tokens: it takes {need / 2**20:,.0f} MiB; "
-                    "lower max_batch or the lengths of prompts and outputs"
-                ) from error
-            for row, length in enumerate(self.entries):
-                if length:
-                    buffers[name][row, :, :length] = self.buffers[name][row, :, :length]
-        self.buffers, self.rows, self.capacity = buffers, rows, capacity
-        self.version += 1
+    @abstractmethod
+    def make_room(self, first_row: int, starts: Sequence[int], widths: Sequence[int]) -> None:
+        """Make room for a step in which row `first_row` + i writes `widths[i]` entries from `starts[i]` on.
 
+        If the buffers move, older steps are void.
+        """
+
+    @abstractmethod
     def move(self, source: int, destination: int) -> None:
         """Move a row to another place; its old place becomes free."""
-        length, self.entries[source] = self.entries[source], 0
-        if length:  # a row that holds nothing may lie beyond the buffers
-            for buffer in self.buffers.values():
-                buffer[destination, :, :length] = buffer[source, :, :length]
-        self.entries[destination] = length
 
-    def fits(self, rows: int, capacity: int) -> bool:
-        """Whether the buffers hold `rows` rows of `capacity` and are not far too large."""
-        enough = rows <= self.rows and capacity <= self.capacity
-        return enough and self.capacity <= 2 * _ample(capacity) and self.rows <= 4 * rows
+    @abstractmethod
+    def swap(self, one: int, other: int) -> None:
+        """Let two rows change places."""
 
-    def fit(self, rows: int, capacity: int) -> None:
-        """Make room for `rows` rows of `capacity` and all valid entries; shrink buffers that are far too large."""
-        if self.fits(rows, capacity):  # nearly always
-            return
-        used = max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
-        rows, capacity = max(rows, used), max([capacity, *self.entries])
-        if not self.fits(rows, capacity):
-            self.resize(1 << (rows - 1).bit_length(), _ample(capacity))
+    @abstractmethod
+    def read(self, row: int, name: str) -> Tensor:
+        """Return all entries [kv_heads, T, head_dim] that a row has memory for in one of the buffers."""
+
+    @abstractmethod
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Whether rows of these lengths fit together into what the cache may take."""
+
+    @abstractmethod
+    def keep(self, row: int, place: int) -> int:
+        """Keep the block of a row that begins at 32 · `place`, whatever becomes of the row; return its number."""
+
+    @abstractmethod
+    def reuse(self, row: int, blocks: Sequence[int]) -> None:
+        """Begin an empty row with kept blocks."""
+
+    @abstractmethod
+    def drop(self, block: int) -> None:
+        """Keep a block no longer."""
+
+    def free(self, row: int) -> None:
+        self.entries[row] = 0
+
+    def clear(self) -> None:
+        """Free all rows."""
+        for row in range(len(self.entries)):
+            self.free(row)
+
+    @property
+    def everything(self) -> dict[str, Tensor]:
+        """The memory of all rows, as engines take it."""
+        return self.buffers
 
     def tensors(self, first_row: int, rows: int) -> dict[str, Tensor]:
-        """Return the memory of these rows, by contract name."""
-        return {name: buffer[first_row : first_row + rows] for name, buffer in self.buffers.items()}
+        """Return the memory that a step over these rows takes, by contract name."""
+        return cache_rows(self.contract, self.everything, first_row, rows)
 
-
-def _ample(capacity: int) -> int:
-    return _round_up(capacity + capacity // 8)
-
-
-def _round_up(length: int) -> int:
-    return -(-length // GRANULE) * GRANULE
+    def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> dict[str, Tensor]:
+        """Make buffers of so many rows, or blocks, of so many tokens."""
+        contract = self.contract
+        size, dtype = (rows, contract.kv_heads, tokens, contract.head_dim), getattr(torch, contract.dtype)
+        try:
+            # Masked entries are multiplied by zero, so they must be finite.
+            return {name: make(size, dtype=dtype, device=self.device) for name in contract.cache_names}
+        except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
+            raise
+        except RuntimeError as error:
+            need = contract.cache_bytes_per_token * rows * tokens
+            raise CacheFull(
+                f"no memory for a cache of {rows} × {tokens} tokens: it takes {need / 2**20:,.0f} MiB; "
+                "lower max_batch or the lengths of prompts and outputs, or set cache_bytes"
+            ) from error

@@ -1,28 +1,37 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ...engines import GRANULE, Engine, Step, last_rows, make_step
+from ...engines import Engine, RequestError, Step, last_rows, make_step
+from ...engines.engine import chunks
+from .block_cache import BlockCache
+from .bucket import bucket
 from .cache import KVCache
+from .row_cache import RowCache
 
 
 class Model:
     """Binds an engine to its cache and to one memory for logits, which every step of the model overwrites."""
 
-    def __init__(self, engine: Engine, vocab_size: int, max_rows: int, capacity: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        vocab_size: int,
+        max_rows: int,
+        capacity: int,
+        most_tokens: int | None = None,
+        kept_blocks: int = 0,
+    ) -> None:
         self.engine = engine
+        self._capacity = capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
-        rows, length = (max_rows, capacity) if engine.static_capacity else (1, GRANULE)
-        self.cache = KVCache(engine.contract, engine.device, max_rows, rows, length)
+        self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks)
         self._logits = torch.zeros(0, device=engine.device)
         self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to
         engine.reserve(max_rows, capacity)
-
-    def make_room(self, rows: int, capacity: int) -> None:
-        """Make room to write below `capacity` in rows < `rows`. If the cache moves, older steps are void."""
-        if not self.engine.static_capacity:
-            self.cache.fit(rows, capacity)
 
     def logits(self, batch: int, rows: int) -> Tensor:
         """Return memory for logits [B, R, V]."""
@@ -31,26 +40,104 @@ class Model:
             self._logits = torch.zeros(size, device=self.engine.device)
         return self._logits[:size].view(batch, rows, -1)
 
-    def step(self, first_row: int, input_ids: Tensor, start: Tensor, logits: Tensor) -> Step:
-        """Make a step over these tensors for the rows from `first_row` on."""
+    def bucket(self, needed: int) -> int | None:
+        """Return how many entries of a row the steps should read if they need this many; None stands for all."""
+        return bucket(needed, self._capacity) if self.engine.reads_prefixes else None
+
+    def step(
+        self,
+        first_row: int,
+        input_ids: Tensor,
+        start: Tensor,
+        logits: Tensor,
+        live: int | None = None,
+        widths: Tensor | None = None,
+        logit_rows: Tensor | None = None,
+    ) -> Step:
+        """Make a step over these tensors for the rows from `first_row` on.
+
+        Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `live` entries of
+        each row, and leaves out the tokens of each row beyond its `widths` [B].
+        """
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
-        if shape not in self._last_rows:
+        if logit_rows is None and shape not in self._last_rows:
             self._last_rows[shape] = last_rows(*shape, self.engine.device)
-        inputs = {"input_ids": input_ids, "start": start, "logit_rows": self._last_rows[shape]}
-        return make_step(self.engine, self.cache.tensors(first_row, len(input_ids)), inputs, {"logits": logits})
+        inputs = {
+            "input_ids": input_ids,
+            "start": start,
+            "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
+        }
+        cache = self.cache.tensors(first_row, batch)
+        if self.engine.reads_prefixes:
+            cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}
+        if widths is not None and self.engine.contract.in_blocks:
+            inputs["widths"] = widths
+        return make_step(self.engine, cache, inputs, {"logits": logits})
 
-    def prefill(self, row: int, tokens: Tensor, start: int) -> None:
-        """Write the cache entries of `tokens` [S] from `start` on."""
-        self.make_room(row + 1, start + len(tokens))
-        for width in self.engine.prefill_widths(len(tokens)):
+    def prefill(self, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+        """Write the missing entries of these rows, whose first tokens [S] are given; return logits [B, 1, V].
+
+        They are those of the last token of each row from the first that is given to the last, garbage in between. More
+        than one row may be given only if the engine reads blocks.
+        """
+        if not self.engine.contract.in_blocks:
+            [row], [each] = rows, tokens
+            return self._prefill_row(row, each)
+        missing = {row: each[self.cache.entries[row] :] for row, each in zip(rows, tokens, strict=True)}
+        first, batch = min(rows), max(rows) - min(rows) + 1
+        starts = self.cache.entries[first : first + batch]
+        widths = [len(missing.get(row, ())) for row in range(first, first + batch)]
+        self.cache.make_room(first, starts, widths)
+        input_ids = torch.zeros(batch, max(widths), dtype=torch.int64)
+        for row, each in missing.items():
+            input_ids[row - first, : len(each)] = each
+        counts, logits = torch.tensor(widths), self.logits(batch, 1)
+        last = (counts - 1).clamp_(min=0)[:, None]
+        self.step(first, input_ids, torch.tensor(starts), logits, widths=counts, logit_rows=last).run()
+        for row, each in missing.items():
+            self.cache.entries[row] += len(each)
+        return logits
+
+    def _prefill_row(self, row: int, tokens: Tensor) -> Tensor:
+        start, logits = self.cache.entries[row], self.logits(1, 1)
+        self.cache.make_room(row, [start], [len(tokens) - start])
+        for width in self.engine.prefill_widths(len(tokens) - start):
+            begin = torch.full((1,), start, device=tokens.device)
+            start += width
+            self.step(row, tokens[None, start - width : start], begin, logits, self.bucket(start)).run()
+        self.cache.entries[row] = start
+        return logits
+
+    def score(self, row: int, tokens: Tensor, start: int) -> Tensor:
+        """Write the cache entries of `tokens` [S] from `start` on; return the logits [S, V] after each."""
+        found = []
+        self.cache.make_room(row, [start], [len(tokens)])
+        for width in chunks(len(tokens), self.engine.verify_width):
             chunk, tokens = tokens[:width], tokens[width:]
-            first = torch.full((1,), start, device=chunk.device)
-            self.step(row, chunk[None], first, self.logits(1, 1)).run()
+            first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
+            self.step(row, chunk[None], first, logits, self.bucket(start + width)).run()
+            found.append(logits[0, :, : self.vocab_size].clone())
             start += width
         self.cache.entries[row] = start
+        return torch.cat(found)
 
     def close(self) -> None:
         self.engine.close()
         self.cache.buffers = {}
         self._logits = torch.zeros(0)
+
+
+def make_cache(engine: Engine, max_rows: int, capacity: int, most_tokens: int | None, kept_blocks: int) -> KVCache:
+    """Make the kind of cache that the engine reads."""
+    contract, device = engine.contract, engine.device
+    if contract.in_blocks:
+        return BlockCache(contract, device, max_rows, capacity, most_tokens, kept_blocks)
+    if not engine.static_capacity:
+        return RowCache(contract, device, max_rows, most_tokens=most_tokens, kept_blocks=kept_blocks)
+    if most_tokens is not None and max_rows * capacity > most_tokens:
+        raise RequestError(
+            f"cache_bytes has room for {most_tokens:,} tokens, this engine takes {max_rows} rows of {capacity:,}; "
+            "lower max_batch, or raise cache_bytes"
+        )
+    return RowCache(contract, device, max_rows, max_rows, capacity, fixed=True, kept_blocks=kept_blocks)

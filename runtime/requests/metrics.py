@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
 class Speculation:
     """Counts the rounds by outcome; all other counts follow. A round that proposes nothing counts no proposal.
 
+    The first token after a prompt of several comes with the reading of the prompt, and belongs to no round.
     `acceptance` is accepted ÷ examined (the α of the theory); the first rejected proposal is the last one examined.
     `yield_` is accepted ÷ proposed.
     """

@@ -9,6 +9,7 @@ from .metrics import Speculation
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt: an earlier request had left them
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class Output:
     finish_reason: str  # "stop", "length" or "cancelled"
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None  # the first token follows nothing
     speculation: Speculation
     lossless: bool  # distributed as the target's own output; false with lenience
     seed: int
     seconds: float  # from submission to the last token
+    seconds_waiting: float | None  # until it got a row
     seconds_to_first_token: float | None
     trace: tuple[TracedRound, ...]
 
@@ -55,3 +58,4 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     from_draft: tuple[bool, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, if they were asked for

@@ -10,11 +10,14 @@ from time import perf_counter
 
 from ...engines import EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
+from ..grammars.guide import Guide
 from ..lengths.drafting import DraftingRules, DraftLength
 from ..sampling.params import SamplingParams
 from .metrics import Speculation
 from .output import Output, Piece, TokenLogprob, TracedRound, Usage
 from .text import TextStream
+
+NOTHING = Piece("", (), ())
 
 
 class State(Enum):
@@ -36,14 +39,21 @@ class Request:
         stop_ids: frozenset[int],
         text: TextStream,
         rules: DraftingRules,
+        guide: Guide | None = None,
         *,
         trace: bool,
         on_progress: "Callable[[Request], None] | None" = None,
+        cache_salt: str = "",
+        prediction: Sequence[int] = (),
     ) -> None:
         self.prompt = tuple(prompt)
+        self.prediction = tuple(prediction)
+        self.cache_salt = cache_salt
+        self.cached_tokens = 0  # of the prompt, which need not be read
         self.params = params
+        self.guide = guide  # along the grammar, if the request has one
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
-        self.state = State.WAITING
+        self._state = State.WAITING
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.error: TrtSpecError | None = None  # why it ended, if something went wrong
@@ -58,7 +68,9 @@ class Request:
         self._ended = threading.Event()
         self._pieces: deque[Piece] = deque()
         self._logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self._submitted = perf_counter()
+        self._admitted: float | None = None
         self._first_token: float | None = None
         self._last_token: float | None = None
 
@@ -79,14 +91,34 @@ class Request:
     # What has come out.
 
     @property
+    def state(self) -> State:
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        if state is State.PREFILLING:
+            self._admitted = self._admitted or perf_counter()
+        self._state = state
+
+    @property
     def length(self) -> int:
         """The number of committed tokens."""
         return len(self.prompt) + len(self.token_ids)
 
     @property
+    def longest(self) -> int:
+        """The most tokens that prompt and output can have together."""
+        return len(self.prompt) + self.params.max_new_tokens
+
+    @property
     def remaining(self) -> int:
         """The most tokens that may still come."""
         return self.params.max_new_tokens - len(self.token_ids)
+
+    @property
+    def unscored(self) -> int:
+        """How many tokens of the prompt still need the log-probabilities that were asked for."""
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
 
     @property
     def finished(self) -> bool:
@@ -111,12 +143,14 @@ class Request:
             text=self._text.text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason or "cancelled",
-            usage=Usage(len(self.prompt), len(self.token_ids)),
+            usage=Usage(len(self.prompt), len(self.token_ids), self.cached_tokens),
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else tuple(self.prompt_logprobs),
             speculation=self.speculation,
             lossless=not self.params.lenient,
             seed=self.seed,
             seconds=(self._last_token or perf_counter()) - self._submitted,
+            seconds_waiting=None if self._admitted is None else self._admitted - self._submitted,
             seconds_to_first_token=None if self._first_token is None else self._first_token - self._submitted,
             trace=tuple(self.trace or ()),
         )
@@ -127,7 +161,8 @@ class Request:
         """Append a round's tokens up to the first stop rule; return how many were kept."""
         self._first_token = self._first_token or perf_counter()
         kept, reason = 0, None
-        for token in tokens:
+        allowed = len(tokens) if self.guide is None else self.guide.follow(tokens)
+        for token in tokens[:allowed]:
             kept += 1
             self.token_ids.append(token)
             if token in self._stop_ids or self._text.push(token):
@@ -136,23 +171,27 @@ class Request:
                 reason = "length"
             if reason is not None:
                 break
-        if (top := self.params.logprobs) is not None:
-            self._logprobs += [replace(one, top=one.top[:top]) for one in logprobs[:kept]]
-        from_draft = tuple(index < accepted for index in range(kept))
+        top = self.params.logprobs
+        own = () if top is None else tuple(replace(one, top=one.top[:top]) for one in logprobs[:kept])
+        self._logprobs += own
+        piece = Piece("", tuple(tokens[:kept]), tuple(index < accepted for index in range(kept)), own)
         if reason is None:
-            self._pieces.append(Piece(self._text.take(), tuple(tokens[:kept]), from_draft))
+            self._pieces.append(replace(piece, text=self._text.take()))
         else:
-            self.finish(reason, tuple(tokens[:kept]), from_draft)
+            self.finish(reason, piece)
+        if self.guide is not None and self.guide.error:
+            problem = f"the grammar cannot go on after {len(self.token_ids)} tokens ({self.guide.error}); change it"
+            self.fail(RequestError(problem))
         return kept
 
-    def finish(self, reason: str, tokens: tuple[int, ...] = (), from_draft: tuple[bool, ...] = ()) -> None:
-        """End with a last piece: these tokens and all text that was held back."""
+    def finish(self, reason: str, last: Piece = NOTHING) -> None:
+        """End with a last piece: its tokens and all text that was held back."""
         if self._text.finish() and reason == "length":
             reason = "stop"
         text = self._text.take(everything=True)
-        if text or tokens:
-            self._pieces.append(Piece(text, tokens, from_draft))
-        self.finish_reason, self._last_token = reason, perf_counter()
+        if text or last.token_ids:
+            self._pieces.append(replace(last, text=text))
+        self.finish_reason, self._last_token, self.guide = reason, perf_counter(), None
         self.state = State.FINISHED  # set last, because other threads watch it
         self._ended.set()
 

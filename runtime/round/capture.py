@@ -54,17 +54,22 @@ class Rounds:
             records.rotate()
             records[0].launch()
             return Flight(plan, records[0].table, records[0].clock, True, None)
-        clock = self._clock = self._clock or Clock(rows.length.device)
-        table = tabulated_round(rows, plan, frame, span, clock)
+        flight = self.run(rows, plan, frame, span)
         if plan not in self._seen:
             if len(self._seen) >= MOST_KINDS:
                 self.forget()
             self._seen[plan] = None
-        elif self._engines and all(engine.capturable() for engine in self._engines):
+        elif plan.recordable and self._engines and all(engine.capturable() for engine in self._engines):
             whole = rows.tokens.shape[1]  # a span that fits every later round
             self._pool = self._pool or new_pool()
             work = partial(tabulated_round, rows, plan, frame, whole)
-            self._seen[plan] = deque(Record(work, table, self._pool) for _ in range(2))
+            self._seen[plan] = deque(Record(work, flight.table(), self._pool) for _ in range(2))
+        return flight
+
+    def run(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
+        """Run a round that is never replayed."""
+        clock = self._clock = self._clock or Clock(rows.length.device)
+        table = tabulated_round(rows, plan, frame, span, clock)
         return Flight(plan, lambda: table, clock, False, frame.target_logits if frame.on_cpu else None)
 
     def forget(self) -> None:

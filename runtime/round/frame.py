@@ -17,7 +17,7 @@ from .rows import Rows
 
 @dataclass
 class Prepared:
-    """The part of a frame that a drafter needs: the draft model's steps that it runs."""
+    """The part of a frame that belongs to a drafter: the draft model's steps that it runs."""
 
     steps: list[Step]
 
@@ -25,10 +25,10 @@ class Prepared:
 class Frame:
     """Each shape of a round has a frame. Its tensors are valid until its next round, its logits until the next step."""
 
-    def __init__(self, plan: Plan, target: Model, draft: Model | None) -> None:
+    def __init__(self, plan: Plan, target: Model, draft: Model | None, *, prefilled: bool = False) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.on_cpu = device == "cpu"
-        self.draft_length, self.batch = k, batch
+        self.draft_length, self.batch, self.live = k, batch, plan.live
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each row begins at an address aligned as engines demand.
         aligned = ALIGNMENT // torch.int64.itemsize
@@ -38,7 +38,11 @@ class Frame:
 
         input_ids = torch.zeros(batch, k + 1, dtype=torch.int64, device=device)
         logits = target.logits(batch, k + 1)
-        self.verify = target.step(0, input_ids, self.position[1], logits)
+        self.widths = torch.zeros(batch, dtype=torch.int64, device=device)  # tokens of each row that are verified
+        if prefilled:  # the reading of a prompt has given the logits
+            self.verify = Step({}, {}, lambda: None)
+        else:
+            self.verify = target.step(0, input_ids, self.position[1], logits, self.live, self.widths)
         self.target_logits = logits[..., : target.vocab_size]  # [A, K+1, V]; what lies beyond is padding
         self.proposed = input_ids[:, 1:]  # [A, K]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)

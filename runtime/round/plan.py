@@ -15,6 +15,7 @@ class Plan:
 
     batch: int
     draft_length: int  # K: the most that any live row proposes
+    live: int | None = None  # entries of a row that its steps read; None: all
     sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose
     filters: "tuple[Filter, ...]" = ()  # filters that some row needs, in the order in which they apply
     draft_filters: "tuple[Filter, ...]" = ()  # if own_draft: the filters of the draft
@@ -57,3 +58,8 @@ class Plan:
     def reads_ahead(self) -> bool:
         """Whether some filter depends on the tokens of the round itself."""
         return any(one.reads_ahead for one in (*self.filters, *self.draft_filters))
+
+    @property
+    def recordable(self) -> bool:
+        """Whether all of the round happens on the device."""
+        return not any(one.on_host for one in self.filters)

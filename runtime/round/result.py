@@ -1,5 +1,6 @@
 """Copies a round's results to the host in one piece and reads them row by row."""
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -75,6 +76,15 @@ def _trace_parts(done: Round) -> list[torch.Tensor]:
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
     next_p = pick(target, done.verdict.accepted).gather(1, next_token)
     return [tokens, chosen(target[:, :-1], tokens), chosen(proposal.probabilities, tokens), next_p]
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Return the log-probabilities of `tokens` [S] and of the likeliest ones by `logits` [S, V]."""
+    logprobs = logits.log_softmax(-1)
+    likeliest = logprobs.topk(min(top, logits.shape[1]), -1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    each = zip(tokens, chosen, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+    return [TokenLogprob(token, own, tuple(zip(ids, values, strict=True))) for token, own, ids, values in each]
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..drafters.propose import propose
@@ -29,6 +30,7 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     noise = draw_noise(rows, plan, frame)
     clock.mark(1)
     proposal = propose(rows, plan, frame, noise, span)
+    torch.add(proposal.proposed, 1, out=frame.widths)
     clock.mark(2)
     frame.verify.run()
     clock.mark(3)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
 from ..sampling.filters import FILTERS, Columns
-from ..sampling.noise import uniforms
+from ..sampling.noise import constants, uniforms
 from ..sampling.params import SamplingParams
 
 BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
@@ -54,8 +54,10 @@ class Rows:
         columns: Columns = {}
         for one in FILTERS:
             columns |= one.columns(rows, vocab_size, device)
+        tokens = whole(length)
+        constants(tokens.device)
         return cls(
-            tokens=whole(length),
+            tokens=tokens,
             length=whole(),
             asked=whole(sources),
             entropy_limit=real(),
@@ -67,9 +69,9 @@ class Rows:
             columns=columns,
         )
 
-    def view(self, batch: int) -> "Rows":
-        """The first `batch` rows, sharing memory."""
-        return self._each(lambda tensor: tensor[:batch])
+    def view(self, batch: int, first: int = 0) -> "Rows":
+        """The first `batch` rows from `first` on, sharing memory."""
+        return self._each(lambda tensor: tensor[first : first + batch])
 
     def move(self, source: int, destination: int) -> None:
         def copy(tensor: Tensor) -> Tensor:
@@ -77,6 +79,13 @@ class Rows:
             return tensor
 
         self._each(copy)
+
+    def swap(self, one: int, other: int) -> None:
+        def exchange(tensor: Tensor) -> Tensor:
+            tensor[[one, other]] = tensor[[other, one]]
+            return tensor
+
+        self._each(exchange)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         own = {one.name: change(getattr(self, one.name)) for one in fields(self) if one.name != "columns"}
@@ -92,6 +101,17 @@ class Rows:
         self.lenience[row] = max(params.lenience, LEAST_LENIENCE)
         for one in FILTERS:
             one.admit(self.columns, row, params, prompt, vocab_size)
+
+    def resume(self, row: int, params: SamplingParams, output: Sequence[int]) -> None:
+        """Go on with a request that was admitted again: these tokens are its output so far."""
+        start, tokens = int(self.length[row]), torch.tensor([output], device=self.length.device)
+        self.tokens[row, start : start + len(output)] = tokens[0]
+        self.length[row] += len(output)
+        last = torch.full((1,), len(output) - 1, device=self.length.device)
+        own = {name: column[row : row + 1] for name, column in self.columns.items()}
+        for one in FILTERS:
+            if one.active(params):
+                one.commit(own, tokens, last)
 
     def ask(self, counts: Sequence[Sequence[int]], entropy_limits: Sequence[float]) -> None:
         """Set how many proposals the live rows take from each source, and the entropy at which they stop."""

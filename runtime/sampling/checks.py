@@ -18,4 +18,4 @@ def real(value: Any, low: float, high: float) -> bool:
 
 def require(name: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
-        raise RequestError(f"{name} is {value!r}, expected {expected}")
+        raise RequestError(f"{name} is {value!r}, expected {expected}", name)

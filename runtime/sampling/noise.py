@@ -18,15 +18,15 @@ _GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw
 
 
 @cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Make the constants once: to copy numbers from the host to a GPU would make each round wait."""
+def constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Make the constants once, before any round: to copy numbers from the host to a GPU would make it wait."""
     return torch.tensor([_MULTIPLIERS, _MULTIPLIERS[::-1]], device=device), torch.tensor([_WEYL], device=device)
 
 
 def philox(counter: Tensor, key: Tensor) -> Tensor:
     """Return four random words for each counter; `counter` [4, …] and `key` [2, …] hold 32-bit words as int64."""
     device, ones = counter.device, [1] * (counter.dim() - 1)
-    multipliers, weyl = (constant.view(-1, 2, *ones) for constant in _constants(device))
+    multipliers, weyl = (constant.view(-1, 2, *ones) for constant in constants(device))
     keys = (key + torch.arange(_ROUNDS, device=device).view(_ROUNDS, 1, *ones) * weyl) & _MASK
     keys[0::2] = keys[0::2].flip(1)  # words 0 and 2 change places every round instead of being copied back
     even, odd = counter[0::2], counter[1::2]

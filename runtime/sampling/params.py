@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...engines import RequestError
+from ..grammars.grammar import Grammar
 from .checks import real, require, whole
 from .filters import FILTERS
 
@@ -48,10 +49,13 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     rule: str = "rejection"
     lenience: float = 1.0
+    grammar: Grammar | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,8 +76,10 @@ class SamplingParams:
         require("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
         sound = self.seed is None or whole(self.seed, 0, 2**64 - 1)
         require("seed", self.seed, sound, "a whole number below 2^64")
-        sound = self.logprobs is None or whole(self.logprobs, 0, MAX_LOGPROBS)
-        require("logprobs", self.logprobs, sound, f"a whole number from 0 to {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            sound = value is None or whole(value, 0, MAX_LOGPROBS)
+            require(name, value, sound, f"a whole number from 0 to {MAX_LOGPROBS}")
         require("rule", self.rule, self.rule in RULES, f"one of {', '.join(RULES)}")
         require("lenience", self.lenience, real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
         if self.lenient and self.rule == "coupled":
@@ -119,6 +125,7 @@ OWN_HELP = {
     "ignore_eos": "do not end with the model's end-of-sequence token",
     "seed": "source of all randomness: with the same seed the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
+    "prompt_logprobs": "report those of the prompt's tokens, too",
     "rule": "how proposals are accepted: rejection accepts more; coupled gives one text per seed, whatever the draft, "
     "K, batch or engine",
     "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "

@@ -1,4 +1,4 @@
-"""Turns logits into the scores a request samples from: bias, penalties, temperature, top-k, top-p, min-p.
+"""Turns logits into the scores a request samples from: grammar, bias, penalties, temperature, top-k, top-p, min-p.
 
 It applies to target and draft alike *before* any acceptance rule, so that p and q are what is truly sampled from.
 """

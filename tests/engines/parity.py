@@ -1,10 +1,10 @@
-"""Compares the engine torch with ONNX Runtime over all that a runtime does to a cache: the built-in check's calls."""
+"""Compares an engine with ONNX Runtime over all that a runtime does to a cache: the built-in check's calls."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Engine, blank_step, open_engine
+from trt_spec.engines import Bundle, Engine, blank_cache, blank_step, open_engine
 from trt_spec.export.scenarios import ROWS, Call, Script, write_script
 
 TOLERANCE = 1e-4
@@ -14,7 +14,7 @@ rounding costs each engine up to 1e-4, against the checkpoint in float64, and a 
 GARBAGE = 1e4  # what a cache holds where nothing was written, and nobody may read
 
 
-def assert_torch_engine_agrees(
+def assert_engine_agrees(
     bundle: Path, engine: str = "torch", device: str = "cpu", tolerance: float = TOLERANCE
 ) -> None:
     """Each model of a float32 bundle has ONNX Runtime's logits."""
@@ -23,7 +23,7 @@ def assert_torch_engine_agrees(
         script = write_script(opened.tokenizer.vocab_size, model.contract.max_length)
         oracle = open_engine("onnxruntime", opened.graph(role), model.contract, exact_weights=True)
         expected = run_script(oracle, script)
-        found = run_script(open_engine(engine, opened.graph(role), model.contract, device), script)
+        found = run_script(open_engine(engine, opened.graph(role), model.contract, device, exact_weights=True), script)
         allowed = tolerance * max(1.0, float(torch.cat(expected).std()))
         for call, ours, theirs in zip(script.calls, found, expected, strict=True):
             error = float((ours - theirs).abs().max().nan_to_num(nan=float("inf")))
@@ -33,9 +33,9 @@ def assert_torch_engine_agrees(
 def run_script(engine: Engine, script: Script) -> list[Tensor]:
     """The logits [live rows, V] of each call."""
     contract = engine.contract
-    shape = (ROWS, contract.kv_heads, script.capacity, contract.head_dim)
-    dtype = getattr(torch, contract.dtype)
-    cache = {name: torch.full(shape, GARBAGE, dtype=dtype, device=engine.device) for name in contract.cache_names}
+    cache = blank_cache(contract, ROWS, script.capacity, engine.device)
+    for name in contract.cache_names:
+        cache[name].fill_(GARBAGE)
     logits = [_run(engine, cache, call) for call in script.calls]
     engine.close()
     return logits

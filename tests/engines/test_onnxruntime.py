@@ -104,7 +104,7 @@ RUN_WITH_EVERY_MESSAGE = """
     bundle = Bundle.open(sys.argv[1])
     engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
     model = Model(engine, engine.contract.vocab_size, 3, 64)
-    model.make_room(3, 64)
+    model.cache.make_room(0, [0] * 3, [64] * 3)
     if sys.argv[2] == "copied":
         views, binds = {}, engine._session.io_binding
         class Apart:
@@ -153,7 +153,7 @@ def test_no_memory_for_a_cache_is_said_in_a_sentence_and_the_next_request_works(
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, resource.RLIM_INFINITY))
         try:
-            decoder.target.make_room(8, 10**6)
+            decoder.target.cache.make_room(0, [0] * 8, [10**6] * 8)
         except EngineError as error:
             print(error)
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -164,7 +164,7 @@ def test_no_memory_for_a_cache_is_said_in_a_sentence_and_the_next_request_works(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     message, same = done.stdout.splitlines()
-    assert message.startswith("no memory for a cache of 8 rows of ")
+    assert message.startswith("no memory for a cache of 8 × ")
     assert "MiB; lower max_batch or the lengths of prompts and outputs" in message
     assert same == "True"
 

@@ -81,7 +81,9 @@ def test_text_is_that_of_onnx_runtime(
     assert [output.token_ids for output in found] == [output.token_ids for output in expected]
     widths = {width for model, width, _ in library.runs if model == "target"}
     assert widths == {4, 8}, "the verify plan and the prefill plan"
-    assert {batch for _, width, batch in library.runs if width == 4} >= {1, 3}
+    batches = {batch for _, width, batch in library.runs if width == 4}
+    assert max(batches) == 3
+    assert len(batches) > 1
 
 
 def test_the_draft_steps_run_in_their_own_plans(planned: Path, library: FakeTensorRT) -> None:

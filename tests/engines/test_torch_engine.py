@@ -22,7 +22,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from ..bundles import Pair, export_pair
 from ..models import tiny_gpt2, tiny_llama
 from ..steps import feed, model_of
-from .parity import assert_torch_engine_agrees, run_script
+from .parity import assert_engine_agrees, run_script
 
 FAMILIES = ("llama", "gpt2", "gemma2")
 
@@ -43,7 +43,7 @@ def engine(llama: Pair) -> Engine:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_onnxruntime(pairs, family: str):
     """Over chunks, single steps, verify widths, rollbacks, ragged batches, with garbage where nothing was written."""
-    assert_torch_engine_agrees(pairs(family).bundle)
+    assert_engine_agrees(pairs(family).bundle)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_wrong_operator_does_not_pass_for_parity(
 ):
     monkeypatch.setitem(torch_ops.OPS, operator, wrong)
     with pytest.raises(AssertionError, match="a logit is off by"):
-        assert_torch_engine_agrees(llama.bundle, tolerance=1e-2)
+        assert_engine_agrees(llama.bundle, tolerance=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantised_weights_are_the_numbers_they_stand_for(tmp_path: Path, kind: str):
     """Of the matrices, and of the rows that are looked up in a table of integers."""
     pair = export_pair(tiny_gpt2(tmp_path / "checkpoint"), tmp_path / "bundle", weights=Quantisation(kind))
-    assert_torch_engine_agrees(pair.bundle)
+    assert_engine_agrees(pair.bundle)
 
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [("float16", 1e-4, 2e-2), ("bfloat16", 1e-3, 2e-1)])
@@ -103,7 +103,7 @@ def test_text_is_that_of_onnxruntime(pairs, family: str, params: SamplingParams)
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_on_a_gpu_are_those_of_onnxruntime(pairs, family: str):
-    assert_torch_engine_agrees(pairs(family).bundle, device="cuda")
+    assert_engine_agrees(pairs(family).bundle, device="cuda")
 
 
 def test_prompts_of_every_width_take_few_conversions_and_give_what_one_call_gives(llama: Pair):
@@ -112,7 +112,8 @@ def test_prompts_of_every_width_take_few_conversions_and_give_what_one_call_give
     tokens = torch.randint(64, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     for width in range(1, 41):
         for model in models:
-            model.prefill(0, torch.tensor(tokens[:width]), 3)
+            model.cache.entries[0] = 3
+            model.prefill([0], [torch.tensor([0] * 3 + tokens[:width])])
         found, expected = (model.logits(1, 1) for model in models)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0, msg=f"width {width}")
     assert engine._module.cache_info().misses == 6  # 1, 2, 4, 8, 16, 32
@@ -165,6 +166,40 @@ def test_no_operation_makes_a_tensor_as_large_as_a_cache_buffer(pairs, family: s
         assert not seen
         next(iter(model.cache.buffers.values())).clone()
     assert seen == ["aten.clone.default"]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_over_the_first_entries_of_longer_caches_reads_these_in_place_and_no_others(
+    pairs, family: str, width: int
+):
+    engine = opened(pairs(family))
+    logits, caches = [], []
+    for live in (4096, 2048):
+        model = model_of(engine, 2, capacity=4096)
+        feed(model, 0, [5, 9, 17, 5, 9, 3], 0)
+        feed(model, 1, [40, 41, 42], 0)
+        cache = {name: buffer[:, :, :live] for name, buffer in model.cache.buffers.items()}
+        own = {buffer.untyped_storage().data_ptr() for buffer in cache.values()}
+        read, copied = set(), []
+
+        def see(func: Any, inputs: list[Tensor], outputs: list[Tensor], own=own, read=read, copied=copied) -> None:
+            cached = [x for x in inputs if x.untyped_storage().data_ptr() in own]
+            read.update(max(x.shape[2:]) for x in cached)
+            new = [x for x in outputs if x.untyped_storage().data_ptr() not in own]
+            copied.extend(str(func) for x in new for y in cached if x.numel() >= y.numel())
+
+        step = blank_step(engine, cache, 0, 2, width, width)
+        step.input_ids.copy_(torch.arange(2 * width).view(2, width) + 7)
+        step.start.copy_(torch.tensor([6, 3]))
+        with Watching(see):
+            step.run()
+        assert read == {live}
+        assert not copied
+        logits.append(step.logits)
+        caches.append(torch.stack(list(model.cache.buffers.values())))
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*caches, atol=1e-4, rtol=0)
 
 
 def test_a_step_keeps_the_memory_it_was_made_on(engine: Engine):
@@ -420,6 +455,7 @@ def test_the_steps_of_a_round_are_compiled_and_prefill_is_not(llama: Pair, monke
     monkeypatch.setattr(torch, "compile", remember)
     engine = opened(llama, "torch-compiled")
     assert engine.static_capacity
+    assert engine.reads_prefixes
     model = model_of(engine, 2)
     for count, shape in enumerate(((1, 1, 1), (2, 2, 1), (2, 5, 5)), start=1):
         step = blank_step(engine, model.cache.buffers, 0, *shape)
@@ -437,15 +473,20 @@ def test_the_steps_of_a_round_are_compiled_and_prefill_is_not(llama: Pair, monke
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_step_agrees_with_onnxruntime_and_writes_the_cache_in_place(tmp_path: Path):
-    """A verify width, then the same after a rollback; the prompts of the two rows differ in length."""
+    """A verify width, then the same after a rollback; the prompts of the two rows differ in length.
+
+    The compiled step runs over the first half of a longer cache.
+    """
     pair = export_pair(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1), tmp_path / "bundle")
     found = {}
     for name in ("onnxruntime", "torch-compiled"):
         engine = opened(pair, name)
-        model = model_of(engine, 3)
+        model = model_of(engine, 3, capacity=128)
         feed(model, 0, [5, 9, 17, 5, 9, 3], 0)
         feed(model, 1, [40, 41, 42], 0)
-        step = blank_step(engine, model.cache.buffers, 0, 2, 3, 3)
+        live = 64 if engine.reads_prefixes else None
+        cache = {name: buffer[:, :, :live] for name, buffer in model.cache.buffers.items()}
+        step = blank_step(engine, cache, 0, 2, 3, 3)
         logits = []
         for start in ([6, 3], [7, 4]):
             step.input_ids.copy_(torch.tensor([[7, 8, 9], [10, 11, 12]]) + start[0])

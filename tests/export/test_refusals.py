@@ -135,15 +135,15 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (pickle_weights, "has only pickled weights (pytorch_model.bin), which may run code when read"),
         (lose_a_shard, "lacks the shard 'model-00002-of-00002.safetensors'"),
         (make_an_adapter, "is an adapter; merge it into its base model and export that"),
-        (write("config.json", "{"), "is no JSON"),
-        (write("config.json", "[]"), "is no JSON object"),
+        (write("config.json", "{"), "is not JSON"),
+        (write("config.json", "[]"), "is not a JSON object"),
         (write("tokenizer.json", "{}"), "the tokenizer of checkpoint"),
         (write("generation_config.json", "nonsense"), "generation_config.json of checkpoint"),
-        (write("generation_config.json", "[]"), "is no JSON object"),
+        (write("generation_config.json", "[]"), "is not a JSON object"),
         (write("tokenizer_config.json", "[" * 10_000), "tokenizer_config.json of checkpoint"),
         (lambda path: (path / "chat_template.jinja").write_bytes(b"\xff"), "chat_template.jinja of checkpoint"),
         (list_shards("{"), "model.safetensors.index.json of checkpoint"),
-        (list_shards([]), "is no JSON object"),
+        (list_shards([]), "is not a JSON object"),
         (list_shards({}), "has no weight_map from tensors to files"),
         (list_shards({"weight_map": {}}), "has no weight_map from tensors to files"),
         (list_shards({"weight_map": ["a.safetensors"]}), "has no weight_map from tensors to files"),
@@ -194,7 +194,7 @@ def test_a_library_that_fails_without_a_word_is_refused_by_the_kind_of_its_error
 
 
 def test_path_that_is_neither_directory_nor_hub_name_is_refused(tmp_path: Path) -> None:
-    assert "is no directory, and no name of a model" in refusal(tmp_path / "missing")
+    assert "is neither a directory here nor a model's name" in refusal(tmp_path / "missing")
 
 
 def test_truncated_weights_are_refused_when_they_are_read(llama: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ BYTES = bytes_to_symbols()
 class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
-    static_capacity = own_threads = False
+    static_capacity = reads_prefixes = own_threads = False
     verify_width = 17
     device = "cpu"
 
@@ -96,7 +96,9 @@ def scripted_decoder(
     bundle = Bundle(folder, models, vocabulary, {}, {})
     scripts = {"target": target, "draft": draft or target}
 
-    def open_engines(name: str, graphs: Sequence[tuple[Path, Contract]], device: str) -> list[ScriptedEngine]:
+    def open_engines(
+        engines: Sequence[str], graphs: Sequence[tuple[Path, Contract]], device: str
+    ) -> list[ScriptedEngine]:
         return [ScriptedEngine(contract, scripts[graph.parent.name]) for graph, contract in graphs]
 
     with (

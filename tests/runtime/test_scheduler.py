@@ -10,7 +10,8 @@ import torch
 from trt_spec.engines import PREFILL_WIDTH, EngineError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
-from trt_spec.runtime.memory.cache import KVCache
+from trt_spec.runtime.memory.row_cache import RowCache
+from trt_spec.runtime.prefill import DRAFT_BUDGET
 from trt_spec.runtime.requests.request import State
 from trt_spec.runtime.round import round as round_
 from trt_spec.runtime.round.frame import Frame
@@ -77,7 +78,7 @@ def test_rows_finish_in_every_order(tmp_path: Path):
 
 def test_step_says_whether_anything_is_left_to_do(decoder: Decoder):
     assert not decoder.step()
-    decoder.submit([1], SamplingParams(max_new_tokens=2, ignore_eos=True), draft_length=0)
+    decoder.submit([1], SamplingParams(max_new_tokens=2, ignore_eos=True), draft_length=0)  # no first token beside it
     assert decoder.step()
     assert not decoder.step()
     assert not decoder.step()
@@ -97,7 +98,7 @@ def test_a_live_request_advances_in_every_step_while_a_long_prompt_is_prefilled(
         decoder.step()
         assert len(live.token_ids) > before
         widest.append(sum(batch * width for batch, width in decoder.target.engine.widths))
-    assert len(widest) >= 2 * 999 // PREFILL_WIDTH, "target and draft share the budget"
+    assert len(widest) >= 1000 // PREFILL_WIDTH
     assert max(widest) <= PREFILL_WIDTH + 2 * 17, "a step never feeds more than its budget"
     decoder.cancel(live)
     while decoder.step():
@@ -107,8 +108,8 @@ def test_a_live_request_advances_in_every_step_while_a_long_prompt_is_prefilled(
 
 def test_a_long_catch_up_of_the_draft_does_not_starve_live_rows(tmp_path: Path):
     """A request that turns to the draft model late owes it the whole context."""
-    with scripted_decoder(tmp_path, counting, counting) as decoder:
-        late = decoder.submit([5] * 1000, LONG, drafter="none")
+    with scripted_decoder(tmp_path, counting, counting, max_length=8192) as decoder:
+        late = decoder.submit([5] * 3000, LONG, drafter="none")
         live = decoder.submit([1, 2], LONG, draft_length=2)
         while not late.token_ids or not live.token_ids:
             decoder.step()
@@ -116,7 +117,7 @@ def test_a_long_catch_up_of_the_draft_does_not_starve_live_rows(tmp_path: Path):
         decoder.draft.engine.widths.clear()
         decoder.step()
         fed = sum(batch * width for batch, width in decoder.draft.engine.widths)
-        assert fed <= PREFILL_WIDTH + 2 * 17
+        assert fed <= DRAFT_BUDGET + 2 * 17
         for request in (late, live):
             decoder.cancel(request)
         decoder.step()
@@ -214,8 +215,9 @@ def test_many_threads_submit_and_cancel_while_one_steps(tmp_path: Path):
 
         def step() -> None:
             try:
-                while decoder.step() or not done.is_set():
-                    pass
+                everything_is_there = False
+                while decoder.step() or not everything_is_there:
+                    everything_is_there = done.is_set()  # so there is a step after the last request has come
             except BaseException as error:
                 failures.append(error)
 
@@ -432,7 +434,7 @@ def test_a_gpu_without_memory_is_an_error_that_says_what_is_needed(llama: Pair, 
             with pytest.raises(EngineError, match=needs):
                 decoder.step()
         assert request.finish_reason == "error"
-    monkeypatch.setattr(KVCache, "resize", lambda *_: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(RowCache, "resize", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(EngineError, match=needs):
         Decoder.open(llama.bundle, max_batch=4)
 
@@ -466,8 +468,6 @@ def test_an_error_in_one_thread_is_raised_to_whoever_waits_in_another(decoder: D
         thread.start()
         while not decoder._scheduler.waiting:
             pass
-        decoder._scheduler.step()
-        assert decoder.live[0].request.token_ids
         with pytest.raises(type(error)):
             decoder._scheduler.step()
     thread.join()
@@ -490,7 +490,7 @@ def test_a_request_can_be_waited_for_and_reports_its_progress(decoder: Decoder):
     assert request.wait(timeout=60)
     stepping.join()
     assert list(request.output().token_ids) == counted(2, 10)
-    assert seen == [(2, False), (4, False), (6, False), (8, False), (10, True)]
+    assert seen == [(1, False), (3, False), (5, False), (7, False), (9, False), (10, True)]
 
 
 def test_a_callback_that_raises_ends_its_own_request_alone(decoder: Decoder):

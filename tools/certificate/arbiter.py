@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ...runtime import SamplingParams
+from ...runtime.grammars.compiler import Compiler
+from ...runtime.sampling.filters.grammar import exclude
 from .exact import compared
 from .probe import Probe
 
@@ -58,10 +60,15 @@ def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | No
 
 
 class Arbiter:
-    """Runs the target in the shapes that took part; `others` are what else computed one of the two outputs."""
+    """Runs the target in the shapes that took part; `others` are what else computed one of the two outputs.
 
-    def __init__(self, probe: Probe, rounding: float, others: Sequence[Logits] = ()) -> None:
-        self.probe, self.rounding, self.others = probe, rounding, others
+    Outputs under a grammar need its `compiler`.
+    """
+
+    def __init__(
+        self, probe: Probe, rounding: float, others: Sequence[Logits] = (), compiler: Compiler | None = None
+    ) -> None:
+        self.probe, self.rounding, self.others, self.compiler = probe, rounding, others, compiler
 
     def judge(
         self,
@@ -84,14 +91,25 @@ class Arbiter:
         between = max(float((a - b).abs().max()) for a in shapes for b in shapes)
         allowed = min(2 * between, self.rounding)
 
+        excluded = self.excluded(expected[:at], params, len(shapes[0]))
+
         def winner(logits: Tensor) -> int:
-            return int(compared(logits, prompt, expected[:at], params).argmax())
+            left = logits.masked_fill(excluded, -inf)
+            return int(compared(left, prompt, expected[:at], params).argmax())
 
         gap = min(
             max(rounding_until_wins(logits, winner, *pair, allowed) for pair in (tokens, tokens[::-1]))
             for logits in shapes
         )
         return Difference(at, tokens, gap, between, allowed)
+
+    def excluded(self, output: Sequence[int], params: SamplingParams, vocab_size: int) -> Tensor:
+        """Whether the grammar of a request excludes each token after this output."""
+        guide = None if self.compiler is None else self.compiler.guide(params)
+        if guide is None:
+            return torch.zeros((), dtype=torch.bool)
+        guide.follow(output)
+        return exclude(torch.zeros(1, 1, vocab_size), guide.allowed([], 1)[None])[0, 0] == -inf
 
     def shapes(self, context: Sequence[int], width: int, batch: int, decoded: int) -> list[Tensor]:
         """The logits after `context`, whose last tokens were decoded one by one, `width` at a time, alone and in

@@ -99,8 +99,8 @@ def finding(samples: Samples, passed: bool) -> Finding:
         acceptance, f"{acceptance or 0:.0%} accepted"
     )
     detail = (
-        f"p = {numbers['p_value']:.2g} of {numbers['samples']:,} samples in {numbers['cells']} cells, {seen}; "
-        f"catches a total variation of {test.total_variation:g}"
+        f"p = {numbers['p_value']:.2g} (fails below {numbers['rejects_below']:.0e}), {numbers['samples']:,} samples "
+        f"in {numbers['cells']} cells, {seen}"
     )
     numbers |= {"power": test.power, "total_variation": test.total_variation, "acceptance": acceptance}
     return Finding("distribution", str(samples.case), passed, detail, numbers)
@@ -114,7 +114,7 @@ def control(subject: Subject, name: str, case: Case, test: SequentialTest) -> Fi
             for _ in samples.draw(number):
                 pass
             numbers = test.numbers(samples.observed)
-            if caught := numbers["p_value"] < test.false_alarm:
+            if caught := numbers["p_value"] < numbers["rejects_below"]:
                 break
     detail = (
         f"p = {numbers['p_value']:.2g} of {numbers['samples']:,} samples, "

@@ -9,7 +9,7 @@ import torch
 
 from ...runtime.drafters import propose as drafters
 from ...runtime.drafters.propose import propose
-from ...runtime.memory.cache import KVCache
+from ...runtime.memory.row_cache import RowCache
 from ...runtime.requests.request import Request
 from ...runtime.round import result
 from ...runtime.round import round as round_
@@ -81,11 +81,11 @@ def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
     rows.length.sub_(accepted - accepted.min())
 
 
-def claims_a_hole(self: Any, row: int, occupant: Any, share: Any, result: Any) -> None:
+def claims_a_hole(self: Any, occupant: Any, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never wrote the entry of its own last proposal."""
-    SCHEDULER_COMMIT(self, row, occupant, share, result)
+    SCHEDULER_COMMIT(self, occupant, share, result)
     if share.drafter == "model":
-        self.draft.cache.entries[row] = self.target.cache.entries[row]
+        self.draft.cache.entries[occupant.row] = self.target.cache.entries[occupant.row]
 
 
 def moves_without_its_memory(self: Any, source: int, destination: int) -> None:
@@ -121,7 +121,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
     "one length for all rows": ((round_, "commit", one_length_for_all),),
     "hole after full acceptance": ((Scheduler, "_commit", claims_a_hole),),
-    "cache left behind when a row moves": ((KVCache, "move", moves_without_its_memory),),
+    "cache left behind when a row moves": ((RowCache, "move", moves_without_its_memory),),
     "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),

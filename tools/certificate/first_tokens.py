@@ -96,5 +96,12 @@ def cell_of(tokens: Sequence[int], cells: Mapping[Hashable, float]) -> Hashable:
 
 def counted_mass(logits: Logits, token: int) -> float:
     """How much of the joint lies beyond a likely second token."""
-    cells = exact_cells(logits, Case("T 0.5", "rejection", "", 0, (token,))).cells
-    return sum(mass for cell, mass in cells.items() if isinstance(cell, tuple) and len(cell) == DEPTH)
+
+    def following(*prefix: int) -> Tensor:
+        return scores(logits((token, *prefix), 1), (token,), prefix, SETTINGS["T 0.5"]).softmax(-1)
+
+    first, mass = following(), 0.0
+    for likely in (first >= LIKELY).nonzero()[:, 0].tolist():
+        joint = first[likely] * following(likely)
+        mass += float(joint[joint >= LIKELY].sum())
+    return mass

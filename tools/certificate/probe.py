@@ -7,7 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ...engines import blank_step, open_engine
+from ...engines import blank_step, engines_of, open_engine
+from ...engines.bundle import TARGET
 from ...runtime.memory.model import Model
 from .subject import Subject
 
@@ -18,7 +19,8 @@ class Probe:
     def __init__(self, subject: Subject, role: str = "target") -> None:
         bundle = subject.bundle
         contract = bundle.models[role].contract
-        self.engine = open_engine(subject.engine, bundle.graph(role), contract, subject.device)
+        engine = engines_of(subject.engine)[role != TARGET]
+        self.engine = open_engine(engine, bundle.graph(role), contract, subject.device)
         self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity)
 
     @torch.inference_mode()
@@ -27,11 +29,12 @@ class Probe:
         are read in steps of that width, and all before them as a prompt is."""
         tokens = torch.tensor(context, device=self.engine.device)
         begin = len(context) - width * max(1, decoded // width)
-        self.model.cache.entries = [0] * len(self.model.cache.entries)
-        self.model.make_room(batch, len(context))
+        cache = self.model.cache
+        cache.clear()
+        cache.make_room(0, [0] * batch, [len(context)] * batch)
         for row in range(batch if begin else 0):
-            self.model.prefill(row, tokens[:begin], 0)
-        step = blank_step(self.engine, self.model.cache.buffers, 0, batch, width, width)
+            self.model.prefill([row], [tokens[:begin]])
+        step = blank_step(self.engine, cache.everything, 0, batch, width, width)
         for start in range(begin, len(context), width):
             step.input_ids.copy_(tokens[start : start + width])
             step.start.fill_(start)

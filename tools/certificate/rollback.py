@@ -103,15 +103,14 @@ def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tu
     entries = len(tokens) - 1
     expected = probe.logits(tokens)
     error = 0.0
-    for name, buffer in model.cache.buffers.items():
-        fresh = probe.model.cache.buffers[name][0, :, :entries].float()
-        found = buffer[row, :, :entries].float()
+    for name in model.cache.buffers:
+        fresh = probe.model.cache.read(0, name)[:, :entries].float()
+        found = model.cache.read(row, name)[:, :entries].float()
         error = max(error, float(((found - fresh).norm(dim=-1) / fresh.norm(dim=-1)).max()))
-    if entries == model.cache.capacity:
+    if entries == model.cache.read(row, name).shape[1]:
         return 0.0, error
-    step = blank_step(
-        model.engine, model.cache.buffers, row, 1, 1, 1
-    )  # writes behind what is live, as the next round will
+    # It writes behind what is live, as the next round will.
+    step = blank_step(model.engine, model.cache.everything, row, 1, 1, 1)
     step.input_ids[0, 0], step.start[0] = tokens[-1], entries
     step.run()
     found = step.logits[0, -1, : model.vocab_size].cpu()

@@ -7,15 +7,19 @@ All prompts with all rules take part, but not with all drafters and lengths.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, cycle, islice
 
-from ...engines import ENGINES, EngineError
+from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.lengths.drafting import DraftLength
+from ...runtime.prefill import NARROWEST
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
 from .probe import Probe, Probes
 from .subject import Finding, Progress, Subject, controllers, draft_lengths, spelled
 
+MANY_CASES = 4  # times the work of one case with all prompts and rules
+PREFIX_BYTES = 2**28
 TOGETHER = 4  # rows that a request shares its rounds with, of which some leave and others join
 RULES = (
     SamplingParams(),
@@ -61,6 +65,7 @@ class Tally:
         """Text, finish reason, usage and log-probabilities, too; nothing that follows a near tie."""
         if not self.add_tokens(one, found.token_ids, judge, by, width, batch):
             return
+        found = replace(found, usage=replace(found.usage, cached_tokens=0))  # which saves work and changes nothing
         for name in ("text", "finish_reason", "usage"):
             if getattr(found, name) != getattr(one.expected, name):
                 self.bugs.append(f"{by}: {name} {getattr(found, name)!r} for {getattr(one.expected, name)!r}")
@@ -108,12 +113,16 @@ def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice],
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
-    others = [name for name in ENGINES if name not in (subject.engine, "torch-compiled")]  # which compiles for minutes
+    own, slow = engines_of(subject.engine)[0], "torch-compiled"  # which compiles for minutes
+    others = [name for name, kind in ENGINES.items() if name not in (own, slow) and not kind.computes_in]
+    if ENGINES[own].computes_in:
+        others = []  # it is another model than theirs
     batches = sorted({1, min(TOGETHER, subject.batch)})
-    parts = [f"batch {batch}" for batch in batches] + ["mixed"] + (others if effort.engines else [])
+    parts = [f"batch {batch}" for batch in batches] + ["mixed", "prefixes"] + (others if effort.engines else [])
+    *begins, total = accumulate((MANY_CASES if part.startswith("batch") else 1 for part in parts), initial=0)
 
     def report(case: str, part: str, done: float = 0.0) -> None:
-        progress(f"same text: {case}", parts.index(part) + done, len(parts))
+        progress(f"same text: {case}", begins[parts.index(part)] + MANY_CASES * done, total)
 
     report("plain decoding", parts[0])
     asked = ask_all(subject, effort)
@@ -131,6 +140,8 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
         case = f"drafters and K mixed, batch {subject.batch}"
         report(case, "mixed")
         yield compare(decoder, asked, mixed(decoder, len(asked)), judge).finding("same text", case)
+    report("prefixes kept", "prefixes")
+    yield with_prefixes(subject, each_prompt(asked, 0), judge)
     for engine in others if effort.engines else ():
         report(f"in {engine}", engine)
         yield in_another_engine(subject.in_engine(engine), each_prompt(asked, 0), probes["target"])
@@ -170,6 +181,20 @@ def mixed(decoder: Decoder, count: int) -> list[Choice]:
     """The next drafter and the next draft length for each request, moved against each other."""
     drafters, lengths = decoder.drafters, draft_lengths(decoder)
     return [(drafters[i % len(drafters)], lengths[(i + i // len(drafters)) % len(lengths)]) for i in range(count)]
+
+
+def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> Finding:
+    """What was said, again and again, goes on, and does so twice: the second time hardly any of it is read."""
+    room = min(subject.bundle.max_length // 2, 4 * BLOCK_TOKENS)
+    chats = [(tuple(islice(cycle((*one.prompt, *one.expected.token_ids)), room)), one.params) for one in asked]
+    again = ask_plain(subject, chats)
+    with subject.open(prefix_bytes=PREFIX_BYTES) as decoder:
+        decoder.generate(*map(list, zip(*chats, strict=True)))
+        tally = compare(decoder, again, mixed(decoder, len(again)), judge)
+        found = decoder.prefixes.found_tokens
+    finding = tally.finding("same text", f"prefixes kept, batch {subject.batch}")
+    passed = finding.passed and (found > 0 or room < NARROWEST + BLOCK_TOKENS)
+    return replace(finding, passed=passed, detail=f"{finding.detail}; {found:,} tokens of prompts found")
 
 
 def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> Finding:

@@ -5,7 +5,11 @@ from dataclasses import replace
 from math import ceil, inf
 from typing import Any
 
-from ...runtime import SamplingParams
+from tokenizers import Tokenizer
+
+from ...engines import TrtSpecError
+from ...runtime import Grammar, SamplingParams
+from ...runtime.grammars.compiler import Compiler
 from .arbiter import Arbiter
 from .effort import Effort
 from .probe import Probes
@@ -15,6 +19,16 @@ from .subject import Finding, Progress, Subject, draft_lengths
 NEW_TOKENS = 24
 COUPLED = SamplingParams(temperature=0.8, rule="coupled", seed=5)
 GREEDY = SamplingParams()
+GRAMMARS = {  # each with an example
+    Grammar.regex("([a-f]+ ?)*[a-f]"): "abc",
+    Grammar.json_schema(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "sizes": {"type": "array", "items": {"type": "integer"}}},
+            "required": ["name", "sizes"],
+        }
+    ): '{"name": "a", "sizes": [1]}',
+}
 
 
 Requests = list[tuple[tuple[int, ...], SamplingParams]]
@@ -55,6 +69,7 @@ def cases(subject: Subject, effort: Effort, batch: int) -> dict[str, Requests]:
         ),
         "min-p": with_each({"min_p": 0.1}),
         "logit bias": with_each({"logit_bias": {7 % vocab_size: 3.0, 11 % vocab_size: -inf, 13 % vocab_size: 2.0}}),
+        "grammars": with_each(*({"grammar": one, "logprobs": 0} for one in grammars(subject))),
         "all at once": with_each(
             {
                 "repetition_penalty": 1.2,
@@ -72,12 +87,28 @@ def cases(subject: Subject, effort: Effort, batch: int) -> dict[str, Requests]:
     return {name: requests for name, requests in found.items() if requests}
 
 
+def grammars(subject: Subject) -> list[Grammar]:
+    """Those whose example the bundle's tokens can spell; none where llguidance is not installed."""
+    tokenizer, found = Tokenizer.from_file(str(subject.bundle.tokenizer_file)), []
+    for grammar, example in GRAMMARS.items():
+        tokens = tokenizer.encode(example, add_special_tokens=False).ids
+        try:
+            guide = Compiler(subject.bundle).guide(SamplingParams(grammar=grammar))
+        except TrtSpecError:  # the library is missing, or does not know such a tokenizer
+            continue
+        if guide is not None and guide.follow(tokens) == len(tokens):
+            found.append(grammar)
+    return found
+
+
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
     """With others in the batch, with and without speculation: what is alone is for the same text to compare."""
     progress("semantics: plain decoding", 0, 1)
     batch, probe = min(TOGETHER, subject.batch), probes["target"]
     asked = {name: ask_plain(subject, requests, batch) for name, requests in cases(subject, effort, batch).items()}
-    judge = Arbiter(probe, subject.rounding, [lambda context: probe.logits(context, batch=batch)])
+    judge = Arbiter(
+        probe, subject.rounding, [lambda context: probe.logits(context, batch=batch)], Compiler(subject.bundle)
+    )
     with subject.open(batch) as decoder:
         lengths = draft_lengths(decoder)
         some = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
@@ -90,11 +121,16 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
 def taking_turns(
     asked: Sequence[Asked], drafters: Sequence[str], lengths: Sequence[int]
 ) -> tuple[list[Asked], list[Choice]]:
-    """Each drafter with each draft length, each request at least twice, if it can be with another drafter."""
+    """Each drafter with each draft length, each request at least twice, with another drafter each time if it can be."""
     many = len(drafters)
-    blocks = range(max(len(lengths), ceil(2 * len(asked) / many)))  # of one length, in which all drafters take part
-    places = [(block, place) for block in blocks for place in range(many)]
+    pairs: list[tuple[int, int]] = []  # of a request and a drafter
+    lengths_of_pairs = []
+    for block in range(max(len(lengths), ceil(2 * len(asked) / many))):  # has all drafters and one length
+        requests = [(block * many + place) % len(asked) for place in range(many)]
+        turned = [[(one, (place + turn) % many) for place, one in enumerate(requests)] for turn in range(many)]
+        pairs += min(turned, key=lambda some: sum(pair in pairs for pair in some))
+        lengths_of_pairs += [lengths[block % len(lengths)]] * many
     return (
-        [asked[(block * many + place) % len(asked)] for block, place in places],
-        [(drafters[(block + place) % many], lengths[block % len(lengths)]) for block, place in places],
+        [asked[request] for request, _ in pairs],
+        [(drafters[drafter], length) for (_, drafter), length in zip(pairs, lengths_of_pairs, strict=True)],
     )

@@ -49,7 +49,7 @@ class SequentialTest:
         return True if value < threshold(1 - LOOKS[look][1] * (1 - self.power), freedom, least) else None
 
     def numbers(self, observed: Counter[Hashable]) -> dict[str, Any]:
-        """The p-value counts all looks: below `false_alarm` it is rejected."""
+        """Whatever the look, it rejects where the p-value is below `rejects_below`."""
         value, freedom = statistic(observed, self.expected)
         noncentrality = observed.total() * self.divergence
         return {
@@ -57,7 +57,8 @@ class SequentialTest:
             "cells": len(self.expected),
             "chi_squared": None if value == inf else value,
             "threshold": self._rejects_above(observed.total(), freedom),
-            "p_value": 0.0 if value == inf else min(1.0, len(LOOKS) * tail(value, freedom, noncentrality)),
+            "p_value": 0.0 if value == inf else tail(value, freedom, noncentrality),
+            "rejects_below": self.false_alarm / len(LOOKS),
             "false_alarm": self.false_alarm,
             "total_variation_seen": total_variation(observed, self.expected),
             "shapes_divergence": self.divergence,

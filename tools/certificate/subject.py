@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...engines import Bundle
+from ...engines import ENGINES, Bundle, engines_of
 from ...runtime import Decoder, EntropyRule
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
@@ -40,8 +40,9 @@ class Subject:
     device: str
     batch: int  # the most rows decoded together
 
-    def open(self, max_batch: int | None = None, *, capture: bool = True) -> Decoder:
-        return Decoder.open(self.bundle, self.engine, self.device, max_batch or self.batch, capture=capture)
+    def open(self, max_batch: int | None = None, *, capture: bool = True, prefix_bytes: int | None = None) -> Decoder:
+        batch = max_batch or self.batch
+        return Decoder.open(self.bundle, self.engine, self.device, batch, capture=capture, prefix_bytes=prefix_bytes)
 
     def in_engine(self, engine: str) -> "Subject":
         return replace(self, engine=engine)
@@ -60,7 +61,7 @@ class Subject:
     def rounding(self) -> float:
         """The most that two shapes of the target may differ by in a logit."""
         target = self.bundle.target
-        allowed = ROUNDING[target.contract.dtype]
+        allowed = ROUNDING[ENGINES[engines_of(self.engine)[0]].computes_in or target.contract.dtype]
         return allowed if target.weights == "none" else max(allowed, QUANTISED_ROUNDING)
 
 

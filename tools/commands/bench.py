@@ -23,11 +23,12 @@ from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
 from ..in_words import lossy, pair, place
-from ..measuring.against_transformers import Theirs, compared_checkpoints, open_checkpoints
 from ..measuring.bandwidth import read_bandwidth
-from ..measuring.bench_result import SAMPLING, bench_result
+from ..measuring.bench_result import SAMPLING, Compared, bench_result
 from ..measuring.conditions import memory_used
+from ..measuring.peers import PEERS
 from ..measuring.shipped_prompts import bench_prompts
+from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
@@ -65,11 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
     parser.add_argument(
-        "--compare", choices=("hf",), help="also measure transformers, in turn with this, on the checkpoints"
+        "--compare",
+        choices=PEERS,
+        help=f"also measure {' or '.join(peer.name for peer in PEERS.values())}, in turn with this, on the same models",
     )
-    for role in ("target", "draft"):
-        help_text = f"for --compare: the checkpoint that the bundle's {role} was exported from"
-        parser.add_argument(f"--{role}-checkpoint", type=Path, metavar="DIR", help=help_text)
+    for peer in PEERS.values():
+        peer.add_flags(parser)
     add_engine_flags(parser)
     add_sampling_flags(parser, only=SAMPLING)
 
@@ -113,30 +115,37 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
         decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
         settings.append(Setting(0, drafter, auto=True))
-    checkpoints = compared_checkpoints(arguments, decoder.bundle, drafter) if arguments.compare else {}
+    peer = PEERS[arguments.compare] if arguments.compare else None
+    folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
     measured = [Measured(setting) for setting in settings]
-    theirs = [Theirs(one) for one in settings if checkpoints and not (one.auto or one.beside)]
+    theirs = [Theirs(one) for one in settings if peer and not (one.auto or one.beside)]
+    compared = None
     with progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
         for setting in settings:
             show(f"warming up {setting}")
             measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
         memory = memory_used(arguments.device)
         turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
-        if theirs:
-            other = open_checkpoints(decoder.bundle, checkpoints, arguments.device)
+        if peer:
             ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
+            longest = max(map(len, ids)) + params.max_new_tokens
+            other = peer.open(arguments, decoder.bundle, folders, longest)
+            runs_as = other.runs_as()
             for one in theirs:
-                name = f"{one.setting} in transformers"
+                name = f"{one.setting} in {peer.name}"
                 show(f"warming up {name}")
-                other.measure(ids[:1], each[:1], Theirs(one.setting))
+                other.measure(ids[: arguments.batch], each[: arguments.batch], Theirs(one.setting))
                 turns[name] = partial(other.measure, ids, each, one)
+            ours = decoder.generate(ids, each, draft_length=0, drafter="none") if params.greedy else None
+            texts = None if ours is None else [output.token_ids for output in ours]
+            compared = Compared(peer, runs_as, theirs, texts)
         bandwidth = read_bandwidth(arguments.device)
         for repeat in range(arguments.repeats):
             for name in sorted(turns):  # theirs right after ours
                 show(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
                 turns[name]()
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
-    return bench_result(decoder, measured, theirs, bandwidth, memory, params, len(prompts), arguments)
+    return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
 
 
 def _title(result: dict[str, Any]) -> list[str]:
@@ -154,14 +163,19 @@ def _report(result: dict[str, Any]) -> str:
         rows.append((AUTO, rate, acceptance, f"{auto['tokens_per_round']:.2f}", "-", speed_up, "-"))
     roof = result["roof"]
     note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
-    theirs = "".join(
-        f"transformers, K = {one['draft_length']}: {one['tokens_per_second']:.1f} tokens/s\n"
-        for one in result["transformers"]
-    )
+    theirs = _theirs(result["compared"]) if result["compared"] else ""
     return (
         f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
         f"the bare target takes {roof['bare_ms']:.2f} ms for one token, {roof['bare_over_roof']:.2f} × what reading "
         f"{in_bytes(roof['weight_bytes'])} of weights takes at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
+    )
+
+
+def _theirs(compared: dict[str, Any]) -> str:
+    return "".join(
+        f"{compared['name']}, K = {one['draft_length']}: {one['tokens_per_second']:.1f} tokens/s, "
+        f"first token {one['first_token_ms']['p50']:.0f} ms, {same_text(one)}\n"
+        for one in compared["settings"]
     )
 
 

@@ -21,11 +21,15 @@ CUDA = "CUDAExecutionProvider"
 PURPOSES = {
     "cpu": "run bundles in ONNX Runtime",
     "cuda": "run bundles in ONNX Runtime on an NVIDIA GPU, instead of cpu (--device cuda)",
+    "openvino": "run bundles in OpenVINO, faster at prompts and batches (--engine openvino)",
     "torch": "run bundles in torch, on the CPU or a GPU (--engine torch)",
     "export": "make bundles (export-models, demo)",
     "tensorrt": "compile TensorRT plans on the GPU that runs them (trt-spec build, then --engine tensorrt)",
     "tensorrt-rtx": "compile plans of TensorRT for RTX with no GPU, and run them on one",
+    "serve": "answer clients by OpenAI's API (serve)",
     "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",
+    "grammar": "confine outputs to JSON schemas and other grammars (generate --json-schema)",
+    "compare": "measure OpenVINO GenAI in turn with this (bench --compare openvino)",
     "test": "run the project's tests",
 }
 

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...engines import GRANULE, MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, ModelEntry, RequestError
-from ...runtime.memory.cache import KVCache
+from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, ModelEntry, RequestError
+from ...runtime.memory.row_cache import RowCache
 from ..console import in_bytes, table
 from ..flags.sampling import batch_size, positive
 
@@ -87,7 +87,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
     """How much the runtime's cache would allocate, found by growing one that has no memory behind it."""
-    cache = KVCache(contract, "meta", batch, 1, GRANULE)
+    cache = RowCache(contract, "meta", batch)
     cache.fit(batch, length + MAX_DRAFT_LENGTH)
     return sum(buffer.nbytes for buffer in cache.buffers.values())
 

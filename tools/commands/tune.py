@@ -12,15 +12,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...engines import Bundle
 from ...runtime import Decoder, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
+from ...runtime.drafters import DRAFTERS
+from ...runtime.engine_choice import AUTO_ENGINE, save_choice
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
-from ..console import progress, table
+from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
-from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, sampling_params
 from ..measuring.bench_result import setting_json
+from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import tokens_per_round
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
@@ -30,8 +34,7 @@ DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
-MOST_OF_COPY = 8  # proposals with which a drafter of COSTS_AS is measured
-COSTS_AS = {"suffix": "lookup"}  # both copy, at the same cost
+MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
 
@@ -65,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     params = replace(params, seed=params.seed or 0)
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
+        if engine_name(arguments) == AUTO_ENGINE:
+            _choose_engine(Bundle.open(arguments.bundle), arguments.device)
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
@@ -80,6 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _choose_engine(bundle: Bundle, device: str) -> None:
+    """Measure which engine runs each model fastest, and keep that: engine auto is this from then on."""
+    engine, times = fastest_engines(bundle, device, say)
+    rows = [("model", "engine", "ms a step"), *((m, e, f"{ms:.2f}") for m, by in times.items() for e, ms in by.items())]
+    say(table(rows, left=2))
+    say(f"engine {engine}, kept in {save_choice(bundle, device, engine)}")
+
+
 Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
 
 
@@ -91,7 +104,7 @@ def _measure_all(
     settings = [Setting(0, "none")]
     for drafter in drafters:
         alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # of such a drafter only the acceptance is measured
-        settings += [Setting(k, drafter) for k in (alone if drafter in COSTS_AS else lengths) if k]
+        settings += [Setting(k, drafter) for k in (alone if DRAFTERS[drafter].costs_as else lengths) if k]
     grid: Grid = {
         (setting.drafter, batch, setting.draft_length): Measured(setting)
         for batch in arguments.batches
@@ -113,7 +126,7 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
     drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
     counts = {drafter: _counted(grid, drafter) for drafter in drafters}
     return Costs(
-        engine=arguments.engine,
+        engine=decoder.engine,
         device=arguments.device,
         machine=machine_name(arguments.device),
         models=model_identities(decoder.bundle),
@@ -121,17 +134,21 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
         draft_lengths=lengths,
         round_ms={
             drafter: tuple(
-                tuple(median(grid[COSTS_AS.get(drafter, drafter) if k else "none", batch, k].round_ms) for k in lengths)
+                tuple(median(grid[_measured_as(drafter) if k else "none", batch, k].round_ms) for k in lengths)
                 for batch in arguments.batches
             )
             for drafter in drafters
         },
         acceptance={name: counted.acceptance or 0.0 for name, counted in counts.items()},
         proposing={
-            name: 1.0 if name in COSTS_AS else sum(counted.histogram) / counted.rounds
+            name: 1.0 if DRAFTERS[name].costs_as else sum(counted.histogram) / counted.rounds
             for name, counted in counts.items()
         },
     )
+
+
+def _measured_as(drafter: str) -> str:
+    return DRAFTERS[drafter].costs_as or drafter
 
 
 def _counted(grid: Grid, drafter: str) -> Speculation:

@@ -16,13 +16,14 @@ from time import perf_counter
 from typing import Any
 
 from ...engines import Bundle, RequestError
+from ...runtime.engine_choice import resolve
 from ..certificate import checkpoint, distribution, rollback, same_text, semantics
 from ..certificate.effort import FULL, QUICK, Effort
 from ..certificate.probe import Probes
 from ..certificate.subject import Finding, Progress, Subject
 from ..certificate.time_left import TimeLeft
 from ..console import table
-from ..flags.engine import add_engine_flags
+from ..flags.engine import add_engine_flags, engine_name
 from ..flags.sampling import positive
 from ..whole_file import whole_file
 
@@ -75,7 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     effort = effort.catching(arguments.total_variation or effort.total_variation)
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
-        subject = Subject(Bundle.open(arguments.bundle), arguments.engine, arguments.device, arguments.batch)
+        bundle = Bundle.open(arguments.bundle)
+        engine = resolve(bundle, engine_name(arguments), arguments.device)
+        subject = Subject(bundle, engine, arguments.device, arguments.batch)
         probes = stack.enter_context(Probes(subject))
         findings = []
         for finding in _findings(subject, probes, effort, arguments):
@@ -141,7 +144,7 @@ def _report(result: dict[str, Any]) -> str:
     if "distribution" in (one["check"] for one in findings):
         claims.append(
             f"power: a fault that moves {result['total_variation']:g} of the probability (total variation) is caught "
-            f"with probability {result['power']:g}; a sound build fails with at most {result['false_alarm']:g}"
+            f"with probability {result['power']:g}; a sound one fails by chance with at most {result['false_alarm']:g}"
         )
     if result["left_out"]:
         claims.append(f"quick, so left out: {', '.join(result['left_out'])}")

@@ -2,16 +2,40 @@
 
 import argparse
 
-from ...engines import ENGINES
+from ...engines import ENGINES, RequestError, together
 from ...runtime import Decoder
+from ...runtime.engine_choice import AUTO_ENGINE
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     first = next(iter(ENGINES))
     where = "; ".join(f"{kind.name}: {' or '.join(kind.devices)}" for kind in ENGINES.values())
-    parser.add_argument("--engine", choices=ENGINES, default=first, help=f"what runs the models (default {first})")
+    parser.add_argument(
+        "--engine",
+        choices=[*ENGINES, AUTO_ENGINE],
+        default=first,
+        help=f"what runs the models (default {first}; {AUTO_ENGINE}: what trt-spec tune --engine {AUTO_ENGINE} found "
+        "fastest for each)",
+    )
+    parser.add_argument("--draft-engine", choices=ENGINES, help="what runs the draft (default: the same)")
     parser.add_argument("--device", default="cpu", metavar="D", help=f"where it runs (default cpu; {where})")
 
 
-def open_decoder(arguments: argparse.Namespace, max_batch: int) -> Decoder:
-    return Decoder.open(arguments.bundle, arguments.engine, arguments.device, max_batch)
+def engine_name(arguments: argparse.Namespace) -> str:
+    """Name the engines that the flags ask for."""
+    if arguments.engine == AUTO_ENGINE and arguments.draft_engine:
+        raise RequestError(f"--engine {AUTO_ENGINE} chooses the draft's engine as well; leave --draft-engine out")
+    return together(arguments.engine, arguments.draft_engine)
+
+
+def open_decoder(
+    arguments: argparse.Namespace, max_batch: int, cache_bytes: int | None = None, prefix_bytes: int | None = None
+) -> Decoder:
+    return Decoder.open(
+        arguments.bundle,
+        engine_name(arguments),
+        arguments.device,
+        max_batch,
+        cache_bytes=cache_bytes,
+        prefix_bytes=prefix_bytes,
+    )

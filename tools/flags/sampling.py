@@ -4,10 +4,12 @@ import argparse
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from ...runtime import SamplingParams
+from ...runtime import Grammar, SamplingParams
 from ...runtime.sampling.params import HELP
+from ..text_files import read_text
 
 LARGEST_BATCH = 4096
 MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
@@ -26,6 +28,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = 
                 help_text += f" (default {usual})"
             default = defaults.get(field.name, argparse.SUPPRESS)
             group.add_argument(flag(field.name), default=default, help=help_text, **form)
+    if "grammar" in only:
+        for name, of, form in ALSO_GRAMMAR:
+            group.add_argument(name, dest="grammar", default=argparse.SUPPRESS, help=of, **form)
 
 
 def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> SamplingParams:
@@ -73,6 +78,19 @@ def batch_size(text: str) -> int:
     return int(text)
 
 
+def schema_of(path: str) -> Grammar:
+    return Grammar.json_schema(read_text(Path(path), "schema"))
+
+
+def lark_of(path: str) -> Grammar:
+    return Grammar.lark(read_text(Path(path), "grammar"))
+
+
+ALSO_GRAMMAR: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("--json-schema", "let the output be JSON under the schema in this file", {"type": schema_of, "metavar": "FILE"}),
+    ("--regex", "let the output be text that this matches as a whole", {"type": Grammar.regex, "metavar": "R"}),
+)
+
 FORMS: dict[Any, dict[str, Any]] = {
     bool: {"action": "store_true"},
     int: {"type": int, "metavar": "N"},
@@ -83,5 +101,6 @@ FORMS: dict[Any, dict[str, Any]] = {
     Sequence[str]: {"action": "append", "metavar": "TEXT"},
     Sequence[int]: {"action": "append", "type": int, "metavar": "ID"},
     Mapping[int, float]: {"action": "append", "type": token_bias, "metavar": "ID=VALUE"},
+    Grammar | None: {"type": lark_of, "metavar": "FILE"},
     Mapping[str, Any]: {"action": "append", "type": named_value, "metavar": "NAME=VALUE"},
 }

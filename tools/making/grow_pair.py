@@ -3,6 +3,8 @@
 The residual dimensions that are added stay exactly zero, so text and acceptance are those of the small model while the
 cost is that of the large one. Speculation can thus be timed at any size without a trained model of that size.
 
+No two matrices are equal, as those of a trained model are not: a runtime may keep equal ones once, which costs less.
+
     python -m trt_spec.tools.making.grow_pair SOURCE OUT --hidden 768 --layers 12 --heads 12 --kv-heads 4 --mlp 2048
 """
 
@@ -130,6 +132,11 @@ def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.flo
                 grown[f"{prefix}{part}.weight"][: old.mlp, : old.hidden] = old_weight[part]
             attention_out[: old.hidden, query_rows] = weights[f"{prefix}self_attn.o_proj.weight"].float()
             mlp_out[: old.hidden, : old.mlp] = weights[f"{prefix}mlp.down_proj.weight"].float()
+        else:  # what comes out is zero, because half of each product is zero on one side and half on the other
+            grown[f"{prefix}self_attn.v_proj.weight"].view(new.kv_heads, head_dim, -1)[:, ::2] = 0
+            attention_out[:, ::2] = noise(*attention_out[:, ::2].shape)
+            grown[f"{prefix}mlp.up_proj.weight"][::2] = 0
+            mlp_out[:, ::2] = noise(*mlp_out[:, ::2].shape)
         grown[f"{prefix}self_attn.o_proj.weight"] = attention_out
         grown[f"{prefix}mlp.down_proj.weight"] = mlp_out
 

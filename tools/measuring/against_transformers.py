@@ -1,41 +1,23 @@
 """Run the bundle's checkpoints in transformers: its generate, assisted generation and prompt lookup."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from ...engines import Bundle, EngineError, ModelEntry, PairError, RequestError
+from ...engines import Bundle, ModelEntry, PairError, RequestError
 from ...export.checkpoint import open_checkpoint
 from ...export.quiet import quiet_libraries
 from ...runtime import SamplingParams
-from ..extras import install_command, installed
 from .bandwidth import all_cores
-from .time_rounds import Setting, Waits
+from .theirs import Theirs, named_folders, require_package
+from .time_rounds import Setting
 
+FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
 PLAIN = Setting(0, "none")
-
-
-@dataclass
-class Theirs:
-    """What one setting showed in all repeats; as in our measurements, the rate begins after the first tokens."""
-
-    setting: Setting
-    tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
-    waits: Waits = field(default_factory=Waits)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "draft_length": self.setting.draft_length,
-            "tokens_per_second": median(self.tokens_per_second),
-            "tokens_per_second_each": self.tokens_per_second,
-            **self.waits.to_json(),
-        }
 
 
 class Arrivals:
@@ -75,6 +57,10 @@ class Transformers:
             self._models["draft"].generation_config.num_assistant_tokens_schedule = "constant"
             self._models["draft"].generation_config.assistant_confidence_threshold = 0.0
 
+    def runs_as(self) -> dict[str, Any]:
+        target = self._models["target"]
+        return {"dtype": str(target.dtype).removeprefix("torch."), "attention": target.config._attn_implementation}
+
     def parameters(self, role: str) -> int:
         return sum(parameter.numel() for parameter in self._models[role].parameters())
 
@@ -102,9 +88,10 @@ class Transformers:
     def measure(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs) -> None:
         """Decode all prompts once."""
         tokens, ms = 0, 0.0
+        into.texts = []
         for prompt, param in zip(prompts, params, strict=True):
             arrivals = Arrivals()
-            self.generate(prompt, param, into.setting, arrivals)
+            into.texts.append(self.generate(prompt, param, into.setting, arrivals))
             before = 0.0
             for at_ms, count in arrivals.tokens:
                 into.waits.add(count, at_ms - before, first=before == 0)
@@ -114,14 +101,18 @@ class Transformers:
         into.tokens_per_second.append(1e3 * tokens / ms)
 
 
-def compared_checkpoints(arguments: argparse.Namespace, bundle: Bundle, drafter: str) -> dict[str, Path]:
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    for role, flag in FLAGS.items():
+        help_text = f"for --compare hf: the checkpoint that the bundle's {role} was exported from"
+        parser.add_argument(flag, type=Path, metavar="DIR", help=help_text)
+
+
+def compared_checkpoints(
+    arguments: argparse.Namespace, bundle: Bundle, drafter: str, params: SamplingParams
+) -> dict[str, Path]:
     """The named checkpoints by role, refused before any weight is read if the bundle was not made from them."""
-    if installed("transformers") is None:
-        raise EngineError(f"--compare hf runs transformers, which is not installed; {install_command('export')}")
-    roles = ("target", "draft") if drafter == "model" else ("target",)
-    named: dict[str, Path] = {role: getattr(arguments, f"{role}_checkpoint") for role in roles}
-    if missing := [f"--{role}-checkpoint" for role, path in named.items() if path is None]:
-        raise RequestError(f"--compare hf runs the checkpoints of the bundle; name {' and '.join(missing)}")
+    require_package(arguments, "transformers", "export")
+    named = named_folders(arguments, drafter, FLAGS, "the checkpoints of the bundle")
     if arguments.batch > 1:
         raise RequestError(f"--batch is {arguments.batch}, but transformers assists one prompt at a time; use 1")
     for role, path in named.items():
@@ -133,9 +124,11 @@ def compared_checkpoints(arguments: argparse.Namespace, bundle: Bundle, drafter:
     return named
 
 
-def open_checkpoints(bundle: Bundle, checkpoints: dict[str, Path], device: str) -> Transformers:
+def open_checkpoints(
+    arguments: argparse.Namespace, bundle: Bundle, checkpoints: Mapping[str, Path], longest: int
+) -> Transformers:
     dtype = bundle.target.contract.dtype
-    opened = Transformers(checkpoints["target"], checkpoints.get("draft"), dtype, device)
+    opened = Transformers(checkpoints["target"], checkpoints.get("draft"), dtype, arguments.device)
     for role, path in checkpoints.items():
         if (found := opened.parameters(role)) != bundle.models[role].parameters:
             raise _not_of_the_bundle(role, path, bundle.models[role], f"a model of {found:,} parameters")

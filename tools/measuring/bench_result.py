@@ -2,22 +2,38 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from ...runtime import Decoder, SamplingParams
-from .against_transformers import Theirs
 from .conditions import conditions
+from .peers import Peer
+from .theirs import Texts, Theirs
 from .theory import tokens_per_round
 from .time_rounds import PARTS, Measured, total
 
 SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A peer that took turns, and our own text where both must write one."""
+
+    peer: Peer
+    runs_as: dict[str, Any]
+    settings: list[Theirs]
+    texts: Texts | None
+
+    def to_json(self) -> dict[str, Any]:
+        settings = [one.to_json(self.texts) for one in self.settings]
+        return {"name": self.peer.name, "runs_as": self.runs_as, "settings": settings}
+
+
 def bench_result(
     decoder: Decoder,
     measured: Sequence[Measured],
-    theirs: Sequence[Theirs],
+    compared: Compared | None,
     bandwidth: float,
     memory: dict[str, int | None],
     params: SamplingParams,
@@ -35,7 +51,7 @@ def bench_result(
         "target": bundle.target.name,
         "weights": target.contract.dtype if target.weights == "none" else target.weights,
         "draft": None if bundle.draft is None else bundle.draft.name,
-        "engine": arguments.engine,
+        "engine": decoder.engine,
         "device": arguments.device,
         "drafter": [one.setting.drafter for one in measured if not one.setting.beside][-1],
         "batch": arguments.batch,
@@ -52,13 +68,13 @@ def bench_result(
             "bare_over_roof": plain.verify_ms / roof_ms,
         },
         "memory": memory,
-        "conditions": conditions(bundle, arguments.engine, arguments.device, compared=bool(theirs)),
+        "conditions": conditions(bundle, decoder.engine, arguments.device, [compared.peer.package] if compared else []),
         "settings": [setting_json(one, plain) for one in measured if not (one.setting.auto or one.setting.beside)],
         "drafters": [
             {"drafter": one.setting.drafter, **setting_json(one, plain)} for one in measured if one.setting.beside
         ],
         "auto": next((auto_json(one, plain) for one in measured if one.setting.auto), None),
-        "transformers": [one.to_json() for one in theirs],
+        "compared": compared.to_json() if compared else None,
     }
 
 

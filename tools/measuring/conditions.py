@@ -3,18 +3,20 @@
 import platform
 import resource
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
-from ...engines import ENGINES, Bundle
+from ...engines import ENGINES, Bundle, engines_of
 from ..commands.doctor import machine
 from ..extras import PACKAGE, installed
 
 
-def conditions(bundle: Bundle, engine: str, device: str, compared: bool) -> dict[str, Any]:
-    packages = [PACKAGE, "torch", *ENGINES[engine].packages, *(["transformers"] if compared else [])]
+def conditions(bundle: Bundle, engine: str, device: str, compared: Sequence[str]) -> dict[str, Any]:
+    engines = dict.fromkeys(engines_of(engine))
+    packages = [PACKAGE, "torch", *(name for one in engines for name in ENGINES[one].packages), *compared]
     found = machine()
     if device.startswith("cuda"):
         found["gpus"] = [torch.cuda.get_device_name(device)]

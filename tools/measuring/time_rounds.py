@@ -147,8 +147,12 @@ def _decode_group(
         clock += elapsed
         new = [len(request.token_ids) - count for request, count in zip(requests, before, strict=True)]
         for row, count in enumerate(new):
+            if count and not before[row]:  # a first token may come before the step has ended
+                arrived[row] = requests[row].output().seconds_to_first_token or clock
+                into.waits.add(1, 1e3 * arrived[row], first=True)
+                count -= 1
             if count:
-                into.waits.add(count, 1e3 * (clock - arrived[row]), first=before[row] == 0)
+                into.waits.add(count, 1e3 * (clock - arrived[row]), first=False)
                 arrived[row] = clock
         if not only_rounds:
             continue

@@ -15,6 +15,7 @@ from typing import Any
 from ...engines import RequestError
 from ..console import in_bytes
 from ..in_words import lossy, pair, place
+from ..measuring.theirs import same_text
 from ..measuring.time_rounds import PERCENTILES
 from ..program import Parser, exit_code
 from ..text_files import read_text
@@ -88,9 +89,10 @@ def _key_figures(result: dict[str, Any], fastest: dict[str, Any] | None) -> str:
             (_optional(fastest["acceptance"]), "acceptance α, of proposals examined"),
             (f"{fastest['tokens_per_round']:.2f}", f"tokens a round of at most {k + 1}"),
         ]
-    if theirs := result["transformers"]:
-        best, ours = (max(one["tokens_per_second"] for one in side) for side in (theirs, result["settings"]))
-        figures.append((f"{ours / best:.2f} ×", "transformers' fastest setting"))
+    if compared := result["compared"]:
+        sides = compared["settings"], result["settings"]
+        best, ours = (max(one["tokens_per_second"] for one in side) for side in sides)
+        figures.append((f"{ours / best:.2f} ×", f"the fastest setting of {compared['name']}"))
     return f'<ul class="figures">{"".join(f"<li><b>{a}</b>{escape(b)}</li>" for a, b in figures)}</ul>'
 
 
@@ -137,7 +139,8 @@ def _table(result: dict[str, Any]) -> str:
     rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
     rows += [_row(f"{one['draft_length']}, {one['drafter']}", one) for one in result["drafters"]]
     rows += [_row(f"auto, {one['drafter']}", one) for one in [result["auto"]] if one is not None]
-    rows += [_row(f"{one['draft_length']}, transformers", one) for one in result["transformers"]]
+    if compared := result["compared"]:
+        rows += [_row(f"{one['draft_length']}, {compared['name']}", one) for one in compared["settings"]]
     groups = "".join(f"<th colspan=2>{title}</th>" for title in WAITS.values())
     names = "".join(
         f"<th>{name}</th>" for name in ("K", *COLUMNS, *(f"p{share}" for _ in WAITS for share in PERCENTILES))
@@ -148,7 +151,7 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
-    """A row of transformers has only a rate and waits."""
+    """A row of another runtime has only a rate and waits."""
     keys = ("acceptance", "tokens_per_round", "round_overhead", "speed_up", "predicted")
     waits = [f"{one[kind][f'p{share}']:.1f}" for kind in WAITS for share in PERCENTILES]
     return [name, f"{one['tokens_per_second']:.1f}", *(_optional(one.get(key)) for key in keys), *waits]
@@ -174,6 +177,10 @@ def _conditions(result: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "versions", _pairs(found["versions"])
     yield "bundle", f"{result['bundle']}, made by {_pairs(found['bundle_made_by'])}"
     yield "target's weights", result["weights"]
+    if compared := result["compared"]:
+        yield compared["name"], _pairs(compared["runs_as"])
+        wrote = (f"K = {one['draft_length']}: {same_text(one)}" for one in compared["settings"])
+        yield "which wrote", "; ".join(wrote)
     yield "prompts", f"{result['prompts']} of {result['prompts_from']}, {result['repeats']} repeats"
     yield "sampling", _pairs(result["sampling"])
     if not result["lossless"]:

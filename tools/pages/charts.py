@@ -49,15 +49,15 @@ def require_drawable(path: Path) -> None:
 
 
 def speed_over_draft_length(result: dict[str, Any]) -> Any:
-    """Tokens per second: measured, with every repeat; as predicted; and in transformers if it took turns."""
+    """Tokens per second: measured, with every repeat; as predicted; and in another runtime if one took turns."""
     figure, (axes,) = _figure(ROUND, "tokens per second")
     settings = result["settings"]
     lengths = [one["draft_length"] for one in settings]
     plain = settings[0]["tokens_per_second"]
     _rates(axes, settings, "measured", "blue", "o")
     axes.plot(lengths, [one["predicted"] * plain for one in settings], "--", color=COLOURS["orange"], label="predicted")
-    if result["transformers"]:
-        _rates(axes, result["transformers"], "transformers", "violet", "s")
+    if compared := result["compared"]:
+        _rates(axes, compared["settings"], compared["name"], "violet", "s")
     axes.set_xticks(lengths)
     axes.set_ylim(bottom=0)
     _legend(axes)
@@ -129,6 +129,17 @@ def planned_speed_up(found: dict[str, Any]) -> Any:
         axes.set_ylim(bottom=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes)
+    return figure
+
+
+def waits_under_load(found: dict[str, Any]) -> Any:
+    """What each client waited for, by when it came: its first token, and each later one; both axes on one scale."""
+    figure, (axes,) = _figure("seconds since the load began", "milliseconds")
+    arrived, first, later = zip(*found["each"], strict=True)
+    axes.scatter(arrived, first, s=14, color=COLOURS["blue"], label="to the first token")
+    axes.scatter(arrived, later, s=14, marker="x", color=COLOURS["orange"], label="for each later token")
+    axes.set_yscale("log")
+    _legend(axes)
     return figure
 
 

@@ -2,13 +2,15 @@
 
 from .bias import Bias
 from .filter import Change, Columns, Cut, Filter, cut_below
+from .grammar import Allowed
 from .min_p import MinP
+from .min_tokens import MinTokens
 from .penalties import Penalties
 from .temperature import Temperature
 from .top_k import TopK
 from .top_p import TopP
 
 TEMPERATURE = Temperature()
-FILTERS: list[Filter] = [Bias(), Penalties(), TEMPERATURE, TopK(), TopP(), MinP()]
+FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), TEMPERATURE, TopK(), TopP(), MinP()]
 
 __all__ = ["FILTERS", "TEMPERATURE", "Change", "Columns", "Cut", "Filter", "cut_below"]

@@ -20,6 +20,7 @@ class Filter:
 
     fields: ClassVar[Mapping[str, str]] = {}  # the parameters it reads, each with its help
     reads_ahead: ClassVar[bool] = False  # whether it depends on the tokens of the same round
+    on_host: ClassVar[bool] = False  # whether it works on the host in a round, which can then not be recorded
 
     def check(self, params: "SamplingParams") -> None:
         """Refuse parameters that make no sense, with a `RequestError`."""

@@ -67,11 +67,12 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray], folder: Path) -> list[np.
 @pytest.mark.parametrize(
     ("family", "weights", "fired"),
     [
-        ("llama", "none", {}),
+        ("llama", "none", {"pack_queries": 2}),
+        ("mistral", "none", {"pack_queries": 2}),
         ("gemma2", "none", {"spell_softcap": 2}),
         ("diffllama", "none", {"merge_attentions": 2}),
-        ("persimmon", "none", {"spell_picks": 6}),
-        ("llama", "int8", {"widen_lookups": 1}),
+        ("persimmon", "none", {"spell_picks": 6, "pack_queries": 2}),
+        ("llama", "int8", {"widen_lookups": 1, "pack_queries": 2}),
     ],
 )
 def test_the_passes_fire_where_they_should_and_keep_the_numbers(
@@ -146,6 +147,36 @@ def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: P
     with patch("polygraphy.backend.trt.engine_bytes_from_network", compiled):
         compiler.compile(bundle.graph("target"), bundle.target.contract, VERIFY, tmp_path / "timings")
     assert flags == [True]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "family", "settings", "capability"),
+    [
+        ("float16", "llama", {}, "8.9"),
+        ("float16", "llama", {"num_key_value_heads": 4}, "12.0"),
+        ("bfloat16", "llama", {}, "8.0"),
+        ("float16", "gemma3_text", {}, "8.9"),
+    ],
+    ids=["grouped", "each head its own keys", "bfloat16", "one layer with a window"],
+)
+def test_attention_of_several_tokens_skips_what_no_row_sees(
+    tmp_path: Path, dtype: str, family: str, settings: dict[str, int], capability: str
+) -> None:
+    """Plans of RTX hold the source of their kernels, and so their switch for this."""
+    checkpoint = tiny_checkpoint(family, tmp_path / "checkpoint", **settings)
+    export_bundle(checkpoint, tmp_path / "bundle", max_length=64, dtype=dtype, check=False)
+    bundle, compiler = Bundle.open(tmp_path / "bundle"), Compiler("tensorrt-rtx")
+    contract, graph = bundle.target.contract, bundle.graph("target")
+    key = replace(VERIFY, compute_capability=capability, batch=(1, 8))
+    switch = b"USE_RUNTIME_SKIPPING = "
+    plan = bytes(compiler.compile(graph, contract, key, tmp_path / "timings"))
+    assert (plan.count(switch + b"1"), plan.count(switch)) == (contract.layers, contract.layers)
+    copies = b"_ReshReplReshMove"  # a kernel that writes the cache once for each query head
+    assert copies not in plan
+    with patch("trt_spec.export.plans.compiler.pack_queries", return_value=0):
+        plan = bytes(compiler.compile(graph, contract, key, tmp_path / "timings"))
+    assert plan.count(switch + b"1") < contract.layers
+    assert (copies in plan) == (contract.heads > contract.kv_heads)
 
 
 def test_another_shape_gpu_or_graph_needs_another_plan(half: Path, tmp_path: Path) -> None:

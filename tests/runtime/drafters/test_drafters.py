@@ -83,8 +83,9 @@ def test_q_is_the_softmax_of_the_drafts_scores_at_its_own_temperature(llama: Pai
     neighbour = SamplingParams(temperature=1.3, draft_temperature=0.3, seed=3, max_new_tokens=60, ignore_eos=True)
     with Decoder.open(llama.bundle) as decoder:
         outputs = decoder.generate([prompt, other], [params, neighbour], draft_length=1, trace=True)
-        context, expected = list(prompt), []
-        for traced, kept in zip(outputs[0].trace, kept_tokens(outputs[0]), strict=True):
+        [first], *rest = kept_tokens(outputs[0])  # it came with the prompt, without a proposal
+        context, expected, rounds = [*prompt, first], [], outputs[0].trace[1:]
+        for traced, kept in zip(rounds, rest, strict=True):
             scores = feed(decoder.draft, 0, context, 0)
             if draft_temperature == 0:
                 assert traced.proposal == (int(scores.argmax()),)
@@ -93,7 +94,7 @@ def test_q_is_the_softmax_of_the_drafts_scores_at_its_own_temperature(llama: Pai
                 expected.append(float((scores / (draft_temperature or 0.8)).softmax(-1)[traced.proposal[0]]))
             context += kept
     assert len(expected) > 15
-    assert [traced.q[0] for traced in outputs[0].trace] == pytest.approx(expected, abs=1e-5)
+    assert [traced.q[0] for traced in rounds] == pytest.approx(expected, abs=1e-5)
 
 
 def kept_tokens(output):

@@ -82,6 +82,7 @@ class Asking:
     prompt: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
     params: SamplingParams = GREEDY
+    prediction: tuple[int, ...] = ()
 
 
 def suffix_drafter(*ended: Asking) -> Suffix:
@@ -155,23 +156,25 @@ def test_a_seed_has_one_text_whatever_was_said_before(llama: Pair, params: Sampl
 
 def test_a_text_that_was_said_before_is_proposed_whole(llama: Pair):
     [prompt] = random_prompts(64, [12], seed=3)
-    params = SamplingParams(max_new_tokens=41, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=42, ignore_eos=True)
     with Decoder.open(llama.bundle) as decoder:
         first, again = (decoder.generate(prompt, params, draft_length=4, drafter="suffix")[0] for _ in range(2))
     assert again.token_ids == first.token_ids
     assert again.speculation.acceptance == 1.0
-    assert again.speculation.rounds == 9, "five tokens a round"
+    assert again.speculation.rounds == 9, "a token with the prompt, then five a round"
 
 
 def test_a_round_is_as_wide_as_what_is_suggested(llama: Pair):
     with Decoder.open(llama.bundle) as decoder:
-        request = decoder.submit([5, 6, 7, 8, 5], SamplingParams(max_new_tokens=30), draft_length=8, drafter="suffix")
+        bias = {6: 100.0}  # the first token, which comes with the prompt, repeats what followed before
+        params = SamplingParams(max_new_tokens=30, logit_bias=bias)
+        request = decoder.submit([5, 6, 7, 8, 5], params, draft_length=8, drafter="suffix")
         widths = []
         for _ in range(2):
             before = request.speculation.proposed
             decoder.step()
             widths.append((decoder.last_frame.proposed.shape[1], request.speculation.proposed - before))
-    assert widths[0] == (PER_MATCHED_TOKEN, PER_MATCHED_TOKEN)
+    assert widths[0] == (2 * PER_MATCHED_TOKEN, 2 * PER_MATCHED_TOKEN)
     assert all(width == proposed for width, proposed in widths)
 
 

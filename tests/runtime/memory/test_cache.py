@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trt_spec.engines import Bundle
+from trt_spec.engines import GRANULE, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.cache import GRANULE, KVCache
+from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.rollback import Worst, compare_all
 from trt_spec.tools.certificate.subject import Subject
@@ -40,13 +40,13 @@ def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Probe]) -> No
     assert all(max(one.logits, one.entries) <= TOLERANCE for one in worst.values()), worst
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_caches_equal_a_fresh_prefill_after_random_rounds(llama: Pair, fresh, batch: int):
+@pytest.mark.parametrize(("engine", "batch"), [("onnxruntime", 1), ("onnxruntime", 4), ("openvino", 4)])
+def test_caches_equal_a_fresh_prefill_after_random_rounds(llama: Pair, fresh, engine: str, batch: int):
     """Random accepts and rollbacks, draft lengths and drafters, requests that come and go, buffers that grow."""
     choose = random.Random(batch)
     lengths = [choose.choice([1, 2, 3, 10, 50, 70]) for _ in range(3 * batch)]
     params = SamplingParams(temperature=1.0, max_new_tokens=60, ignore_eos=True, seed=batch)
-    with Decoder.open(llama.bundle, max_batch=batch) as decoder:
+    with Decoder.open(llama.bundle, engine, max_batch=batch) as decoder:
         requests = [decoder.submit(prompt, params) for prompt in random_prompts(64, lengths, seed=batch)]
         while decoder.step():
             require_all_fresh(decoder, requests, fresh)
@@ -66,12 +66,12 @@ def test_the_draft_has_no_hole_after_full_acceptance(twin: Pair, fresh):
     [prompt] = random_prompts(64, [9], seed=2)
     for k in (1, 2, 5):
         with Decoder.open(twin.bundle) as decoder:
-            params = SamplingParams(max_new_tokens=12 * (k + 1), ignore_eos=True)
+            params = SamplingParams(max_new_tokens=1 + 12 * (k + 1), ignore_eos=True)
             request = decoder.submit(prompt, params, draft_length=k)
             while decoder.step():
                 require_all_fresh(decoder, [request], both)
             assert request.speculation.acceptance == 1.0
-            assert request.speculation.rounds == 12
+            assert request.speculation.rounds == 12, "the first token comes with the prompt"
             assert request.speculation.histogram == [0] * k + [12]
 
 
@@ -166,7 +166,7 @@ def test_caches_that_grow_and_shrink_keep_what_is_live(llama: Pair, fresh):
 
 def test_a_cache_keeps_its_live_rows_when_it_is_resized(llama: Pair):
     contract = Bundle.open(llama.bundle).target.contract
-    cache = KVCache(contract, "cpu", 8, 2, GRANULE)
+    cache = RowCache(contract, "cpu", 8, 2)
     for buffer in cache.buffers.values():
         buffer.copy_(torch.randn_like(buffer))
     before = {name: buffer.clone() for name, buffer in cache.buffers.items()}

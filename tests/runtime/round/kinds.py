@@ -62,7 +62,7 @@ def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
 class IdleEngine:
     """Checks where the tensors of its steps are, and does nothing with them."""
 
-    static_capacity, own_threads = True, False
+    static_capacity, reads_prefixes, own_threads = True, True, False
     verify_width = 17
 
     def __init__(self, contract: Contract, device: str) -> None:

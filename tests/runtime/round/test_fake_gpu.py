@@ -28,7 +28,7 @@ from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.round.result import RowResult
 from trt_spec.runtime.round.rows import Rows, counting
 from trt_spec.runtime.sampling.filters import Change, Columns
-from trt_spec.runtime.sampling.noise import _constants
+from trt_spec.runtime.sampling.noise import constants
 
 from ...bundles import Pair
 from ...recorder import Recorder
@@ -78,7 +78,7 @@ def watch() -> Iterator[Watch]:
             return launched(*arguments)
 
     def forget() -> None:
-        for made_once in (counting, _constants):
+        for made_once in (counting, constants):
             made_once.cache_clear()
 
     forget()

@@ -39,6 +39,7 @@ NAN, INF = math.nan, math.inf
         ("stop", [[""], "", [1], None, 7], "a list of strings, none empty"),
         ("stop_token_ids", [[-1], [1.0], 5, None, "ab"], "a list of token ids"),
         ("ignore_eos", [1, None, "yes"], "true or false"),
+        ("min_tokens", [-1, 1.0, True, 129, None], "a whole number from 0 to 128"),
         ("seed", [-1, 2**64, 1.0, True], "a whole number below 2^64"),
         ("logprobs", [-1, 21, 1.0, True], "a whole number from 0 to 20"),
         ("rule", ["greedy", None, 1], "one of rejection, coupled"),

@@ -5,9 +5,13 @@ from math import inf
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
-from trt_spec.runtime import SamplingParams, TokenLogprob
+from trt_spec.runtime import Grammar, SamplingParams, TokenLogprob
+from trt_spec.runtime.grammars.compiler import Compiler
 from trt_spec.tools.certificate.arbiter import Arbiter, first_difference, log_probabilities_agree
+
+from ...runtime.grammars.vocabularies import DEMO
 
 PROMPT = [0, 1, 2]
 GREEDY = SamplingParams()
@@ -17,7 +21,7 @@ class Shapes:
     """Stands for a probe: one row of logits for each shape it is asked for."""
 
     def __init__(self, *logits: Sequence[float]) -> None:
-        self.logits_by_shape = [torch.tensor(one) for one in logits]
+        self.logits_by_shape = [torch.as_tensor(one) for one in logits]
         self.asked: list[tuple[int, int, int]] = []
 
     def logits(self, context: Sequence[int], width: int, batch: int, decoded: int) -> Tensor:
@@ -62,6 +66,24 @@ def test_any_other_difference_is_a_bug(shapes: list[list[float]], why: str):
     found = judge(*shapes)
     assert not found.near_tie, why
     assert str(found).startswith("bug at 0")
+
+
+def test_a_token_that_the_grammar_excludes_wins_over_nothing():
+    """Behind "ab" of (ab)+[cd] are a, c and d; what is likeliest is another."""
+    tokenizer = Tokenizer.from_file(str(DEMO.tokenizer_file))
+    a, b, c, d, z = (tokenizer.token_to_id(letter) for letter in "abcdz")
+    params = SamplingParams(grammar=Grammar.regex("(ab)+[cd]"))
+    logits = torch.zeros(4096)
+    logits[[c, d, z]] = torch.tensor([1.0, 1.00001, 5.0])
+    other = logits.clone()
+    other[c] += 2e-5
+    outputs = [[a, b, c], [a, b, d]]
+    found = Arbiter(Shapes(logits, other), 1e-3, compiler=Compiler(DEMO)).judge(PROMPT, params, *outputs, 5, 4)
+    assert found.near_tie
+    assert not Arbiter(Shapes(logits, other), 1e-3).judge(PROMPT, params, *outputs, 5, 4).near_tie
+    outputs[0][2] = z
+    found = Arbiter(Shapes(logits, other), 1e-3, compiler=Compiler(DEMO)).judge(PROMPT, params, *outputs, 5, 4)
+    assert not found.near_tie
 
 
 def test_an_output_that_ends_early_is_a_bug():

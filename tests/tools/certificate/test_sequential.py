@@ -87,7 +87,7 @@ def test_what_cannot_be_is_rejected_at_the_first_look():
     assert test.numbers(Counter({0: 1000, 1: 1000, 2: 1}))["p_value"] == 0
 
 
-def test_the_p_value_is_below_the_false_alarm_just_where_a_look_rejects():
+def test_the_p_value_is_below_what_rejects_just_where_a_look_rejects():
     test = sequential(1e-3, 0.9)
     generator = np.random.default_rng(5)
     for share in (0.0, 0.5, 1.0, 1.5):
@@ -95,4 +95,6 @@ def test_the_p_value_is_below_the_false_alarm_just_where_a_look_rejects():
         for _ in range(20):
             counts = generator.multinomial(test.looks[-1], shares)
             observed = Counter(dict(enumerate(counts.tolist())))
-            assert (test.numbers(observed)["p_value"] < 1e-3) == (test.passes(observed, len(LOOKS) - 1) is False)
+            numbers = test.numbers(observed)
+            assert numbers["rejects_below"] == 1e-3 / len(LOOKS)
+            assert (numbers["p_value"] < numbers["rejects_below"]) == (test.passes(observed, len(LOOKS) - 1) is False)

@@ -4,9 +4,10 @@ from statistics import median
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.measuring import against_transformers
-from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Theirs, Transformers
+from trt_spec.tools.measuring import theirs as theirs_module
+from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Transformers
 from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
+from trt_spec.tools.measuring.theirs import Theirs
 from trt_spec.tools.measuring.theory import tokens_per_round
 from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits, measure
 from trt_spec.tools.text_files import read_prompts
@@ -45,7 +46,7 @@ def test_the_last_line_is_one_consistent_json_object(bench, tmp_path):
         assert one["v"] == pytest.approx(one["verify_ms"] / plain["verify_ms"])
         assert one["round_overhead"] == pytest.approx(one["round_ms"] / (one["draft_ms"] + one["verify_ms"]))
         assert one["speed_up"] == pytest.approx(one["tokens_per_second"] / plain["tokens_per_second"])
-        assert counts["rounds"] * counts["tokens_per_round"] == pytest.approx(3 * 24)
+        assert counts["rounds"] * counts["tokens_per_round"] == pytest.approx(3 * (24 - 1)), "one with the prompt"
     roof = found["roof"]
     assert roof["roof_ms"] == pytest.approx(1e3 * roof["weight_bytes"] / roof["bandwidth_bytes_per_second"])
     assert roof["bare_over_roof"] == pytest.approx(plain["verify_ms"] / roof["roof_ms"])
@@ -102,8 +103,11 @@ def test_transformers_is_measured_at_the_same_draft_lengths(compare, checkpoints
     result = compare(*checkpoints, "--drafter", drafter)
     assert result.code == 0
     found = json.loads(result.out.splitlines()[-1])
-    assert [one["draft_length"] for one in found["transformers"]] == [0, 2]
-    for one in found["transformers"]:
+    assert found["compared"]["name"] == "transformers"
+    assert found["compared"]["runs_as"] == {"dtype": "float32", "attention": "sdpa"}
+    assert [one["draft_length"] for one in found["compared"]["settings"]] == [0, 2]
+    for one in found["compared"]["settings"]:
+        assert one["differs_at"] == [None] * 3
         assert one["tokens_per_second"] > 0
         assert one["first_token_ms"]["p50"] > 0
         assert 0 <= one["between_tokens_ms"]["p50"] <= one["between_tokens_ms"]["p99"]
@@ -144,7 +148,7 @@ def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, un
     result = compare("--target-checkpoint", wider, *checkpoints[2:])
     assert result.code == 2
     assert f"--target-checkpoint {wider} is a model of" in result.err.splitlines()[-1]
-    monkeypatch.setattr(against_transformers, "installed", lambda package: None)
+    monkeypatch.setattr(theirs_module, "installed", lambda package: None)
     message = "--compare hf runs transformers, which is not installed; pip install 'trt-spec[export]'"
     assert_refused(compare(*checkpoints), message)
 

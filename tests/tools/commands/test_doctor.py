@@ -19,7 +19,13 @@ def test_it_says_what_runs_here(run):
     here = [engine for engine in found["engines"] if engine["device"] == "cpu"]
     assert here == [
         {"name": name, "device": "cpu", "library": library, "runs": True, "reason": None}
-        for name, library in (("onnxruntime", "onnxruntime"), ("torch", "onnx"), ("torch-compiled", "onnx"))
+        for name, library in (
+            ("onnxruntime", "onnxruntime"),
+            ("openvino", "openvino"),
+            ("openvino-bfloat16", "openvino"),
+            ("torch", "onnx"),
+            ("torch-compiled", "onnx"),
+        )
     ]
     on_gpu = {(e["name"], e["library"]): e for e in found["engines"] if e["device"] == "cuda"}
     assert set(on_gpu) == {
@@ -100,7 +106,7 @@ def test_a_pair_that_cannot_work_is_refused_with_the_reason(run, unequal, tmp_pa
         (("--target", unequal.checkpoint), "is not a bundle, and there is no --draft"),
         (("--target", unequal.bundle, "--draft", other), "is a bundle, which holds its own draft"),
         (("--draft", other), "name the --target as well"),
-        (("--target", tmp_path / "missing", "--draft", other), "is no directory, and no name of a model"),
+        (("--target", tmp_path / "missing", "--draft", other), "is neither a directory here nor a model's name"),
         (("--target", unequal.bundle, "--text", tmp_path / "missing"), "cannot be read"),
     ):
         assert_refused(run("doctor", *arguments), expected)

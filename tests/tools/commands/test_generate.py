@@ -92,7 +92,7 @@ def test_sampling_flags_draft_length_and_drafter_are_obeyed(generate, llama):
 def test_the_trace_has_a_line_for_each_round_then_the_text(generate, llama):
     output = expected(llama)
     lines = generate("--prompt", PROMPT, *FEW, "--trace").out.split("\n")
-    rounds = output.speculation.rounds
+    rounds = 1 + output.speculation.rounds  # the first token comes with the prompt
     assert lines[0].startswith("+accepted")
     assert [line.split()[0] for line in lines[1 : rounds + 1]] == [str(i + 1) for i in range(rounds)]
     parts = [part for line in lines[1 : rounds + 1] for part in line.split("  ")]
@@ -103,7 +103,7 @@ def test_the_trace_has_a_line_for_each_round_then_the_text(generate, llama):
 
 def test_the_trace_is_part_of_the_json_object_when_both_are_asked_for(generate):
     found = json.loads(generate("--prompt", PROMPT, *FEW, "--trace", "--json").out)
-    assert len(found["trace"]) == found["speculation"]["rounds"]
+    assert len(found["trace"]) == 1 + found["speculation"]["rounds"], "the first token comes with the prompt"
 
 
 @pytest.mark.parametrize("other", ["--json", "--trace"])

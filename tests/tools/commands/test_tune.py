@@ -4,13 +4,16 @@ import json
 import shutil
 
 import pytest
-from trt_spec.engines import Bundle
+from trt_spec.engines import Bundle, engines_of
 from trt_spec.runtime import Decoder
+from trt_spec.runtime.engine_choice import read_choice
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands.tune import _oracle
 
 from ..conftest import assert_refused
+
+TIMED = ("onnxruntime", "openvino", "torch")
 
 
 @pytest.fixture
@@ -99,3 +102,22 @@ def test_auto_without_a_table_names_the_command(run, bundle):
     result = run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "auto")
     assert_refused(result, "run trt-spec tune")
     assert_refused(run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "soon"), "expected auto or")
+
+
+def test_engine_auto_keeps_the_fastest_engines_and_tunes_them(run, bundle):
+    few = ("--max-new-tokens", 4, "--repeats", 1, "--draft-lengths", "1", "--batches", "1")
+    result = run("tune", bundle, *few, "--engine", "auto")
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    rows = [line.split() for line in result.err.splitlines() if line.startswith(("target ", "draft "))]
+    times = {(model, engine): float(ms) for model, engine, ms in rows}
+    assert set(times) == {(model, engine) for model in ("target", "draft") for engine in TIMED}
+    target, draft = engines_of(found["engine"])
+    for model, engine in (("target", target), ("draft", draft)):
+        assert times[model, engine] == min(ms for (name, _), ms in times.items() if name == model)
+    opened = Bundle.open(bundle)
+    assert read_choice(opened, "cpu") == found["engine"]
+    assert read_costs(opened, found["engine"], "cpu") is not None
+    with Decoder.open(bundle, "auto") as decoder:
+        assert decoder.engine == found["engine"]
+    assert_refused(run("tune", bundle, "--engine", "auto", "--draft-engine", "torch"), "leave --draft-engine out")

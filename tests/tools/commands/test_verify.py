@@ -41,7 +41,14 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     assert "a fault that moves 0.2 of the probability (total variation) is caught with probability 0.99" in claims[-1]
     assert f"all {len(judged)} cases pass, 0 near ties excused" in lines[-1]
     cases = [one["case"] for one in found["findings"]]
-    for expected in ("model, K 8, batch 4", "lookup, K 16, batch 4", "in torch", "draft, batch 1", "logits"):
+    for expected in (
+        "grammars",
+        "model, K 8, batch 4",
+        "lookup, K 16, batch 4",
+        "in torch",
+        "draft, batch 1",
+        "logits",
+    ):
         assert expected in cases
     for chosen in ("model, K by entropy", "model, K auto", "suffix, K auto", "mixed, K auto"):
         assert {f"{chosen}, batch 1", f"{chosen}, batch 4"} <= set(cases)

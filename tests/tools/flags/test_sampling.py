@@ -3,7 +3,7 @@ import math
 from dataclasses import fields
 
 import pytest
-from trt_spec.runtime import RequestError, SamplingParams
+from trt_spec.runtime import Grammar, RequestError, SamplingParams
 from trt_spec.runtime.sampling.params import HELP
 from trt_spec.tools.flags.sampling import add_sampling_flags, flag, sampling_params
 
@@ -23,8 +23,10 @@ GIVEN = {
     "stop": (["one", "two three"], ["one", "two three"]),
     "stop_token_ids": (["5", "6"], [5, 6]),
     "ignore_eos": ([], True),
+    "min_tokens": (["3"], 3),
     "seed": (["11"], 11),
     "logprobs": (["2"], 2),
+    "prompt_logprobs": (["1"], 1),
     "rule": (["coupled"], "coupled"),
     "lenience": (["0.5"], 0.5),
 }
@@ -36,13 +38,29 @@ def parse(*arguments: str) -> SamplingParams:
     return sampling_params(parser.parse_args(arguments))
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams) if field.name != "extra"])
+@pytest.mark.parametrize("name", GIVEN)
 def test_every_field_has_a_flag_that_reaches_it_and_no_other(name):
     texts, value = GIVEN[name]
     arguments = [part for text in texts for part in (flag(name), text)] or [flag(name)]
     params = parse(*arguments)
     assert params == SamplingParams(**{name: value})
     assert params != SamplingParams()
+
+
+def test_a_grammar_comes_from_a_file_or_a_flag(tmp_path):
+    schema, lark = tmp_path / "schema.json", tmp_path / "g.lark"
+    schema.write_text('{"type": "object"}')
+    lark.write_text('start: "a"')
+    assert parse("--json-schema", str(schema)).grammar == Grammar.json_object()
+    assert parse("--grammar", str(lark)).grammar == Grammar.lark('start: "a"')
+    assert parse("--regex", "a+").grammar == Grammar.regex("a+")
+
+
+def test_a_grammar_that_cannot_be_read_is_refused(run, tmp_path):
+    request = ("generate", "--bundle", "never-opened", "--prompt", "a")
+    assert_refused(run(*request, "--grammar", tmp_path), f"grammar {tmp_path} cannot be read (Is a directory)")
+    (tmp_path / "schema").write_text("{")
+    assert_refused(run(*request, "--json-schema", tmp_path / "schema"), "the grammar is not JSON (")
 
 
 def test_every_field_has_a_help_text():

@@ -32,6 +32,10 @@ def test_grown_checkpoint_computes_the_same_logits(tmp_path: Path, kv_heads: int
     assert parameters == sum(parameter.numel() for parameter in large.parameters())
     assert LlamaSize.of(large.config.to_dict()) == shape
     assert worst_difference(small, tmp_path / "large") < LOGITS
+    matrices = [weight for weight in large.state_dict().values() if weight.ndim == 2]
+    assert len({weight.numpy().tobytes() for weight in matrices}) == len(
+        matrices
+    )  # a runtime would keep equal ones once
 
 
 @pytest.mark.exhaustive

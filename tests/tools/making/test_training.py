@@ -49,7 +49,7 @@ def test_a_draft_with_another_tokenizer_is_refused_and_nothing_is_written(target
     with pytest.raises(Exception, match="the tokenizers of target and draft differ"):
         distil(str(target), tmp_path / "draft", ["abc"], draft=str(other), **SMALL)
     assert not (tmp_path / "draft").exists()
-    with pytest.raises(ExportError, match="is no directory, and no name of a model"):
+    with pytest.raises(ExportError, match="is neither a directory here nor a model's name"):
         distil(str(tmp_path / "missing"), tmp_path / "draft", ["abc"])
 
 

@@ -80,16 +80,20 @@ def test_names_that_look_like_html_are_shown_as_they_are(result):
     assert any(text.startswith(evil) for text in page.find("dd"))
 
 
-def test_transformers_and_its_ratio_are_on_the_page_when_it_was_measured(result):
+def test_another_runtime_and_its_ratio_are_on_the_page_when_it_was_measured(result):
     theirs = [
         {key: one[key] for key in one if key.startswith(("draft_length", "tokens_per_second", "first", "between"))}
         for one in result["settings"]
     ]
     for one in theirs:
         one["tokens_per_second"] /= 4
-    page = assert_self_contained(report_page(result | {"transformers": theirs}))
+        one["differs_at"] = [None, 3 if one["draft_length"] else None]
+    compared = {"name": "transformers", "runs_as": {"dtype": "float32"}, "settings": theirs}
+    page = assert_self_contained(report_page(result | {"compared": compared}))
     assert "4.00 ×" in page.find("b")
     assert "2, transformers" in page.find("td")
+    assert "dtype float32" in page.find("dd")
+    assert any(text.startswith("K = 0: our text; K = 2: another text for 1 of 2 prompts") for text in page.find("dd"))
 
 
 def test_plain_decoding_alone_and_a_draft_that_never_proposed_have_pages_too(result):

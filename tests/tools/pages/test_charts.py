@@ -39,7 +39,7 @@ def lines(axes):
 
 
 def test_the_main_chart_has_a_point_for_each_setting_and_the_prediction_as_a_line():
-    result = {"settings": [PLAIN, DRAFTED], "transformers": THEIRS}
+    result = {"settings": [PLAIN, DRAFTED], "compared": {"name": "transformers", "settings": THEIRS}}
     [axes] = charts.speed_over_draft_length(result).axes
     assert lines(axes) == {
         "measured": [[0, 4], [100, 180]],
@@ -48,7 +48,7 @@ def test_the_main_chart_has_a_point_for_each_setting_and_the_prediction_as_a_lin
     }
     ranges = [segment.tolist() for segment in axes.collections[0].get_segments()]
     assert ranges == [[[0, 90], [0, 104]], [[4, 170], [4, 181]]]
-    alone = charts.speed_over_draft_length(result | {"transformers": []})
+    alone = charts.speed_over_draft_length(result | {"compared": None})
     assert set(lines(alone.axes[0])) == {"measured", "predicted"}
 
 
@@ -165,7 +165,7 @@ def test_a_picture_of_bench_says_which_pair_in_which_engine_on_which_machine(run
 
 
 def test_every_repeat_has_a_tick_on_the_main_chart():
-    [axes] = charts.speed_over_draft_length({"settings": [PLAIN, DRAFTED], "transformers": []}).axes
+    [axes] = charts.speed_over_draft_length({"settings": [PLAIN, DRAFTED], "compared": None}).axes
     ticks = axes.collections[1].get_offsets().tolist()
     assert ticks == [[0, 90], [0, 100], [0, 104], [4, 170], [4, 180], [4, 181]]
 

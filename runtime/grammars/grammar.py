@@ -1,0 +1,138 @@
+"""What a request may ask its output to be: JSON under a schema, text of a regex or of a Lark grammar, or a choice."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ...engines import RequestError
+
+KINDS = {
+    "json_schema": "a JSON schema",
+    "regex": "a regular expression, which the whole output matches",
+    "lark": "a Lark grammar, as llguidance reads it",
+    "choice": "a JSON list of strings, one of which is the output",
+}
+LONGEST = 2**18  # characters: what is longer may take more than a second to compile
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A language that an output has to belong to; `text` describes it as its `kind` says."""
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise RequestError(f"the grammar's kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
+        if not isinstance(self.text, str):
+            raise RequestError(f"the grammar's text is {self.text!r}, expected {KINDS[self.kind]}, as a string")
+        if len(self.text) > LONGEST:
+            raise RequestError(
+                f"the grammar has {len(self.text):,} characters, expected at most {LONGEST:,}; shorten it"
+            )
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the grammar is not valid Unicode ({error}); clean it first") from error
+        if self.kind in ("json_schema", "choice"):
+            value = read_json(self.text)
+            if self.kind == "choice" and not _strings(value):
+                raise RequestError(f"the choice is {self.text[:80]!r}, expected {KINDS['choice']}, at least one")
+
+    @classmethod
+    def json_schema(cls, schema: Any) -> Self:
+        """Any JSON value that a schema allows; the schema is an object, or its text."""
+        return cls("json_schema", schema if isinstance(schema, str) else write_json(schema))
+
+    @classmethod
+    def json_object(cls) -> Self:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Self:
+        return cls("lark", text)
+
+    @classmethod
+    def choice(cls, strings: Sequence[str]) -> Self:
+        return cls("choice", write_json(list(strings)))
+
+    @classmethod
+    def from_response_format(cls, response_format: Any) -> Self | None:
+        """What OpenAI's `response_format` asks for; None for plain text."""
+        fields = _fields("response_format", response_format)
+        match fields.get("type"):
+            case "text":
+                return None
+            case "json_object":
+                return cls.json_object()
+            case "json_schema":
+                schema = _fields("json_schema", fields.get("json_schema")).get("schema")
+                return cls.json_schema(_fields("json_schema.schema", schema))
+        raise RequestError(
+            f"response_format's type is {fields.get('type')!r}, expected text, json_object or json_schema"
+        )
+
+    @classmethod
+    def from_tools(cls, tools: Any, tool_choice: Any = "auto") -> Self | None:
+        """What OpenAI's `tools` and `tool_choice` ask for: {"name": …, "arguments": …} of one of the tools.
+
+        None if the model may also answer in text, as with none and auto: how it marks a call is its template's affair.
+        """
+        if not isinstance(tools, list):
+            raise RequestError(f"tools is {tools!r}, expected a list of functions")
+        functions = [_fields("a tool's function", _fields("a tool", tool).get("function")) for tool in tools]
+        names = [one.get("name") for one in functions]
+        if not all(isinstance(name, str) and name for name in names):
+            raise RequestError(f"the tools' names are {names!r}, expected texts that are not empty")
+        schemas = [_fields("a tool's parameters", one.get("parameters", {"type": "object"})) for one in functions]
+        parameters = {str(name): schema for name, schema in zip(names, schemas, strict=True)}
+        if tool_choice in (None, "none", "auto"):
+            return None
+        if tool_choice != "required":
+            name = _fields("tool_choice.function", _fields("tool_choice", tool_choice).get("function")).get("name")
+            if name not in names:
+                raise RequestError(f"tool_choice names {name!r}, expected one of the tools {names}")
+            parameters = {str(name): parameters[str(name)]}
+        if not parameters:
+            raise RequestError("tool_choice is 'required', but there are no tools; give one")
+        rules = [f"start: {' | '.join(f'call_{i}' for i in range(len(parameters)))}"]
+        for i, (name, schema) in enumerate(parameters.items()):  # each schema is a root of its own, as its $refs expect
+            opening = write_json(cls.opening_of_call(name))
+            rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {write_json(schema)}"]
+        return cls.lark("\n".join(rules))
+
+    @staticmethod
+    def opening_of_call(name: str) -> str:
+        """What a call under `from_tools` begins with; its arguments and a brace follow."""
+        return f'{{"name": {write_json(name)}, "arguments": '
+
+
+def read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the grammar is not JSON ({error}); mend its text") from error
+
+
+def write_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(f"the grammar cannot be written as JSON ({error}); use plain JSON values") from error
+
+
+def _fields(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{name} is {value!r}, expected an object")
+    return value
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)

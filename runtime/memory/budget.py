@@ -1,0 +1,29 @@
+"""One budget of bytes for the caches of all models: what requests may need of them decides who may join."""
+
+from collections.abc import Iterable, Sequence
+
+from ...engines import MAX_DRAFT_LENGTH, Contract, RequestError
+from .cache import KVCache
+
+AHEAD = MAX_DRAFT_LENGTH + 1  # tokens that a round may write behind the last one that is kept
+
+
+def tokens_in(contracts: Iterable[Contract], size: int | None, name: str) -> int | None:
+    """Return how many tokens fit into so many bytes of all caches, each the same number; None: no budget is set."""
+    if size is None:
+        return None
+    if type(size) is not int or size < 1:
+        raise RequestError(f"{name} is {size!r}, expected a positive whole number")
+    return size // sum(contract.cache_bytes_per_token for contract in contracts)
+
+
+class Budget:
+    """Knows which requests fit into the caches together."""
+
+    def __init__(self, caches: Sequence[KVCache]) -> None:
+        self._caches = caches
+
+    def admits(self, lengths: Sequence[int]) -> bool:
+        """Whether requests of up to these lengths, prompt and output, fit together whatever they propose."""
+        needed = [length + AHEAD for length in lengths]
+        return all(cache.holds(needed) for cache in self._caches)

@@ -1,0 +1,119 @@
+"""A cache in which each row has memory of its own.
+
+If the engine allows it, the buffers are only as long as the longest live row needs and grow in steps, because attention
+pays for all that a buffer holds, dead rows included.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...engines import BLOCK_TOKENS, GRANULE, Contract
+from .cache import CacheFull, KVCache
+
+
+class RowCache(KVCache):
+    """Holds buffers [rows, kv_heads, T, head_dim]."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        device: str,
+        max_rows: int,
+        rows: int = 1,
+        capacity: int = GRANULE,
+        *,
+        fixed: bool = False,
+        most_tokens: int | None = None,
+        kept_blocks: int = 0,
+    ) -> None:
+        super().__init__(contract, device, max_rows)
+        self._kept = self._allocate(kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
+        self._unused = list(range(kept_blocks))
+        self._fixed, self._most_tokens = fixed, most_tokens
+        self.rows = self.capacity = 0
+        self.resize(rows, capacity)
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Reallocate, keeping the valid entries."""
+        buffers = self._allocate(rows, capacity)
+        for name, buffer in buffers.items():
+            for row, length in enumerate(self.entries):
+                if length:
+                    buffer[row, :, :length] = self.buffers[name][row, :, :length]
+        self.buffers, self.rows, self.capacity = buffers, rows, capacity
+        self.version += 1
+
+    def move(self, source: int, destination: int) -> None:
+        length, self.entries[source] = self.entries[source], 0
+        if length:  # a row that holds nothing may lie beyond the buffers
+            for buffer in self.buffers.values():
+                buffer[destination, :, :length] = buffer[source, :, :length]
+        self.entries[destination] = length
+
+    def swap(self, one: int, other: int) -> None:
+        if longest := max(self.entries[one], self.entries[other]):
+            if not self._fixed:
+                self.fit(max(one, other) + 1, longest)
+            for buffer in self.buffers.values():
+                buffer[[one, other], :, :longest] = buffer[[other, one], :, :longest]
+        self.entries[one], self.entries[other] = self.entries[other], self.entries[one]
+
+    def read(self, row: int, name: str) -> Tensor:
+        return self.buffers[name][row]
+
+    def make_room(self, first_row: int, starts: Sequence[int], widths: Sequence[int]) -> None:
+        if not self._fixed:  # rows of a step have one width, so that narrower ones are padded
+            self.fit(first_row + len(starts), max(starts) + max(widths))
+
+    def keep(self, row: int, place: int) -> int:
+        block, begin = self._unused.pop(), place * BLOCK_TOKENS
+        for name, kept in self._kept.items():
+            kept[block] = self.buffers[name][row, :, begin : begin + BLOCK_TOKENS]
+        return block
+
+    def reuse(self, row: int, blocks: Sequence[int]) -> None:
+        entries = len(blocks) * BLOCK_TOKENS
+        self.make_room(row, [0], [entries])
+        for name, kept in self._kept.items():
+            self.buffers[name][row, :, :entries] = kept[list(blocks)].transpose(0, 1).flatten(1, 2)
+        self.entries[row] = entries
+
+    def drop(self, block: int) -> None:
+        self._unused.append(block)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        if self._most_tokens is None or self._fixed:
+            return True
+        return _ample_rows(len(lengths)) * _ample(max(lengths)) <= self._most_tokens
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether the buffers hold `rows` rows of `capacity` and are not far too large."""
+        enough = rows <= self.rows and capacity <= self.capacity
+        return enough and self.capacity <= 2 * _ample(capacity) and self.rows <= 4 * rows
+
+    def fit(self, rows: int, capacity: int) -> None:
+        """Make room for `rows` rows of `capacity` and all valid entries; shrink buffers that are far too large."""
+        if self.fits(rows, capacity):  # nearly always
+            return
+        used = max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
+        rows, capacity = max(rows, used), max([capacity, *self.entries])
+        if not self.fits(rows, capacity):
+            try:
+                self.resize(_ample_rows(rows), _ample(capacity))
+            except CacheFull:
+                if rows > self.rows or capacity > self.capacity:  # else they are merely larger than they need be
+                    raise
+
+
+def _ample_rows(rows: int) -> int:
+    return 1 << (rows - 1).bit_length()
+
+
+def _ample(capacity: int) -> int:
+    return _round_up(capacity + capacity // 8)
+
+
+def _round_up(length: int) -> int:
+    return -(-length // GRANULE) * GRANULE

@@ -1,0 +1,84 @@
+"""Grammar: only tokens with which the text can still become one of the request's language may be sampled."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ....engines import RequestError
+from ...grammars.grammar import Grammar
+from ...grammars.guide import ANYTHING, GUIDES, Guide
+from ..checks import require
+from .filter import Change, Columns
+
+if TYPE_CHECKING:
+    from ..params import SamplingParams
+
+EXCLUDED = np.float32(-np.inf)
+
+
+class Allowed(Change):
+    """Asks the guide of each row. That is Python on the host, so a round with a grammar is never recorded."""
+
+    fields: ClassVar = {"grammar": "the language that the output belongs to; as a flag, a file with a Lark grammar"}
+    reads_ahead = on_host = True
+
+    def check(self, params: "SamplingParams") -> None:
+        sound = params.grammar is None or isinstance(params.grammar, Grammar)
+        require("grammar", params.grammar, sound, "a Grammar")
+        if params.grammar is not None and params.ignore_eos:
+            raise RequestError(
+                "ignore_eos is set, but only the end of the sequence can follow what completes a grammar; leave one out"
+            )
+        if params.grammar is not None and params.min_tokens:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but what completes a grammar can only end; leave one out"
+            )
+
+    def active(self, params: "SamplingParams") -> bool:
+        return params.grammar is not None
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        return {"guide": torch.zeros(rows, dtype=torch.int64)}  # its number, on the host; 0: none
+
+    def admit(
+        self, columns: Columns, row: int, params: "SamplingParams", prompt: Sequence[int], vocab_size: int
+    ) -> None:
+        columns["guide"][row] = 0
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+        assert ahead is not None
+        batch, width, vocab_size = scores.shape
+        numbers, tokens = columns["guide"].tolist(), ahead.tolist()
+        if batch == 1:
+            bits = GUIDES[numbers[0]].allowed(tokens[0], width)[None]
+        else:
+            bits = np.full((batch, width, -(-vocab_size // 32)), ANYTHING, np.int32)
+            for row, number in enumerate(numbers):
+                if number:
+                    bits[row] = GUIDES[number].allowed(tokens[row], width)
+        return exclude(scores, bits)
+
+
+def seat(columns: Columns, row: int, guide: Guide | None) -> None:
+    """Let a guide lead the request in `row`."""
+    columns["guide"][row] = 0 if guide is None else guide.number
+
+
+def exclude(scores: Tensor, bits: NDArray[np.int32]) -> Tensor:
+    """Return scores [A, W, V] that are -inf for all tokens but those of `bits` [A, W, ceil(V / 32)]."""
+    vocab_size, device = scores.shape[2], scores.device
+    if device.type == "cpu":  # numpy takes half of torch's time
+        allowed = np.unpackbits(bits.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(np.where(allowed.view(np.bool_), scores.numpy(), EXCLUDED))
+    sent = torch.from_numpy(bits).to(device)  # an eighth of a byte for each token
+    return torch.where(unpacked(sent, vocab_size), scores, -torch.inf)
+
+
+def unpacked(bits: Tensor, vocab_size: int) -> Tensor:
+    """Return whether each bit is set, [A, W, V], by operations of torch alone."""
+    single = (bits[..., None] >> torch.arange(32, device=bits.device)) & 1
+    return single.flatten(-2)[..., :vocab_size].bool()

@@ -1,0 +1,52 @@
+"""Minimum length: before so many tokens neither the end-of-sequence token nor a stop token may be sampled."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..checks import require, whole
+from .filter import Change, Columns, wide, widened
+
+if TYPE_CHECKING:
+    from ..params import SamplingParams
+
+
+class MinTokens(Change):
+    """The decoder adds the end-of-sequence tokens of its bundle to the stop tokens of a request that asks for this."""
+
+    fields: ClassVar = {"min_tokens": "before this many tokens neither end of sequence nor stop tokens may come"}
+    reads_ahead = True
+
+    def check(self, params: "SamplingParams") -> None:
+        most = params.max_new_tokens
+        require("min_tokens", params.min_tokens, whole(params.min_tokens, 0, most), f"a whole number from 0 to {most}")
+
+    def active(self, params: "SamplingParams") -> bool:
+        return params.min_tokens > 0
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        counts = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("tokens_said", "min_tokens")}
+        return counts | {"stops": wide(rows, vocab_size, device)}
+
+    def admit(
+        self, columns: Columns, row: int, params: "SamplingParams", prompt: Sequence[int], vocab_size: int
+    ) -> None:
+        columns["tokens_said"][row] = 0
+        columns["min_tokens"][row] = params.min_tokens
+        if self.active(params):
+            columns["stops"] = widened(columns["stops"], vocab_size)
+        columns["stops"][row] = 0
+        if self.active(params):
+            columns["stops"][row, list(params.stop_token_ids)] = 1
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+        assert ahead is not None
+        first = columns["tokens_said"] + ahead.shape[1] - (scores.shape[1] - 1)  # [A] tokens before the first position
+        before = first[:, None] + torch.arange(scores.shape[1], device=scores.device)  # [A, W]
+        short = before < columns["min_tokens"][:, None]
+        return scores.masked_fill(short[:, :, None] & (columns["stops"] > 0)[:, None], -torch.inf)
+
+    def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
+        columns["tokens_said"].add_(accepted).add_(1)

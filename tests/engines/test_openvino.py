@@ -1,0 +1,283 @@
+"""The engine openvino computes what ONNX Runtime does, and for each token the same bits whatever is beside it."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trt_spec.engines import (
+    BLOCK_TOKENS,
+    SPARE_BLOCK,
+    WIDEST_STEP,
+    Bundle,
+    ContractError,
+    Engine,
+    EngineError,
+    blank_cache,
+    blank_step,
+    make_step,
+    open_engine,
+    openvino,
+)
+from trt_spec.engines.engine import cache_rows
+from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.model import Model
+
+from ..bundles import Pair, export_pair
+from ..families import tiny_checkpoint
+from ..models import tiny_gpt2, tiny_llama
+from .parity import assert_engine_agrees
+
+TOKENS = 75  # in the cache before a step: more than two blocks
+
+
+def opened(bundle: Path, **options: Any) -> Engine:
+    found = Bundle.open(bundle)
+    return open_engine("openvino", found.graph("target"), found.target.contract, **options)
+
+
+@pytest.fixture(scope="module", params=["float32", "int8", "int4"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A model large enough for the kernels of real ones; where weights are integers, activations are rounded too."""
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = tiny_llama(folder / "checkpoint", hidden_size=256, intermediate_size=512, num_hidden_layers=2)
+    options = {} if request.param == "float32" else {"weights": Quantisation(request.param)}
+    made = opened(export_pair(checkpoint, folder / "bundle", **options).bundle)
+    yield made
+    made.close()
+
+
+# What it computes.
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_logits_are_those_of_onnxruntime(pairs, family: str):
+    """Over chunks, single steps, verify widths, rollbacks, ragged batches, with garbage where nothing was written."""
+    assert_engine_agrees(pairs(family).bundle, "openvino")
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_a_window_is_kept_at_every_width(tmp_path: Path, kind: str):
+    pair = export_pair(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
+    assert_engine_agrees(pair.bundle, "openvino")
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_weights_are_the_numbers_they_stand_for(tmp_path: Path, kind: str):
+    """Of the matrices, and of the rows that are looked up in a table of integers."""
+    pair = export_pair(tiny_gpt2(tmp_path / "checkpoint"), tmp_path / "bundle", weights=Quantisation(kind))
+    assert_engine_agrees(pair.bundle, "openvino")
+
+
+def test_quantised_weights_stay_small_in_the_compiled_model(tmp_path: Path):
+    """A product that reads them as float32 would be as slow as one with float32 weights."""
+    pair = export_pair(tiny_llama(tmp_path / "checkpoint"), tmp_path / "bundle", weights=Quantisation("int8"))
+    runtime = opened(pair.bundle)._compiled.get_runtime_model()
+    products = [node for node in runtime.get_ops() if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
+    kinds = {node.input_value(1).get_element_type().to_string() for node in products}
+    assert products
+    assert kinds == {"i8"}
+
+
+# The same bits for a token, whatever is beside it.
+
+
+class Cache:
+    """Rows that all hold the same tokens, in blocks that no neighbours share."""
+
+    def __init__(self, engine: Engine, rows: int) -> None:
+        self.engine, self.rows = engine, rows
+        self.tokens = torch.randint(engine.contract.vocab_size, (TOKENS + WIDEST_STEP,), generator=torch.manual_seed(0))
+        self.memory = blank_cache(engine.contract, rows, TOKENS + 2 * BLOCK_TOKENS)
+        for row in range(rows):
+            prefill = blank_step(engine, self.memory, row, 1, TOKENS, 1)
+            prefill.input_ids[0] = self.tokens[:TOKENS]
+            prefill.run()
+
+    def logits(self, widths: list[int], start: int = TOKENS) -> list[Tensor]:
+        """Of the tokens from `start` on, so many of each row, in one step."""
+        width = max(widths)
+        inputs = {
+            "input_ids": self.tokens[start : start + width].repeat(len(widths), 1),
+            "start": torch.full((len(widths),), start),
+            "widths": torch.tensor(widths),
+        }
+        logits = torch.full((len(widths), width, self.engine.contract.vocab_size), torch.nan)
+        rows = cache_rows(self.engine.contract, self.memory, 0, len(widths))
+        make_step(self.engine, rows, inputs, {"logits": logits}).run()
+        return [row[:own] for row, own in zip(logits, widths, strict=True)]
+
+
+def one_by_one(cache: Cache) -> Tensor:
+    return torch.cat([cache.logits([1], TOKENS + i)[0] for i in range(WIDEST_STEP)])
+
+
+@pytest.mark.parametrize("widths", [[2], [5], [17], [1] * 8, [5] * 8, [1, 17, 3, 5, 2, 1, 1, 9], [4, 0, 2]])
+def test_a_token_has_the_same_logits_at_every_width_and_batch(engine: Engine, widths: list[int]):
+    """Bit for bit with weights in float32 or int8; a single token has another kernel where weights are int4."""
+    cache = Cache(engine, len(widths))
+    alone = one_by_one(cache)
+    for found, width in zip(cache.logits(widths), widths, strict=True):
+        torch.testing.assert_close(found, alone[:width], rtol=0, atol=allowed(engine))
+
+
+def allowed(engine: Engine) -> float:
+    kinds = {node.input_value(1).get_element_type().to_string() for node in products(engine)}
+    return 1e-3 if kinds & {"i4", "u4"} else 0.0
+
+
+def products(engine: Engine) -> list[Any]:
+    nodes = engine._compiled.get_runtime_model().get_ops()
+    return [node for node in nodes if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
+
+
+def test_prompts_that_are_read_together_have_the_bits_of_each_alone(engine: Engine):
+    """Long and short ones, new and begun, with a row between them that reads nothing."""
+    choose, lengths, begun = torch.Generator().manual_seed(1), [200, 5, 0, 40, 17, 18, 1], [64, 0, 0, 33, 2, 0, 0]
+    tokens = [torch.randint(engine.contract.vocab_size, (length,), generator=choose) for length in lengths]
+    rows = [row for row, length in enumerate(lengths) if length]
+    found = {}
+    for together in (True, False):
+        model = Model(engine, engine.contract.vocab_size, len(lengths), 256)
+        for row in rows:
+            if begun[row]:
+                model.prefill([row], [tokens[row][: begun[row]]])
+        if together:
+            logits = model.prefill(rows, [tokens[row] for row in rows])[rows].clone()
+        else:
+            logits = torch.cat([model.prefill([row], [tokens[row]]).clone() for row in rows])
+        caches = [
+            model.cache.read(row, name)[:, : lengths[row]] for row in rows for name in engine.contract.cache_names
+        ]
+        found[together] = [logits, *caches]
+    for ours, alone in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(ours, alone, rtol=0, atol=allowed(engine))
+
+
+def test_padding_a_step_changes_no_bit_and_touches_no_row(engine: Engine):
+    """After a step of 5 tokens steps of 1 are padded to 5 for a while."""
+    cache = Cache(engine, 1)
+    alone = one_by_one(cache)
+    cache.logits([5])
+    before = {name: cache.memory[name][SPARE_BLOCK + 1 :].clone() for name in engine.contract.cache_names}
+    [found] = cache.logits([1])
+    assert engine._size == 5
+    torch.testing.assert_close(found, alone[:1], rtol=0, atol=allowed(engine))
+    for name, blocks in before.items():
+        torch.testing.assert_close(cache.memory[name][SPARE_BLOCK + 1 :], blocks, rtol=0, atol=allowed(engine))
+
+
+def test_tokens_beyond_a_rows_width_are_not_computed(engine: Engine):
+    cache = Cache(engine, 2)
+    before = cache.memory["key_0"].clone()
+    cache.logits([2, 0])
+    changed = (cache.memory["key_0"] != before).any(-1).any(1).nonzero().tolist()
+    first = cache.memory["blocks"][0, TOKENS // BLOCK_TOKENS]
+    written = [[int(first), (TOKENS + i) % BLOCK_TOKENS] for i in range(2)]
+    assert [place for place in changed if place[0] != SPARE_BLOCK] == written
+
+
+# The size of a call.
+
+
+def sizes(engine: Engine, tokens: list[int]) -> list[int]:
+    engine._size = engine._smaller = 0
+    return [engine._size_for(count) for count in tokens]
+
+
+def test_a_narrow_call_keeps_its_size_while_that_costs_next_to_nothing(engine: Engine):
+    assert sizes(engine, [5, 1, 5, 3, 5]) == [5] * 5
+    assert sizes(engine, [1, 5, 4]) == [1, 5, 5]
+    assert sizes(engine, [40, 39, 38, 37, 37]) == [40, 40, 40, 37, 37]
+
+
+def test_a_call_shrinks_after_several_that_needed_less(engine: Engine):
+    assert sizes(engine, [8] + [1] * 6) == [8] * 5 + [1] * 2
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gemma2", "soft-cap"),
+        ("diffllama", "its cache key_0 is read by more than one attention"),
+        ("qwen3_moe", "experts have three dimensions"),
+    ],
+)
+def test_attention_that_it_cannot_run_is_refused_by_name(tmp_path: Path, kind: str, reason: str):
+    pair = export_pair(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
+    with pytest.raises(EngineError, match=rf"engine openvino cannot run .*{reason}.*; use engine onnxruntime"):
+        opened(pair.bundle)
+
+
+def test_another_dtype_or_device_is_refused(llama: Pair, tmp_path: Path):
+    with pytest.raises(EngineError, match="is float16, engine openvino expects float32"):
+        opened(export_pair(llama.checkpoint, tmp_path / "bundle", dtype="float16").bundle)
+    with pytest.raises(EngineError, match="engine openvino runs on the device cpu, not on 'cuda'"):
+        opened(llama.bundle, device="cuda")
+
+
+def test_a_graph_that_breaks_its_contract_is_refused(llama: Pair):
+    bundle = Bundle.open(llama.bundle)
+    wrong = replace(bundle.target.contract, head_dim=2 * bundle.target.contract.head_dim)
+    with pytest.raises(ContractError, match="has the input past_key_0"):
+        open_engine("openvino", bundle.graph("target"), wrong)
+
+
+def test_a_damaged_graph_is_an_error_in_a_sentence(llama: Pair, tmp_path: Path):
+    bundle = Bundle.open(llama.bundle)
+    shutil.copytree(bundle.graph("target").parent, tmp_path / "graph")
+    (tmp_path / "graph" / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(EngineError, match=r"engine openvino cannot run .*model.onnx"):
+        open_engine("openvino", tmp_path / "graph" / "model.onnx", bundle.target.contract)
+
+
+def test_a_missing_or_untested_library_is_named(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    library = sys.modules["openvino"]
+    monkeypatch.setattr(library, "__version__", "2031.1.0-1")
+    with pytest.raises(EngineError, match=rf"needs OpenVINO {openvino.VERSION}, found 2031.1.0-1"):
+        opened(llama.bundle)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(EngineError, match=r"needs the openvino package; pip install 'trt-spec\[openvino\]'"):
+        opened(llama.bundle)
+
+
+# In the loop.
+
+
+@pytest.mark.parametrize("draft_engine", ["openvino", "onnxruntime"])
+def test_text_is_that_of_onnxruntime_for_any_draft_and_batch(llama: Pair, draft_engine: str):
+    prompts = [[5, 9, 17], [40] * 50, [3], [7, 8] * 20]
+    params = [
+        SamplingParams(max_new_tokens=40, temperature=temperature, rule="coupled", seed=seed, ignore_eos=True)
+        for seed, temperature in enumerate((0.0, 0.8, 0.0, 1.0))
+    ]
+    with Decoder.open(llama.bundle) as decoder:
+        expected = [one.token_ids for one in decoder.generate(prompts, params, draft_length=0)]
+    with Decoder.open(llama.bundle, "openvino", draft_engine=draft_engine, max_batch=3) as decoder:
+        for drafter, k in (("none", 0), ("model", 4), ("cascade", 3), ("lookup", 8), ("suffix", 5)):
+            found = decoder.generate(prompts, params, drafter=drafter, draft_length=k)
+            assert [one.token_ids for one in found] == expected
+
+
+def test_each_row_verifies_only_what_it_proposes(llama: Pair):
+    """One row with 8 proposals beside one without: 9 + 1 tokens, where rows of one width would be 18."""
+    with Decoder.open(llama.bundle, "openvino", draft_engine="onnxruntime") as decoder:
+        params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+        wide = decoder.submit([5, 9, 17], params, draft_length=8)
+        decoder.submit([6, 10, 18], params, draft_length=0)
+        decoder.step()
+        decoder.step()
+        assert len(decoder.live) == 2
+        assert wide.speculation.histogram != []
+        engine = decoder.target.engine
+        assert isinstance(engine, openvino.OpenVinoEngine)
+        assert engine._size == 10

@@ -1,0 +1,157 @@
+"""A grammar is refused by a sentence, in a second, before anything runs; it reads no file."""
+
+import json
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from trt_spec.runtime import Grammar, RequestError, SamplingParams
+from trt_spec.runtime.grammars import compiler as compiler_module
+from trt_spec.runtime.grammars.compiler import Compiler, one_of, within
+from trt_spec.runtime.grammars.guide import Guide
+
+from .vocabularies import DEMO, vocabulary
+
+
+def compiled(compiler: Compiler, grammar: Grammar) -> Guide:
+    guide = compiler.guide(SamplingParams(grammar=grammar))
+    assert guide is not None
+    return guide
+
+
+EXPLODE = {
+    "nested schemas": Grammar.json_schema('{"anyOf": [' * 200 + "{}" + "]}" * 200),
+    "many properties": Grammar.json_schema({"properties": {f"p{i}": {"type": "string"} for i in range(6000)}}),
+    "products of choices": Grammar.json_schema(
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(10)]} for i in range(10)]}
+    ),
+    "many values": Grammar.json_schema({"enum": [f"x{i}" for i in range(20_000)]}),
+    "a remainder": Grammar.json_schema({"type": "integer", "multipleOf": 99_999_989}),
+    "a remainder in Lark": Grammar.lark('start: %json {"type": "integer", "multiple\\u004ff": 9999998.9}'),
+    "parentheses": Grammar.regex("(" * 20_000 + "a" + ")" * 20_000),
+    "parentheses in Lark": Grammar.lark("start: " + "(" * 50_000 + '"a"' + ")" * 50_000),
+    "a long text": Grammar.regex("a" * 200_000),
+    "many rules": Grammar.lark("start: r0\n" + "\n".join(f'r{i}: "k{i}" r{i * 7 % 9000}' for i in range(9000))),
+    "repeated repetitions": Grammar.regex("((a{1,100}){1,100}){1,100}"),
+    "many ways to read": Grammar.lark('start: a\na: a a | a a a | "x" | '),
+    "an exponential automaton": Grammar.regex("[ab]*a[ab]{30}"),
+}
+
+
+@pytest.mark.parametrize("name", EXPLODE)
+def test_what_explodes_is_refused_or_harmless(compiler: Compiler, name: str) -> None:
+    """If it compiles in the time that it has, then each further step has limits of its own."""
+    try:
+        guide = compiled(compiler, EXPLODE[name])
+    except RequestError:
+        return
+    tokens: list[int] = []
+    for _ in range(3):
+        [bits] = guide.allowed(tokens, 1)
+        tokens.append(int(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[-1]))
+
+
+@pytest.mark.parametrize("name", ["a remainder", "a remainder in Lark"])
+def test_a_multiple_is_refused_whose_automaton_would_be_large(compiler: Compiler, name: str) -> None:
+    with pytest.raises(RequestError, match=r"the grammar's multipleOf is [\d.]+, expected at most 10,000 without its"):
+        compiled(compiler, EXPLODE[name])
+    compiled(compiler, Grammar.json_schema({"type": "number", "multipleOf": 0.01}))
+
+
+def test_work_that_takes_too_long_is_given_up() -> None:
+    never = threading.Event()
+    with pytest.raises(RequestError, match=r"takes longer than 0\.01 s to compile; simplify it"):
+        within(0.01, never.wait)  # type: ignore[arg-type]
+    never.set()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar.json_schema({"type": "strin"}), "Invalid type: strin"),
+        (Grammar.json_schema({"uniqueItems": True, "type": "array"}), 'Unimplemented keys: ["uniqueItems"]'),
+        (Grammar.json_schema({"$ref": "file:///etc/passwd"}), "Default retriever does not fetch resources"),
+        (Grammar.json_schema({"$ref": "https://example.com/schema"}), "Default retriever does not fetch resources"),
+        (Grammar.json_schema("[1]"), "schema"),
+        (Grammar.json_schema("5"), "schema"),
+        (Grammar.regex("(a"), "error: unclosed group"),
+        (Grammar.lark("start: b"), 'unknown name: "b"'),
+        (Grammar.lark('%import /etc/passwd\nstart: "a"'), "Expected name"),
+        (Grammar.lark('%import python.NAME\nstart: "a"'), "Unknown common"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_the_librarys_reason(
+    compiler: Compiler, grammar: Grammar, message: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape("the grammar cannot be compiled (")) as caught:
+        compiled(compiler, grammar)
+    assert message in str(caught.value)
+
+
+def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(RequestError, match=re.escape("a grammar needs llguidance; pip install 'trt-spec[grammar]'")):
+        compiled(Compiler(DEMO), Grammar.regex("a"))
+
+
+def test_a_bundle_without_an_end_of_sequence_has_no_grammars() -> None:
+    bundle = DEMO
+    endless = replace(bundle, tokenizer=replace(bundle.tokenizer, eos_token_ids=()))
+    with pytest.raises(RequestError, match="names no end-of-sequence token, with which a text under a grammar"):
+        compiled(Compiler(endless), Grammar.regex("a"))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.text(max_size=6), min_size=1, max_size=4))
+def test_a_choice_allows_its_strings_alone(compiler: Compiler, strings: list[str]) -> None:
+    for text in {*strings, strings[0] + "a", strings[-1][:-1]}:
+        guide = compiled(compiler, Grammar.choice(strings))
+        tokenizer = Tokenizer.from_file(str(compiler._bundle.tokenizer_file))
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        if tokenizer.decode(tokens) != text:
+            continue  # a text that this tokenizer cannot spell
+        complete = guide.follow([*tokens, 0]) == len(tokens) + 1 and not guide.error
+        assert complete == (text in strings)
+
+
+def test_the_regex_of_a_choice_takes_every_sign_as_itself() -> None:
+    assert one_of(["a.b", "é\n"]) == r"a\x{2e}b|é\x{a}"
+
+
+SPELLED_OUT = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+
+
+@pytest.mark.parametrize("decoder", [SPELLED_OUT, decoders.Metaspace()])
+def test_tokens_that_mark_spaces_and_spell_bytes_are_understood(tmp_path: Path, decoder: object) -> None:
+    """As sentencepiece's do: ▁ begins a word, and <0xC3> is a byte."""
+    names = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "b", "é"]
+    words = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(words, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    compiler = Compiler(vocabulary(tmp_path, len(names), eos=1))
+    spellings = [("b", "▁a", "é"), ("b", "▁", "a", "é")]
+    if decoder is SPELLED_OUT:
+        spellings.append(("b", "<0x20>", "a", "<0xC3>", "<0xA9>"))
+    for spelled in spellings:
+        guide = compiled(compiler, Grammar.regex("[ab]*( [ab]*[éü])*"))
+        tokens = [words[name] for name in spelled]
+        assert guide.follow([*tokens, 1]) == len(tokens) + 1, guide.error
+    guide = compiled(compiler, Grammar.regex("b( a|  b)"))
+    assert guide.follow([words["b"], words["a"]]) == 1, "the space is missing"
+
+
+def test_a_tokenizer_that_the_library_cannot_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unknown"}}))
+    bundle = replace(DEMO, path=tmp_path)
+    with pytest.raises(compiler_module.BundleError, match=r"tokenizer\.json cannot be used with a grammar \("):
+        compiled(Compiler(bundle), Grammar.regex("a"))

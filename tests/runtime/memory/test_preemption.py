@@ -1,0 +1,83 @@
+"""Where memory runs out the youngest request gives up its place, and later goes on with the same text."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+from trt_spec.runtime import Decoder, EngineError, Grammar, SamplingParams
+from trt_spec.runtime.memory.cache import CacheFull, KVCache
+
+from ...bundles import Pair
+from ..test_greedy import random_prompts
+from .test_prefixes import bytes_of
+
+SETTINGS = [
+    SamplingParams(max_new_tokens=90, ignore_eos=True),
+    SamplingParams(max_new_tokens=90, ignore_eos=True, temperature=0.9, rule="coupled", seed=3),
+    SamplingParams(max_new_tokens=90, ignore_eos=True, temperature=0.9, seed=3),
+    SamplingParams(max_new_tokens=90, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2),
+    SamplingParams(max_new_tokens=90, grammar=Grammar.regex("([a-f]{1,3} )*[a-f]+[0-9]{2}"), min_p=0.1),
+    SamplingParams(max_new_tokens=90, stop_token_ids=[3, 4], min_tokens=60),
+]
+
+
+@contextmanager
+def memory_for(entries: int) -> Iterator[list[int]]:
+    """No buffers hold more entries than so many; the refused sizes."""
+    allocate, refused = KVCache._allocate, []
+
+    def limited(self, rows: int, tokens: int, *how: object):
+        if rows * tokens > entries:
+            refused.append(rows * tokens)
+            raise CacheFull("no memory for a cache: the test allows no more")
+        return allocate(self, rows, tokens, *how)
+
+    with patch.object(KVCache, "_allocate", limited):
+        yield refused
+
+
+@pytest.mark.parametrize(
+    ("engine", "entries", "kept"), [("onnxruntime", 700, 0), ("onnxruntime", 700, 20), ("openvino", 500, 0)]
+)
+@pytest.mark.parametrize("draft_length", [0, 3])
+def test_requests_that_outgrow_the_memory_say_what_they_say_alone(
+    llama: Pair, engine: str, entries: int, kept: int, draft_length: int
+):
+    prompts = random_prompts(64, [20, 90, 3, 40, 1, 60], seed=2)
+    with Decoder.open(llama.bundle, max_batch=1) as alone:
+        expected = [
+            alone.generate(prompt, params, draft_length=draft_length)[0]
+            for prompt, params in zip(prompts, SETTINGS, strict=True)
+        ]
+    with (
+        patch("trt_spec.runtime.memory.block_cache.FIRST_BLOCKS", 4),
+        memory_for(entries) as refused,
+        Decoder.open(llama.bundle, engine, max_batch=6, prefix_bytes=bytes_of(llama.bundle, kept) or None) as decoder,
+    ):
+        requests = [
+            decoder.submit(prompt, params, draft_length=draft_length)
+            for prompt, params in zip(prompts, SETTINGS, strict=True)
+        ]
+        while not all(request.finished for request in requests):
+            decoder.step()
+        admitted = decoder._scheduler._admitted
+    assert refused
+    assert admitted > len(requests), "some came twice"
+    for request, right in zip(requests, expected, strict=True):
+        found = request.output()
+        assert (found.token_ids, found.text, found.finish_reason) == (right.token_ids, right.text, right.finish_reason)
+        pieces = request.take()
+        assert "".join(piece.text for piece in pieces) == right.text
+
+
+def test_one_that_is_alone_ends_with_an_error_of_its_own(llama: Pair):
+    [long, short] = random_prompts(64, [150, 10], seed=2)
+    with memory_for(100), Decoder.open(llama.bundle, max_batch=4) as decoder:
+        request = decoder.submit(long, SETTINGS[0])
+        other = decoder.submit(short, SamplingParams(max_new_tokens=20, ignore_eos=True))
+        while not other.finished or not request.finished:
+            decoder.step()
+        with pytest.raises(EngineError, match="no memory for a cache"):
+            request.output()
+        assert len(other.output().token_ids) == 20

@@ -1,0 +1,180 @@
+"""What requests leave behind is found by those that begin alike, saves the reading of it, and changes no text."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from trt_spec.engines import BLOCK_TOKENS, Bundle, RequestError
+from trt_spec.runtime import Decoder, SamplingParams, scheduler
+from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.prefill import NARROWEST
+
+from ...bundles import Pair
+from ..test_greedy import random_prompts
+
+SETTINGS = [
+    SamplingParams(max_new_tokens=20, ignore_eos=True),
+    SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=0.9, rule="coupled", seed=3),
+    SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=0.9, seed=3),
+]
+LONG = 220
+
+
+def bytes_of(bundle: Path, blocks: int) -> int:
+    models = Bundle.open(bundle).models.values()
+    return blocks * BLOCK_TOKENS * sum(model.contract.cache_bytes_per_token for model in models)
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def decoder(llama: Pair, request: pytest.FixtureRequest) -> Iterator[Decoder]:
+    prefix_bytes = bytes_of(llama.bundle, 40)
+    with Decoder.open(llama.bundle, request.param, max_batch=4, prefix_bytes=prefix_bytes) as decoder:
+        yield decoder
+
+
+def read_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """How many tokens each model reads as prompts, by the model's id."""
+    read, prefill = {}, Model.prefill
+
+    def watched(self, rows, tokens):
+        begun = sum(self.cache.entries[row] for row in rows)
+        read[id(self)] = read.get(id(self), 0) + sum(map(len, tokens)) - begun
+        return prefill(self, rows, tokens)
+
+    monkeypatch.setattr(Model, "prefill", watched)
+    return read
+
+
+@pytest.mark.parametrize("params", SETTINGS)
+def test_a_prompt_that_was_read_before_is_read_from_its_end_alone(
+    decoder: Decoder, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+):
+    """By target and draft; text and proposals are the same, as are the bits of all entries."""
+    [prompt] = random_prompts(64, [LONG], seed=5)
+    read, outputs, entries = read_by(monkeypatch), [], []
+    for _ in range(2):
+        read.clear()
+        request = decoder.submit(prompt, params, draft_length=3)
+        while not request.finished:
+            decoder.step()
+            if len(entries) == len(outputs) and not request.finished:
+                caches = [model.cache for model in (decoder.target, decoder.draft)]
+                entries.append(
+                    [cache.read(0, name)[:, : LONG - 2].clone() for cache in caches for name in cache.buffers]
+                )
+        outputs.append(request.output())
+        cached = LONG - (LONG - NARROWEST) // BLOCK_TOKENS * BLOCK_TOKENS
+        if len(outputs) == 2:
+            assert read == {id(decoder.target): cached, id(decoder.draft): cached - 1}
+    first, again = outputs
+    assert (first.usage.cached_tokens, again.usage.cached_tokens) == (0, LONG - cached)
+    assert again.token_ids == first.token_ids
+    assert again.speculation.outcomes == first.speculation.outcomes
+    for before, after in zip(*entries, strict=True):
+        assert torch.equal(before, after)
+
+
+def test_a_chat_that_goes_on_finds_what_was_said(decoder: Decoder):
+    """The output of one request is part of the next one's prompt."""
+    [prompt] = random_prompts(64, [100], seed=6)
+    [first] = decoder.generate(prompt, SamplingParams(max_new_tokens=60, ignore_eos=True))
+    [second] = decoder.generate([*prompt, *first.token_ids, *prompt[:40]], SamplingParams(max_new_tokens=5))
+    assert second.usage.cached_tokens == 159 // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_what_a_live_request_has_read_is_found_by_others(decoder: Decoder):
+    [prompt] = random_prompts(64, [100], seed=7)
+    live = decoder.submit(prompt, SamplingParams(max_new_tokens=120, ignore_eos=True))
+    decoder.step()
+    [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=3, ignore_eos=True))
+    assert output.usage.cached_tokens == 64
+    assert not live.finished
+    assert tuple(live.token_ids[:3]) == output.token_ids
+
+
+def test_a_salt_hides_what_was_left(decoder: Decoder):
+    [prompt] = random_prompts(64, [100], seed=8)
+    found = []
+    for salt in ("a", "b", "a", ""):
+        request = decoder.submit(prompt, SamplingParams(max_new_tokens=3), cache_salt=salt)
+        while decoder.step():
+            pass
+        found.append(request.output().usage.cached_tokens)
+    assert found == [0, 0, 64, 0]
+    assert (decoder.prefixes.asked_tokens, decoder.prefixes.found_tokens) == (400, 64)
+
+
+def test_nothing_is_kept_unless_asked_for(llama: Pair):
+    [prompt] = random_prompts(64, [100], seed=8)
+    with Decoder.open(llama.bundle) as decoder:
+        outputs = [decoder.generate(prompt, SamplingParams(max_new_tokens=3))[0] for _ in range(2)]
+        assert [output.usage.cached_tokens for output in outputs] == [0, 0]
+        assert decoder.prefixes.blocks == 0
+        with pytest.raises(RequestError, match="prefix_bytes is 0, expected a positive whole number"):
+            Decoder.open(llama.bundle, prefix_bytes=0)
+
+
+def test_those_go_first_that_were_not_asked_for_longest(llama: Pair):
+    prompts = random_prompts(64, [100, 100, 100], seed=9)
+    with Decoder.open(llama.bundle, max_batch=1, prefix_bytes=bytes_of(llama.bundle, 7)) as decoder:
+
+        def found(prompt) -> int:
+            return decoder.generate(prompt, SamplingParams(max_new_tokens=2))[0].usage.cached_tokens
+
+        assert [found(prompts[i]) for i in (0, 1, 0, 2, 0, 1)] == [0, 0, 64, 0, 64, 32]
+        assert decoder.prefixes.blocks <= 2 * 7
+        decoder.forget_outputs()
+        assert decoder.prefixes.blocks == 0
+        assert found(prompts[0]) == 0
+
+
+def test_requests_at_random_say_what_they_say_alone_and_leave_no_block(decoder: Decoder, llama: Pair):
+    """They share beginnings, come and go, are cancelled; few blocks are kept."""
+    choose = random.Random(1)
+    stems = random_prompts(64, [150, 70, 40], seed=10)
+    ends = [[choose.randrange(64) for _ in range(choose.choice([1, 33]))] for _ in range(30)]
+    prompts = [choose.choice(stems)[: choose.choice([40, 64, 70, 150])] + end for end in ends]
+    params = [
+        SamplingParams(max_new_tokens=choose.randint(1, 50), temperature=0.8, rule="coupled", seed=row, ignore_eos=True)
+        for row in range(len(prompts))
+    ]
+    with Decoder.open(llama.bundle, max_batch=4) as plain:
+        expected = [plain.generate(prompt, param)[0].token_ids for prompt, param in zip(prompts, params, strict=True)]
+    decoder.prefixes._most = 9
+    requests = []
+    while len(requests) < len(prompts) or not all(request.finished for request in requests):
+        if len(requests) < len(prompts) and choose.random() < 0.5:
+            place = len(requests)
+            requests.append(decoder.submit(prompts[place], params[place], draft_length=choose.choice([0, 3])))
+        decoder.step()
+        if requests and choose.random() < 0.05:
+            decoder.cancel(choose.choice(requests))
+    decoder.step()
+    for request, tokens in zip(requests, expected, strict=True):
+        assert tuple(request.token_ids) == tokens[: len(request.token_ids)]
+        assert request.finish_reason == "cancelled" or len(request.token_ids) == len(tokens)
+    assert decoder.prefixes.found_tokens > 300
+    kept = [len(each) for each in decoder.prefixes._kept.values()]
+    assert max(kept) <= 9
+    for model, blocks in zip((decoder.target, decoder.draft), kept, strict=True):
+        if model.engine.contract.in_blocks:
+            assert model.cache.pool.used == blocks
+    decoder.forget_outputs()
+    if decoder.target.engine.contract.in_blocks:
+        assert decoder.target.cache.pool.used == 0
+
+
+def test_after_an_error_nothing_is_found(decoder: Decoder, monkeypatch: pytest.MonkeyPatch):
+    """An entry that was half written must never be read again."""
+    [prompt] = random_prompts(64, [100], seed=11)
+    decoder.submit(prompt, SamplingParams(max_new_tokens=50, ignore_eos=True))
+    decoder.step()
+    assert decoder.prefixes.blocks > 0
+    with monkeypatch.context() as failing:
+        failing.setattr(scheduler, "Outcome", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            decoder.step()
+    assert decoder.prefixes.blocks == 0
+    assert decoder.generate(prompt, SamplingParams(max_new_tokens=2))[0].usage.cached_tokens == 0

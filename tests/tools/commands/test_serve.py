@@ -1,0 +1,152 @@
+"""`trt-spec serve` and `trt-spec chat` as users start them."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.commands import chat as chat_command
+from trt_spec.tools.commands.chat import DIM, PLAIN, Ink
+
+from ...bundles import Pair
+from ..conftest import assert_refused
+from ..test_console import Terminal
+
+LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """A server that is started here, and refused, has set up its log."""
+    loggers = [logging.getLogger(name) for name in ("trt_spec", "uvicorn")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}1{% endfor %}")
+    return file
+
+
+@pytest.fixture
+def start(llama: Pair, template: Path):
+    """`start(…)` starts a server and gives its process, its address, and the line it printed."""
+    started = []
+
+    def start(*arguments: object) -> tuple[subprocess.Popen[str], str, str]:
+        code = "import sys; from trt_spec.tools.cli import main; sys.exit(main(sys.argv[1:]))"
+        command = ["serve", "--bundle", llama.bundle, "--port", 0, "--chat-template", template, *arguments]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, command)], stderr=subprocess.PIPE, text=True, env=os.environ
+        )
+        started.append(process)
+        line = process.stderr.readline()
+        return process, re.search(r"http://\S+", line)[0], line
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_it_says_where_it_listens_and_sigterm_finishes_what_runs(start, llama: Pair, tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("first\n\nsecond\n")
+    process, url, line = start("--api-key-file", keys, "--max-batch", 2, "--served-model-name", "mine")
+    assert re.fullmatch(r"trt-spec serves mine with onnxruntime on cpu at http://127\.0\.0\.1:\d+\n", line)
+    headers = {"authorization": "Bearer second"}
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, headers=headers) as response:
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert process.wait(60) == 0
+    log = process.stderr.read()
+    assert "path=/v1/completions status=200" in log
+    assert "draining" in log
+
+
+def test_a_second_signal_does_not_wait(start):
+    process, _, _ = start("--drain-seconds", 600)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "65536"], "argument --port: '65536', expected a number from 0 to 65535"),
+        (["--cache-memory", "lots"], "argument --cache-memory: 'lots', expected a size like 500MB or 2GiB"),
+        (["--drain-seconds", "-1"], "argument --drain-seconds"),
+        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7 port 8000 ("),
+        (["--api-key-file", "EMPTY"], "holds no key; put one on each line, or leave --api-key-file out"),
+        (["--chat-template", "BROKEN", "--port", "0"], "the chat template is not one ("),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(run, llama: Pair, tmp_path: Path, arguments: list, message: str):
+    (tmp_path / "EMPTY").write_text("\n")
+    (tmp_path / "BROKEN").write_text("{% for %}")
+    arguments = [str(tmp_path / one) if one in ("EMPTY", "BROKEN") else one for one in arguments]
+    assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
+
+
+def test_a_missing_library_is_named_with_the_extra_that_has_it(run, llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name.startswith("trt_spec.tools.serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = run("chat", "--bundle", llama.bundle)
+    assert_refused(result, "chat needs jinja2, which is not installed; pip install 'trt-spec[serve]'")
+
+
+def test_chat_answers_line_by_line_and_remembers_the_conversation(
+    run, llama: Pair, template: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def answer(decoder: Decoder, written: str) -> str:
+        ids = decoder.tokenizer.encode(written, add_special_tokens=False).ids
+        [output] = decoder.generate([ids], SamplingParams(max_new_tokens=9, ignore_eos=True))
+        return output.text
+
+    with Decoder.open(llama.bundle) as decoder:
+        first = answer(decoder, "abc1")
+        second = answer(decoder, f"abc1{first}1xyz1")
+    monkeypatch.setattr(chat_command.sys, "stdin", Terminal("abc\n\nxyz\n"))
+    asked = ("--temperature", 0, "--max-new-tokens", 9, "--ignore-eos", "--chat-template", template)
+    result = run("chat", "--bundle", llama.bundle, *asked)
+    assert result.code == 0
+    assert result.out == f"{first}\n{second}\n"
+    assert result.err.count(" tokens/s; ") == 2
+    assert result.err.startswith("> ")
+
+
+def test_chat_without_a_template_is_refused(run, llama: Pair):
+    assert_refused(run("chat", "--bundle", llama.bundle), "has no chat template; give one with --chat-template FILE")
+
+
+def test_on_a_terminal_the_drafts_text_is_dimmed_and_the_targets_is_not(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Decoder.open(llama.bundle) as decoder:
+        pieces = list(decoder.stream("abc", SamplingParams(max_new_tokens=40), draft_length=4))
+        screen = Terminal()
+        ink = Ink(screen, decoder.tokenizer)
+        for piece in pieces:
+            ink.write(piece)
+        drafted = [t for piece in pieces for t, own in zip(piece.token_ids, piece.from_draft, strict=True) if own]
+        dimmed = "".join(re.findall(re.escape(DIM) + "(.*?)" + re.escape(PLAIN), screen.getvalue(), re.DOTALL))
+        assert dimmed == decoder.tokenizer.decode(drafted)
+    assert screen.getvalue().replace(DIM, "").replace(PLAIN, "") == "".join(piece.text for piece in pieces)
+    assert 0 < len(drafted) < 40

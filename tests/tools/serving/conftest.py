@@ -1,0 +1,114 @@
+"""One server for all tests of this folder: the tiny pair behind a real socket, as `trt-spec serve` runs it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+from trt_spec.runtime import Decoder
+from trt_spec.runtime.round import round as round_
+from trt_spec.tools.serving.app import make_app
+from trt_spec.tools.serving.open_service import open_service
+from trt_spec.tools.serving.server import address, listen, serve_until
+from trt_spec.tools.serving.service import Service
+
+from ...bundles import Pair
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}0{{ m.content }}1{% endfor %}a0"
+
+
+class Served:
+    """A server, its address, and the service behind it."""
+
+    def __init__(self, service: Service, url: str) -> None:
+        self.service, self.url = service, url
+        self.decoder = service.decoder
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+
+@contextmanager
+def serving(
+    pair: Pair,
+    *,
+    keys: Sequence[str] = (),
+    max_batch: int = 4,
+    max_waiting: int = 64,
+    template: str | None = TEMPLATE,
+    drain_seconds: float = 5,
+    log_prompts: bool = False,
+    prefix_bytes: int | None = None,
+) -> Iterator[Served]:
+    """Serve a pair from a thread of its own until the block ends."""
+    started, ends = threading.Event(), []
+    with (
+        Decoder.open(pair.bundle, max_batch=max_batch, prefix_bytes=prefix_bytes) as decoder,
+        listen("127.0.0.1", 0) as listener,
+    ):
+        service = open_service(decoder, max_waiting, "tiny", template)
+        app = make_app(service, keys, log_prompts)
+
+        async def run() -> None:
+            end, end_now = asyncio.Event(), asyncio.Event()
+            ends.extend([asyncio.get_running_loop(), end])
+            started.set()
+            await serve_until(end, end_now, app, service, listener, drain_seconds)
+
+        thread = threading.Thread(target=lambda: asyncio.run(run()))
+        thread.start()
+        started.wait()
+        served = Served(service, address(listener))
+        served.end = lambda: ends[0].call_soon_threadsafe(ends[1].set)
+        try:
+            yield served
+        finally:
+            served.http.close()
+            served.openai.close()
+            if thread.is_alive():
+                served.end()
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def served(llama: Pair) -> Iterator[Served]:
+    with serving(llama) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def alone(llama: Pair) -> Iterator[Decoder]:
+    """What the same bundle says without a server."""
+    with Decoder.open(llama.bundle, max_batch=1) as decoder:
+        yield decoder
+
+
+class Gate:
+    """Holds rounds: each needs a permit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._permits, accept = threading.Semaphore(0), round_.accept
+        self.fails = False
+
+        def held(*arguments: object) -> None:
+            self._permits.acquire()
+            if self.fails:
+                raise RuntimeError("the engine failed")
+            accept(*arguments)
+
+        monkeypatch.setattr(round_, "accept", held)
+
+    def let(self, rounds: int) -> None:
+        self._permits.release(rounds)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.let(10_000)

@@ -1,0 +1,156 @@
+"""Requests come and go: clients that leave, a full queue, a round that fails, a server that is told to end."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import openai
+import pytest
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ...bundles import Pair
+from .conftest import Gate, Served, serving
+
+LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def small(llama: Pair, gate: Gate):
+    """A server of one row and one place to wait, whose rounds are held by the gate."""
+    with serving(llama, max_batch=1, max_waiting=1) as server:
+        yield server
+        gate.let(10_000)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def metric(served: Served, name: str) -> float:
+    lines = served.http.get("/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+def in_thread(served: Served, body: dict, found: list) -> threading.Thread:
+    def ask() -> None:
+        found.append(httpx.post(f"{served.url}/v1/completions", json=body, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_a_client_that_leaves_a_stream_frees_its_row_within_a_round(small: Served, gate: Gate):
+    with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+        gate.let(2)
+        next(response.iter_lines())
+        [ticket] = small.service.stepper.tickets
+    until(lambda: ticket.request.cancelled)
+    gate.let(1)
+    until(lambda: not small.service.stepper.tickets)
+    assert ticket.request.finish_reason == "cancelled"
+    until(lambda: not small.decoder.live)
+    assert small.decoder.cache_usage == 0
+
+
+def test_a_client_that_leaves_before_a_whole_answer_frees_its_row_too(small: Served, gate: Gate):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{small.url}/v1/completions", json=LONG, timeout=httpx.Timeout(60, read=0.3))
+    until(lambda: all(ticket.request.cancelled for ticket in small.service.stepper.tickets))
+    gate.let(1)
+    until(lambda: not small.service.stepper.tickets)
+
+
+def test_a_full_queue_answers_503_and_says_when_to_come_back(small: Served, gate: Gate):
+    found: list[httpx.Response] = []
+    threads = [in_thread(small, LONG, found) for _ in range(2)]
+    until(lambda: len(small.service.stepper.tickets) == 2)
+    assert (metric(small, "num_requests_running"), metric(small, "num_requests_waiting")) == (1, 1)
+    response = small.post("/v1/completions", LONG)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["code"] == "queue_full"
+    assert response.json()["error"]["message"].startswith("2 requests are live or waiting, this server takes 2;")
+    too_many = small.post("/v1/completions", LONG | {"n": 3})
+    assert too_many.status_code == 400
+    assert "3 completions are asked for, this server takes 2 at once" in too_many.json()["error"]["message"]
+    gate.let(10_000)
+    for thread in threads:
+        thread.join()
+    assert [response.status_code for response in found] == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_round_ends_its_requests_with_an_error_of_their_own_and_the_next_goes_on(
+    small: Served, gate: Gate, alone: Decoder, stream: bool
+):
+    gate.fails = True
+    gate.let(1)
+    with pytest.raises(openai.APIError) as error:
+        list(small.openai.completions.create(model="tiny", prompt="abc", stream=stream))
+    assert "a round failed (RuntimeError: the engine failed) after 0 tokens of this request" in str(error.value)
+    assert error.value.code == "engine_error"
+    if not stream:
+        assert error.value.status_code == 500
+    gate.fails = False
+    gate.let(10_000)
+    [expected] = alone.generate("abc", SamplingParams(max_new_tokens=9))
+    answer = small.openai.completions.create(model="tiny", prompt="abc", max_tokens=9, temperature=0)
+    assert answer.choices[0].text == expected.text
+
+
+def test_an_error_in_mid_stream_follows_what_came_and_no_done_follows_it(small: Served, gate: Gate):
+    with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+        lines = response.iter_lines()
+        gate.let(2)  # the token that comes with the prompt may be half a letter
+        assert '"choices"' in next(lines)
+        gate.fails = True
+        gate.let(1)
+        rest = [line for line in lines if line]
+    assert rest[-1].startswith('data: {"error":{"message":"a round failed (RuntimeError: the engine failed)')
+    assert not any("[DONE]" in line for line in rest)
+
+
+def test_a_stream_without_news_is_kept_alive(small: Served, gate: Gate):
+    small.service.keep_alive_seconds = 0.01
+    with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+        lines = response.iter_lines()
+        assert next(lines) == ": keep-alive"
+        gate.let(10_000)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_a_drain_finishes_what_runs_and_takes_nothing_new(small: Served, gate: Gate):
+    found: list[httpx.Response] = []
+    threads = [in_thread(small, LONG, found) for _ in range(2)]
+    until(lambda: len(small.service.stepper.tickets) == 2)
+    small.end()
+    until(lambda: small.service.stepper.draining)
+    ready = small.http.get("/ready")
+    assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+    assert small.http.get("/health").status_code == 200
+    response = small.post("/v1/completions", LONG)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+    assert response.headers["retry-after"] == "1"
+    gate.let(10_000)
+    for thread in threads:
+        thread.join()
+    assert [response.json()["usage"]["completion_tokens"] for response in found] == [200, 200]
+
+
+def test_what_has_not_finished_in_time_is_ended_with_an_error(llama: Pair, gate: Gate):
+    found: list[httpx.Response] = []
+    with serving(llama, max_batch=1, drain_seconds=0.1) as server:
+        threads = [in_thread(server, LONG, found) for _ in range(2)]
+        until(lambda: len(server.service.stepper.tickets) == 2)
+        server.end()
+        until(lambda: all(ticket.request.cancelled for ticket in server.service.stepper.tickets))
+        gate.let(10_000)
+        for thread in threads:
+            thread.join()
+    assert [response.status_code for response in found] == [503, 503]
+    assert {response.json()["error"]["code"] for response in found} == {"shutting_down"}

@@ -1,0 +1,54 @@
+"""Time the steps of a bundle's models in every engine that runs here, in turn, and find the fastest for each model."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from statistics import geometric_mean, median
+from time import perf_counter
+
+from ...engines import ENGINES, GRANULE, Bundle, EngineError, blank_cache, blank_step, open_engine, together
+from ...engines.bundle import DRAFT, TARGET
+
+WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,)}  # tokens of the steps of one request that are timed
+PAST = 128  # tokens in the cache
+REPEATS = 15
+SLOW_TO_COMPILE = "torch-compiled"
+
+Times = dict[str, dict[str, float]]  # milliseconds of a step, the geometric mean over the widths, by model and engine
+
+
+def fastest_engines(bundle: Bundle, device: str, show: Callable[[str], None]) -> tuple[str, Times]:
+    """Return the fastest engines, as `together` names them, and what was measured."""
+    kinds = [one.name for one in ENGINES.values() if device.partition(":")[0] in one.devices and not one.computes_in]
+    names = [name for name in map(bundle.first, (TARGET, DRAFT)) if name is not None]
+    times: Times = {}
+    for name in names:
+        times[name] = {}
+        seconds: dict[str, dict[int, list[float]]] = {}
+        with ExitStack() as opened:
+            runs = {}
+            for kind in kinds:
+                if kind == SLOW_TO_COMPILE:
+                    continue
+                show(f"opening the {name} in {kind}")
+                try:
+                    engine = open_engine(kind, bundle.graph(name), bundle.models[name].contract, device)
+                except EngineError as error:
+                    show(f"{kind} is left out: {error}")
+                    continue
+                opened.callback(engine.close)
+                cache = blank_cache(engine.contract, 1, PAST + GRANULE, device)
+                for width in WIDTHS[bundle.models[name].kind]:
+                    step = blank_step(engine, cache, 0, 1, width, width)
+                    step.start.fill_(PAST)
+                    runs[kind, width] = step.run
+            show(f"timing the {name}")
+            for _ in range(REPEATS):
+                for (kind, width), run in runs.items():
+                    run()  # the first wakes the engine's threads, and gives its caches the size that is timed
+                    began = perf_counter()
+                    run()
+                    seconds.setdefault(kind, {}).setdefault(width, []).append(perf_counter() - began)
+        for kind, by_width in seconds.items():
+            times[name][kind] = 1e3 * geometric_mean(map(median, by_width.values()))
+    best = [min(times[name], key=times[name].__getitem__) for name in names]
+    return together(best[0], best[1] if len(best) > 1 else None), times

@@ -1,0 +1,251 @@
+"""Load a server as many clients do, and measure what each of them waits for.
+
+Requests arrive at random times (Poisson), at most so many at once; each streams a completion of a prompt. With --check
+every greedy text is compared with what the bundle writes alone, without speculation.
+
+    python -m trt_spec.tools.measuring.load --url http://127.0.0.1:8000 --rate 4 --seconds 60
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ...engines import EngineError, RequestError
+from ...runtime import Decoder, SamplingParams
+from ..console import say
+from ..flags.sampling import positive
+from ..pages.charts import require_drawable, save, waits_under_load
+from ..program import Parser, exit_code
+from ..whole_file import whole_file
+from .shipped_prompts import KINDS, bench_prompts
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass
+class Asked:
+    """One request as its client saw it; times are seconds since the load began."""
+
+    prompt: int  # which of the prompts
+    arrived: float
+    status: int = 0  # of HTTP; 0: no answer
+    error: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    first: float = 0.0
+    last: float = 0.0
+
+    @property
+    def whole(self) -> bool:
+        return self.status == 200 and not self.error and bool(self.token_ids)
+
+    @property
+    def first_ms(self) -> float:
+        return 1e3 * (self.first - self.arrived)
+
+    @property
+    def token_ms(self) -> float:
+        """Milliseconds per token after the first."""
+        return 1e3 * (self.last - self.first) / max(1, len(self.token_ids) - 1)
+
+
+class Load:
+    """Sends the requests of one run."""
+
+    def __init__(self, arguments: argparse.Namespace, prompts: Sequence[Any]) -> None:
+        parts = urlsplit(arguments.url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise RequestError(f"--url is {arguments.url!r}, expected http://host:port")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._arguments, self._prompts = arguments, prompts
+        self._began = 0.0
+
+    async def run(self) -> list[Asked]:
+        """Let requests arrive for the given time, and wait for all answers."""
+        choose, places = random.Random(self._arguments.seed), asyncio.Semaphore(self._arguments.clients)
+        self._began, due = perf_counter(), 0.0
+        under_way: list[asyncio.Task[Asked]] = []
+        while (due := due + choose.expovariate(self._arguments.rate)) < self._arguments.seconds:
+            await asyncio.sleep(max(0.0, due - self._now()))
+            one = Asked(choose.randrange(len(self._prompts)), self._now())
+            under_way.append(asyncio.create_task(self._ask(one, places)))
+        return list(await asyncio.gather(*under_way))
+
+    def _now(self) -> float:
+        return perf_counter() - self._began
+
+    async def _ask(self, one: Asked, places: asyncio.Semaphore) -> Asked:
+        async with places:
+            try:
+                async with asyncio.timeout(self._arguments.patience):
+                    await self._stream(one)
+            except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+                one.error = f"{type(error).__name__}: {error}"
+        return one
+
+    async def _stream(self, one: Asked) -> None:
+        body = {
+            "prompt": self._prompts[one.prompt],
+            "max_tokens": self._arguments.max_tokens,
+            "temperature": self._arguments.temperature,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        content = json.dumps(body).encode()
+        key = f"authorization: Bearer {self._arguments.api_key}\r\n" if self._arguments.api_key else ""
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n{key}"
+            f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        try:
+            writer.write(head.encode() + content)
+            await writer.drain()
+            one.status = int((await reader.readline()).split()[1])
+            while (await reader.readline()).strip():
+                pass
+            if one.status != 200:
+                one.error = (await reader.read(2000)).decode(errors="replace")
+                return
+            async for event in events(reader):
+                self._note(one, event)
+        finally:
+            writer.close()
+
+    def _note(self, one: Asked, event: dict[str, Any]) -> None:
+        if "error" in event:
+            one.error = event["error"]["message"]
+        for choice in event.get("choices", ()):
+            if ids := choice.get("token_ids"):
+                one.last = self._now()
+                one.first = one.first or one.last
+                one.token_ids += ids
+
+
+async def events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream that comes in chunks, up to [DONE]."""
+    rest = b""
+    while size := int(await reader.readline() or b"0", 16):
+        rest += await reader.readexactly(size)
+        await reader.readline()
+        *lines, rest = rest.split(b"\n\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[len(b"data: ") :])
+            elif line == b"data: [DONE]":
+                return
+    raise ValueError("the stream ended before [DONE]")
+
+
+def figures(asked: Sequence[Asked], arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the clients saw, in numbers."""
+    whole = [one for one in asked if one.whole]
+    if not whole:
+        raise EngineError(f"no answer came whole; the first said: {asked[0].error if asked else 'nothing was asked'}")
+    seconds = max(one.last for one in whole)
+    good = [one for one in whole if one.first_ms <= arguments.first_ms and one.token_ms <= arguments.token_ms]
+    tokens = sum(len(one.token_ids) for one in whole)
+    return {
+        "requests": len(asked),
+        "whole": len(whole),
+        "refused": dict(Counter(str(one.status) for one in asked if one.status not in (0, 200))),
+        "errors": [one.error for one in asked if one.error and one.status in (0, 200)],
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "goodput": {
+            "requests_per_second": len(good) / seconds,
+            "within_first_ms": arguments.first_ms,
+            "within_token_ms": arguments.token_ms,
+        },
+        "first_token_ms": percentiles([one.first_ms for one in whole]),
+        "per_token_ms": percentiles([one.token_ms for one in whole]),
+        "each": [[one.arrived, one.first_ms, one.token_ms] for one in whole],
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{share}": float(np.percentile(values, share)) for share in PERCENTILES}
+
+
+def wrong_texts(bundle: Path, asked: Sequence[Asked], prompts: Sequence[Any], max_tokens: int) -> int:
+    """How many answers are not what the bundle writes alone without speculation."""
+    with Decoder.open(bundle, max_batch=1) as decoder:
+        params = SamplingParams(max_new_tokens=max_tokens)
+        right = [decoder.generate([prompt], params, draft_length=0)[0].token_ids for prompt in prompts]
+    return sum(tuple(one.token_ids) != right[one.prompt] for one in asked if one.whole)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code("load", partial(run, argv))
+
+
+def run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    number = partial(parser.add_argument, type=_above_zero, metavar="X")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default http://127.0.0.1:8000)")
+    parser.add_argument("--api-key", metavar="KEY", help="what the server asks for")
+    number("--rate", default=2.0, help="requests that arrive in a second, on average (default 2)")
+    number("--seconds", default=60.0, help="how long they arrive (default 60)")
+    number("--patience", default=300.0, help="seconds after which a client gives up (default 300)")
+    parser.add_argument("--clients", type=positive, default=64, metavar="N", help="the most at once (default 64)")
+    parser.add_argument(
+        "--prompts", default="python", metavar="KIND|F", help=f"{', '.join(KINDS[:-1])}, or a file (default python)"
+    )
+    parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="of each answer (default 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default 0")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals (default 0)")
+    number("--first-ms", default=1000.0, help="an answer is good if its first token comes by then (default 1000)")
+    number("--token-ms", default=100.0, help="and the others so fast, each (default 100)")
+    parser.add_argument("--check", type=Path, metavar="B", help="compare greedy texts with those of this bundle alone")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw what each waited for, into a .png or .svg")
+    arguments = parser.read(argv)
+    if arguments.plot:
+        require_drawable(arguments.plot)
+    if arguments.check and arguments.temperature:
+        raise RequestError(f"--check compares greedy texts, --temperature is {arguments.temperature:g}; use 0")
+    if arguments.prompts == "random":
+        raise RequestError("--prompts is random, but the server's vocabulary is not known; name texts")
+    prompts = bench_prompts(arguments.prompts, 0)
+    load = Load(arguments, prompts)
+    with ExitStack() as stack:
+        wanted = {name: path for name in ("json", "plot") if (path := getattr(arguments, name))}
+        out = {name: stack.enter_context(whole_file(path)) for name, path in wanted.items()}
+        title = f"{arguments.rate:g} requests a second for {arguments.seconds:g} s at {arguments.url}"
+        say(title)
+        asked = asyncio.run(load.run())
+        found = figures(asked, arguments)
+        if arguments.check:
+            found["wrong"] = wrong_texts(arguments.check, asked, prompts, arguments.max_tokens)
+        if "json" in out:
+            print(json.dumps(found), file=out["json"])
+        if "plot" in out:
+            save(waits_under_load(found), ["What clients waited for", title], arguments.plot, out["plot"])
+    print(json.dumps({name: value for name, value in found.items() if name != "each"}))
+    return 1 if found["errors"] or found.get("wrong") else 0
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a number above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

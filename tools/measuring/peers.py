@@ -1,0 +1,51 @@
+"""The runtimes that bench can measure in turn with this one: a file and a row each."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...engines import Bundle
+from ...runtime import SamplingParams
+from . import against_openvino, against_transformers
+from .theirs import Theirs
+
+
+class Opened(Protocol):
+    """A peer with its models open."""
+
+    def measure(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs) -> None:
+        """Decode all prompts once."""
+
+    def runs_as(self) -> dict[str, Any]:
+        """The settings of its own that a rate depends on."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    package: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    # Finds its models by role, and refuses what would not compare before anything is measured.
+    find: Callable[[argparse.Namespace, Bundle, str, SamplingParams], Mapping[str, Path]]
+    # Opens them for prompts that are at most so many tokens long with all that is written.
+    open: Callable[[argparse.Namespace, Bundle, Mapping[str, Path], int], Opened]
+
+
+PEERS = {
+    "hf": Peer(
+        "transformers",
+        "transformers",
+        against_transformers.add_flags,
+        against_transformers.compared_checkpoints,
+        against_transformers.open_checkpoints,
+    ),
+    "openvino": Peer(
+        "OpenVINO GenAI",
+        "openvino-genai",
+        against_openvino.add_flags,
+        against_openvino.exported_models,
+        against_openvino.open_models,
+    ),
+}

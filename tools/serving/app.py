@@ -1,0 +1,130 @@
+"""The application: every path, and what stands before them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...engines import RequestError, TrtSpecError
+from .access_log import AccessLog, note
+from .answers import ModelList, Prompt, Status, Tokens
+from .bodies import DetokenizeBody, TokenizeBody, read_body
+from .chat import chat, prompt_of
+from .completions import complete
+from .delivery import error_response, json_response, told
+from .errors import ApiError
+from .guard import BodyLimit, Failures, Keys
+from .metrics import CONTENT_TYPE
+from .openapi import openapi_page
+from .service import Service, raw_body
+
+
+def make_app(service: Service, keys: Sequence[str] = (), log_prompts: bool = False) -> Starlette:
+    """Make the application; whoever runs it starts the service's stepper in the event loop and closes it."""
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", complete, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{model:path}", model),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
+        ],
+        middleware=[
+            Middleware(AccessLog, prompts=log_prompts),
+            Middleware(Keys, keys=keys),
+            Middleware(BodyLimit),
+            Middleware(Failures),
+        ],
+        exception_handlers={HTTPException: refused, ApiError: failed, TrtSpecError: failed},
+    )
+    app.state.service, app.state.with_keys = service, bool(keys)
+    return app
+
+
+async def models(request: Request) -> Response:
+    return json_response(ModelList([_service(request).card]))
+
+
+async def model(request: Request) -> Response:
+    service = _service(request)
+    service.require_model(request.path_params["model"])
+    return json_response(service.card)
+
+
+async def tokenize(request: Request) -> Response:
+    service = _service(request)
+    body = read_body(await raw_body(request), TokenizeBody)
+    service.require_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "prompt and messages exclude each other, and one is needed", "prompt")
+    if body.messages is not None:
+        ids = await run_in_threadpool(prompt_of, service, body.messages, {})
+    else:
+        ids = await service.encode(body.prompt or "", body.add_special_tokens)
+    answer = Tokens(len(ids), service.max_length, ids)
+    if body.return_token_strs:
+        answer.token_strs = [service.vocabulary.to_text(token) for token in ids]
+    return json_response(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    service = _service(request)
+    body = read_body(await raw_body(request), DetokenizeBody)
+    service.require_model(body.model)
+    for token in body.tokens:
+        if token >= service.decoder.vocab_size:
+            raise RequestError(
+                f"token id {token} is outside the vocabulary of {service.decoder.vocab_size} tokens", "tokens"
+            )
+    text = await run_in_threadpool(service.decoder.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return json_response(Prompt(text))
+
+
+async def health(request: Request) -> Response:
+    alive = _service(request).stepper.alive
+    return json_response(Status("alive" if alive else "dead"), 200 if alive else 503)
+
+
+async def ready(request: Request) -> Response:
+    draining = _service(request).stepper.draining
+    return json_response(Status("draining" if draining else "ready"), 503 if draining else 200)
+
+
+async def metrics(request: Request) -> Response:
+    return Response(_service(request).metrics.page(), media_type=CONTENT_TYPE)
+
+
+async def openapi(request: Request) -> Response:
+    return json_response(openapi_page(_service(request), request.app.state.with_keys))
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """No such path, or no such method there."""
+    assert isinstance(error, HTTPException)
+    said = {404: f"{request.url.path} is not a path of this server; /openapi.json lists them all"}
+    said[405] = f"{request.method} is not a method of {request.url.path}; /openapi.json lists them all"
+    message = said.get(error.status_code, str(error.detail))
+    return error_response(ApiError(error.status_code, message, headers=error.headers))
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    problem = told(error)
+    note(request.scope, error=problem)
+    return error_response(problem)
+
+
+def _service(request: Request) -> Service:
+    service: Any = request.app.state.service
+    assert isinstance(service, Service)
+    return service

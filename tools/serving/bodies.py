@@ -1,0 +1,198 @@
+"""What clients may send: each field by name and type. A field that is not listed is refused by its name."""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from .errors import ApiError
+
+LATER = {  # fields of OpenAI's API that are refused, each with the reason
+    "functions": "functions are not supported",
+    "function_call": "functions are not supported",
+    "best_of": "only n completions are made, and all are returned",
+    "suffix": "text can only be continued, not filled in",
+    "audio": "the model reads and writes text",
+    "reasoning_effort": "how a model reasons is a matter of its chat template",
+    "verbosity": "say in the prompt how long the answer should be",
+    "web_search_options": "nothing is searched for",
+    "moderation": "nothing is moderated",
+    "chat_template": "the chat template is the bundle's own",
+}
+WHERE = re.compile(r" - at `\$\.?(.*)`$")
+UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
+
+Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Closed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A body that holds no fields but its own."""
+
+
+class StreamOptions(Closed, kw_only=True):
+    include_usage: bool = False
+
+
+class TextPart(Closed, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Closed, kw_only=True):
+    """What the answer is expected to be like, for instance the text that it edits."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class Generation(Closed, kw_only=True):
+    """What completions and chats have in common. null means the same as leaving a field out."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-1e6, le=1e6)]] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    response_format: dict[str, Any] | None = None
+    prediction: Prediction | None = None
+
+    # Beyond OpenAI.
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    draft_length: Annotated[int, Meta(ge=0)] | Literal["auto"] | None = None
+    drafter: str | None = None
+    rule: Literal["rejection", "coupled"] | None = None
+    speculation: bool | None = None
+    cache_salt: str | None = None
+
+    # Accepted without effect: they tell a service about its caller, or where it may keep an answer, and it keeps none.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionBody(Generation, kw_only=True):
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+
+
+class Function(Closed, kw_only=True, omit_defaults=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+    strict: bool | None = None
+
+
+class Tool(Closed, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Closed, kw_only=True):
+    name: str
+
+
+class NamedTool(Closed, kw_only=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(Closed, kw_only=True):
+    name: str
+    arguments: str
+
+
+class PastCall(Closed, kw_only=True):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Closed, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatBody(Generation, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None  # one call is made, with and without leave to make more
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+
+
+class TokenizeBody(Closed, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Closed, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+Body = TypeVar("Body", bound=Closed)
+
+
+def read_body(raw: bytes, kind: type[Body]) -> Body:
+    """Read a body, or refuse it with the path of the field at fault."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON ({error}); send one JSON object", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply; send what the API describes") from None
+
+
+def _refusal(message: str) -> ApiError:
+    found = WHERE.search(message)
+    path = found[1] if found else ""
+    reason = message[: found.start()] if found else message
+    if unknown := UNKNOWN.match(reason):
+        field = unknown[1]
+        param = f"{path}.{field}" if path else field
+        if field in LATER:
+            return ApiError(400, f"{param} is refused: {LATER[field]}; leave it out", param, "unsupported_parameter")
+        return ApiError(400, f"{param} is not a field of this request; leave it out", param, "unknown_parameter")
+    missing = re.match(r"Object missing required field `(.*)`", reason)
+    if missing:
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return ApiError(400, f"{param} is missing; it is required", param, "missing_required_parameter")
+    param = path or None
+    said = reason[:1].lower() + reason[1:]
+    return ApiError(400, f"{param or 'the body'} is refused: {said}", param, "invalid_value")

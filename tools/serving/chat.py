@@ -1,0 +1,138 @@
+"""POST /v1/chat/completions: the bundle's chat template turns messages into a prompt, and the model answers."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ...runtime import Output, Piece, Request
+from .access_log import note_prompt
+from .answers import ChatChoice, ChatMessage, ChunkChoice, Delta, FinishReason, Head
+from .bodies import ChatBody, Message, read_body
+from .delivery import Stream, WholeAnswer, reason_of
+from .errors import ApiError
+from .service import Service, raw_body
+from .tokens import chat_logprobs
+from .tool_calls import CallReader, arguments_of, grammar_of_call, tools_of
+
+NO_TEMPLATE = (
+    "this bundle has no chat template, so messages cannot become a prompt; send a prompt to /v1/completions, or start "
+    "the server with --chat-template FILE"
+)
+
+
+class ChatShape:
+    """Writes chat completions."""
+
+    def __init__(self, service: Service, body: ChatBody, calls: bool) -> None:
+        name = f"chatcmpl-{secrets.token_hex(12)}"
+        self.head = Head(name, "chat.completion", service.name, service.fingerprint)
+        self.chunk_head = Head(name, "chat.completion.chunk", service.name, service.fingerprint)
+        self._vocabulary, self._body = service.vocabulary, body
+        self._names = [tool.function.name for tool in body.tools or ()] if calls else []
+        self._calls: dict[int, CallReader] = {}
+
+    def whole(self, index: int, output: Output) -> ChatChoice:
+        message = ChatMessage(output.text)
+        if self._names and (calls := self._call(index).read(output.text, output.finish_reason == "stop")):
+            message = ChatMessage(None, tool_calls=calls)
+        choice = ChatChoice(index=index, message=message, finish_reason=self._reason(output))
+        if output.logprobs is not None:
+            choice.logprobs = chat_logprobs(output.logprobs, self._vocabulary)
+        if self._body.return_token_ids:
+            choice.token_ids = list(output.token_ids)
+        if self._body.speculation:
+            choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
+        return choice
+
+    def opening(self, index: int, request: Request) -> ChunkChoice:
+        return ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+
+    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> ChunkChoice | None:
+        text = "".join(piece.text for piece in pieces)
+        logprobs = [one for piece in pieces for one in piece.logprobs]
+        if not (text or logprobs or self._body.return_token_ids):
+            return None
+        delta = Delta(tool_calls=self._call(index).feed(text) or UNSET) if self._names else Delta(content=text)
+        choice = ChunkChoice(index=index, delta=delta)
+        if self._body.logprobs:
+            choice.logprobs = chat_logprobs(logprobs, self._vocabulary)
+        if self._body.return_token_ids:
+            choice.token_ids = [token for piece in pieces for token in piece.token_ids]
+        return choice
+
+    def last(self, index: int, output: Output) -> ChunkChoice:
+        rest = self._call(index).end(output.finish_reason == "stop") if self._names else UNSET
+        choice = ChunkChoice(index=index, delta=Delta(tool_calls=rest or UNSET), finish_reason=self._reason(output))
+        if self._body.speculation:
+            choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
+        return choice
+
+    def _call(self, index: int) -> CallReader:
+        return self._calls.setdefault(index, CallReader(self._names))
+
+    def _reason(self, output: Output) -> FinishReason:
+        reason = reason_of(output)
+        return "tool_calls" if self._names and reason == "stop" else reason
+
+
+async def chat(request: HttpRequest) -> Response:
+    service: Service = request.app.state.service
+    body = read_body(await raw_body(request), ChatBody)
+    service.require_model(body.model)
+    service.stepper.refuse_if_full(body.n or 1)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs says how many log-probabilities, but logprobs is not true", "top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
+    call = grammar_of_call(body)
+    shape = ChatShape(service, body, calls=call is not None)
+    settings = (body.chat_template_kwargs or {}) | {"tools": tools_of(body)}
+    prompt = await run_in_threadpool(prompt_of, service, body.messages, settings)
+    note_prompt(request.scope, [message.content for message in body.messages])
+    wanted = await service.wanted(
+        body,
+        [prompt],
+        body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        **({"grammar": call} if call else {}),
+    )
+    flight = service.stepper.submit(wanted, every_round=bool(body.stream))
+    if body.stream:
+        options = body.stream_options
+        return Stream(service, flight, shape, len(wanted), options is not None and options.include_usage)
+    return WholeAnswer(service, flight, shape, len(wanted))
+
+
+def prompt_of(service: Service, messages: Sequence[Message], settings: Mapping[str, object]) -> list[int]:
+    """The token ids of a conversation, ready for the assistant's answer."""
+    if service.template is None:
+        raise ApiError(400, NO_TEMPLATE, "messages", "no_chat_template")
+    ids = service.template.encode([plain(message) for message in messages], settings)
+    if not ids:
+        raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
+    return ids
+
+
+def plain(message: Message) -> dict[str, object]:
+    """A message as templates know it: its content is one text."""
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text for part in content)
+    fields: dict[str, object] = {"role": message.role, "content": content or ""}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": arguments_of(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            fields[name] = value
+    return fields

@@ -1,0 +1,130 @@
+"""POST /v1/completions: text or token ids go on, and are echoed if asked for."""
+
+import secrets
+from collections.abc import Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from ...runtime import Output, Piece, Request, TokenLogprob
+from .access_log import note_prompt
+from .answers import CompletionChoice, CompletionLogprobs, FinishReason, Head
+from .bodies import CompletionBody, read_body
+from .delivery import Stream, WholeAnswer, reason_of
+from .errors import ApiError
+from .service import Service, raw_body
+from .tokens import Offsets, completion_logprobs
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionShape:
+    """Writes completions; `echoes` are the prompts' own texts, to be put before what they are continued by."""
+
+    def __init__(
+        self, service: Service, body: CompletionBody, echoes: Sequence[str], prompts: Sequence[Sequence[int]]
+    ) -> None:
+        self.head = self.chunk_head = Head(
+            f"cmpl-{secrets.token_hex(12)}", "text_completion", service.name, service.fingerprint
+        )
+        self._vocabulary, self._body, self._echoes, self._prompts = service.vocabulary, body, echoes, prompts
+        self._offsets: dict[int, Offsets] = {}
+        self._reads_only = body.max_tokens == 0
+
+    def whole(self, index: int, output: Output) -> CompletionChoice:
+        tokens = () if self._reads_only else output.token_ids
+        echo = self._echo(index)
+        before = self._prompts[index // (self._body.n or 1)] if output.prompt_logprobs is not None else ()
+        logprobs = [*(output.prompt_logprobs or ()), *(output.logprobs or ())[: len(tokens)]]
+        choice = CompletionChoice(
+            index=index,
+            text=echo + ("" if self._reads_only else output.text),
+            finish_reason=self._reason(output),
+            logprobs=self._logprobs(index, [*before, *tokens], logprobs),
+        )
+        if self._body.return_token_ids:
+            choice.token_ids = list(tokens)
+        return self._extended(choice, output)
+
+    def opening(self, index: int, request: Request) -> CompletionChoice | None:
+        echo = self._echo(index)
+        return CompletionChoice(index=index, text=echo) if echo and self._body.logprobs is None else None
+
+    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> CompletionChoice | None:
+        text = "".join(piece.text for piece in pieces)
+        tokens = [token for piece in pieces for token in piece.token_ids]
+        logprobs: list[TokenLogprob | None] = [one for piece in pieces for one in piece.logprobs]
+        if self._reads_only:
+            text, tokens, logprobs = "", [], []
+        if self._body.echo and self._body.logprobs is not None and index not in self._offsets:  # known only now
+            text = self._echo(index) + text
+            tokens = [*request.prompt, *tokens]
+            logprobs = [*request.prompt_logprobs, *logprobs]
+        if not (text or logprobs or self._body.return_token_ids):
+            return None
+        choice = CompletionChoice(index=index, text=text, logprobs=self._logprobs(index, tokens, logprobs))
+        if self._body.return_token_ids:
+            choice.token_ids = tokens
+        return choice
+
+    def last(self, index: int, output: Output) -> CompletionChoice:
+        return self._extended(CompletionChoice(index=index, text="", finish_reason=self._reason(output)), output)
+
+    def _reason(self, output: Output) -> FinishReason:
+        return "length" if self._reads_only else reason_of(output)
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // (self._body.n or 1)] if self._body.echo else ""
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        offsets = self._offsets.setdefault(index, Offsets())
+        return completion_logprobs(logprobs, tokens, self._vocabulary, offsets)
+
+    def _extended(self, choice: CompletionChoice, output: Output) -> CompletionChoice:
+        if self._body.speculation:
+            choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
+        return choice
+
+
+async def complete(request: HttpRequest) -> Response:
+    service: Service = request.app.state.service
+    body = read_body(await raw_body(request), CompletionBody)
+    service.require_model(body.model)
+    prompts = prompts_of(body.prompt)
+    service.stepper.refuse_if_full(len(prompts) * (body.n or 1))
+    note_prompt(request.scope, body.prompt)
+    encoded = [await service.encode(one) if isinstance(one, str) else one for one in prompts]
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.max_tokens is None:  # a default gives way to the prompt
+        longest = max(map(len, encoded))
+        max_tokens = max(1, min(max_tokens, service.max_length - longest))
+    of_prompt = body.logprobs if body.echo else None
+    wanted = await service.wanted(body, encoded, max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
+    flight = service.stepper.submit(wanted, every_round=bool(body.stream))
+    echoes = [text_of(one, service) for one in prompts] if body.echo else []  # of tokens that the decoder has checked
+    shape = CompletionShape(service, body, echoes, encoded)
+    if body.stream:
+        options = body.stream_options
+        return Stream(service, flight, shape, body.n or 1, options is not None and options.include_usage)
+    return WholeAnswer(service, flight, shape, body.n or 1)
+
+
+def text_of(prompt: str | list[int], service: Service) -> str:
+    return prompt if isinstance(prompt, str) else str(service.decoder.tokenizer.decode(prompt))
+
+
+def prompts_of(prompt: object) -> list[str | list[int]]:
+    """One prompt or several: text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    assert isinstance(prompt, list)
+    kinds = {type(part) for part in prompt}
+    if len(kinds) > 1:
+        raise ApiError(400, "prompt mixes text and token ids, expected a list of one kind", "prompt")
+    if kinds == {int}:
+        return [prompt]
+    return prompt

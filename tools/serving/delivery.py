@@ -1,0 +1,210 @@
+"""Delivers what requests say, whole or as a stream of events, until the client has it or goes away."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...runtime import Output, Piece, Request
+from .access_log import note
+from .answers import Choice, CompletionDetails, FinishReason, Head, PromptDetails, Usage
+from .errors import ApiError, api_error
+from .service import Service
+from .stepper import Flight
+
+log = logging.getLogger(__name__)
+encode = msgspec.json.encode
+
+CLIENT_GONE = 499  # nobody reads it but the log
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+Whole = TypeVar("Whole", bound=Choice, covariant=True)
+Chunk = TypeVar("Chunk", bound=Choice, covariant=True)
+
+
+class Shape(Protocol[Whole, Chunk]):
+    """How one kind of answer is written, choice by choice."""
+
+    head: Head
+    chunk_head: Head
+
+    def whole(self, index: int, output: Output) -> Whole:
+        """The whole answer."""
+        ...
+
+    def opening(self, index: int, request: Request) -> Chunk | None:
+        """What comes before the first piece."""
+        ...
+
+    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> Chunk | None:
+        """New pieces; None if there is nothing to show."""
+        ...
+
+    def last(self, index: int, output: Output) -> Chunk:
+        """What says why it ended."""
+        ...
+
+
+def json_response(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(answer), status, headers, "application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.answer, error.status, error.headers)
+
+
+def total_usage(flight: Flight, outputs: Sequence[Output], each: int) -> Usage:
+    """What was read and written; of every `each` outputs the prompt is the same and counts once."""
+    read = sum(output.usage.prompt_tokens for output in outputs[::each])
+    written = sum(output.usage.completion_tokens for output in outputs)
+    cached = sum(output.usage.cached_tokens for output in outputs[::each])
+    usage = Usage(read, written, read + written, PromptDetails(cached))
+    if any(request.prediction for request in flight.requests):
+        stood = sum(output.speculation.accepted for output in outputs)
+        proposed = sum(output.speculation.proposed for output in outputs)
+        usage.completion_tokens_details = CompletionDetails(stood, proposed - stood)
+    return usage
+
+
+def reason_of(output: Output) -> FinishReason:
+    return "stop" if output.finish_reason == "stop" else "length"
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class WholeAnswer(Response, Generic[Whole, Chunk]):
+    """An answer in one piece; a client that goes away frees its rows."""
+
+    def __init__(self, service: Service, flight: Flight, shape: Shape[Whole, Chunk], each: int) -> None:
+        self.background: BackgroundTask | None = None
+        self._service, self._flight, self._shape, self._each = service, flight, shape, each
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if await first_of(self._flight.ended(), until_gone(receive)):
+                response = self._answer(scope)
+            else:
+                response = Response(status_code=CLIENT_GONE)
+        except Exception as error:  # the client learns of a bug, too, and the log all of it
+            response = error_response(told(error))
+        finally:
+            self._flight.cancel()
+        await response(scope, receive, send)
+
+    def _answer(self, scope: Scope) -> Response:
+        outputs = [self._flight.output(index) for index in range(len(self._flight.tickets))]
+        usage = total_usage(self._flight, outputs, self._each)
+        note(scope, usage, outputs)
+        choices = [self._shape.whole(index, output) for index, output in enumerate(outputs)]
+        return json_response(self._shape.head.answer(choices, usage))
+
+
+class Stream(Response, Generic[Whole, Chunk]):
+    """An answer as server-sent events, a chunk a round; a client that goes away frees its rows within a round."""
+
+    def __init__(
+        self, service: Service, flight: Flight, shape: Shape[Whole, Chunk], each: int, include_usage: bool
+    ) -> None:
+        self.background: BackgroundTask | None = None
+        self._service, self._flight, self._shape, self._each = service, flight, shape, each
+        self._usage: UnsetType | None = None if include_usage else UNSET
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in EVENT_HEADERS.items()]
+        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await first_of(self._send_all(scope, send), until_gone(receive))
+        finally:
+            self._flight.cancel()
+
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        try:
+            async for events in self._events(scope):
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        except OSError:  # the client has gone
+            return
+        except Exception as error:  # as above
+            problem = told(error)
+            event = b"data: " + encode(problem.answer) + b"\n\n"
+            note(scope, error=problem)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self, scope: Scope) -> AsyncIterator[bytes]:
+        shape, flight = self._shape, self._flight
+        opened = [shape.opening(index, request) for index, request in enumerate(flight.requests)]
+        yield self._written(opened)
+        going = set(range(len(flight.tickets)))
+        outputs: list[Output | None] = [None] * len(flight.tickets)
+        previous = perf_counter()
+        while going:
+            try:
+                async with asyncio.timeout(self._service.keep_alive_seconds):
+                    news = await flight.progress()
+            except TimeoutError:
+                yield KEEP_ALIVE
+                continue
+            chunks: list[Chunk | None] = []
+            for index, pieces, ended in news:
+                if index not in going:
+                    continue
+                if pieces:
+                    chunks.append(shape.chunk(index, pieces, flight.requests[index]))
+                if ended:
+                    going.remove(index)
+                    outputs[index] = output = flight.output(index)
+                    chunks.append(shape.last(index, output))
+            if written := self._written(chunks):
+                now = perf_counter()
+                self._service.metrics.between_chunks.observe(now - previous)
+                previous = now
+                yield written
+        final = [output for output in outputs if output is not None]
+        usage = total_usage(flight, final, self._each)
+        note(scope, usage, final)
+        if self._usage is None:
+            yield b"data: " + encode(shape.chunk_head.answer([], usage)) + b"\n\n"
+        yield DONE
+
+    def _written(self, choices: Sequence[Chunk | None]) -> bytes:
+        chunks = [self._shape.chunk_head.answer([choice], self._usage) for choice in choices if choice is not None]
+        return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
+
+
+async def first_of(work: Any, other: Any) -> bool:
+    """Run both until one ends, and cancel the other; return whether it was the work, and raise its error."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done: bool = tasks[0].done()
+        if done:
+            tasks[0].result()
+        return done
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def told(error: Exception) -> ApiError:
+    """What the client is told of an error; the log gets a bug's traceback."""
+    problem = api_error(error)
+    if problem.status == 500:
+        log.error("a request failed: %s", error, exc_info=error)
+    return problem

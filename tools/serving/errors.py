@@ -1,0 +1,69 @@
+"""Errors as OpenAI's API has them: a status, and `{"error": {message, type, param, code}}`."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ...engines import RequestError, TrtSpecError
+
+RETRY_AFTER_SECONDS = 1
+
+TYPES = {  # by status
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    500: "server_error",
+    503: "overloaded_error",
+}
+STATUSES: dict[type[Exception], tuple[int, str | None]] = {  # the first that fits: status and code
+    RequestError: (400, None),
+    TrtSpecError: (500, "engine_error"),
+    Exception: (500, None),
+}
+NAMES = {"max_new_tokens": "max_tokens", "grammar": "response_format"}  # parameters that the API calls otherwise
+
+
+class Problem(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    error: Problem
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+        self.answer = ErrorAnswer(Problem(message, TYPES.get(status, "invalid_request_error"), param, code))
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """Ask the client to come back."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+
+
+def api_error(error: Exception) -> ApiError:
+    """Say an error of ours in the API's terms; of a bug the client learns nothing but that it is one."""
+    if isinstance(error, ApiError):
+        return error
+    status, code = next(found for kind, found in STATUSES.items() if isinstance(error, kind))
+    if not isinstance(error, TrtSpecError):
+        return ApiError(500, "the server has failed; its log says more", code="internal_error")
+    field = error.field if isinstance(error, RequestError) else None
+    return ApiError(status, str(error), NAMES.get(field or "", field), code)

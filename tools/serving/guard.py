@@ -1,0 +1,88 @@
+"""What stands before every endpoint: the key, and the size of bodies."""
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .delivery import error_response, told
+from .errors import ApiError
+
+OPEN = ("/health", "/ready")  # what a load balancer asks without a key
+MOST_BODY_BYTES = 4 * 2**20
+
+
+class Keys:
+    """Lets in who has one of the keys; without keys, everybody."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app, self._keys = app, [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN:
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            # Each key is compared in constant time, and all of them are.
+            fits = [hmac.compare_digest(given.strip(), key) for key in self._keys]
+            if scheme.lower() != b"bearer" or not any(fits):
+                found = "no key" if not given else "a key that is not one of this server's"
+                refused = ApiError(
+                    401,
+                    f"the request has {found}, expected the header 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+                await error_response(refused)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies that are too large before they are read whole."""
+
+    def __init__(self, app: ASGIApp, most: int = MOST_BODY_BYTES) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._most:
+            await error_response(self._too_large())(scope, receive, send)
+            return
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._most:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._most:,} bytes; send less", code="body_too_large")
+
+
+class Failures:
+    """Says a bug of ours in the API's terms, if nothing was sent yet."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:  # whatever it is, the client gets an answer
+            if begun or scope["type"] != "http":
+                raise
+            await error_response(told(error))(scope, receive, send)

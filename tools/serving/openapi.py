@@ -1,0 +1,92 @@
+"""The page /openapi.json, made from the structs that the server itself reads and writes."""
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from . import answers, bodies
+from .errors import ErrorAnswer
+from .service import Service
+
+PLACE = "#/components/schemas/{name}"
+KEY: list[dict[str, list[str]]] = [{"key": []}]
+SAID = {  # by status: what an error of this status says
+    400: "A field is refused; param names it.",
+    401: "There is no key, or a wrong one.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+    500: "The server has failed.",
+    503: "The server is full or shutting down; Retry-After says when to come back.",
+}
+POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it takes, what it gives
+    "/v1/completions": ("Continue a prompt.", bodies.CompletionBody, answers.Answer[answers.CompletionChoice]),
+    "/v1/chat/completions": ("Answer messages.", bodies.ChatBody, answers.Answer[answers.ChatChoice]),
+    "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
+    "/detokenize": ("Turn token ids into text.", bodies.DetokenizeBody, answers.Prompt),
+}
+GETS: dict[str, tuple[str, type | None]] = {
+    "/v1/models": ("List the model.", answers.ModelList),
+    "/v1/models/{model}": ("Describe the model.", answers.ModelCard),
+    "/health": ("Whether the server is alive.", answers.Status),
+    "/ready": ("Whether the server takes requests.", answers.Status),
+    "/metrics": ("Metrics for Prometheus.", None),
+    "/openapi.json": ("This page.", None),
+}
+STREAMED = ("/v1/completions", "/v1/chat/completions")
+WITHOUT_KEY = ("/health", "/ready")
+
+
+def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
+    kinds = [ErrorAnswer, *(kind for _, body, answer in POSTS.values() for kind in (body, answer))]
+    kinds += [answer for _, answer in GETS.values() if answer is not None]
+    places, schemas = msgspec.json.schema_components(kinds, ref_template=PLACE)
+    place = dict(zip(kinds, places, strict=True))
+    _make_precise(schemas, service)
+    error = _content(place[ErrorAnswer])
+
+    def responses(path: str, ok: dict[str, Any], posts: bool) -> dict[str, Any]:
+        statuses = {401} if with_keys and path not in WITHOUT_KEY else set()
+        statuses |= {400, 404, 413, 415, 500, 503} if posts else set()
+        statuses |= {404} if "{" in path else set()
+        errors = {str(status): {"description": SAID[status], "content": error} for status in sorted(statuses)}
+        if path in WITHOUT_KEY:
+            errors["503"] = {"description": "It is not.", "content": _content(place[answers.Status])}
+        return {"200": {"description": "As it should be.", "content": ok}} | errors
+
+    def operation(path: str, summary: str, ok: dict[str, Any], **more: Any) -> dict[str, Any]:
+        found = {"summary": summary, "responses": responses(path, ok, "requestBody" in more), **more}
+        return found | ({"security": KEY} if with_keys and path not in WITHOUT_KEY else {})
+
+    paths: dict[str, Any] = {}
+    for path, (summary, body, answer) in POSTS.items():
+        ok = _content(place[answer])
+        if path in STREAMED:
+            ok["text/event-stream"] = {"schema": {"type": "string"}}
+        taken = {"required": True, "content": _content(place[body])}
+        paths[path] = {"post": operation(path, summary, ok, requestBody=taken)}
+    for path, (summary, given) in GETS.items():
+        text = {"text/plain": {"schema": {"type": "string"}}} if path == "/metrics" else _content({"type": "object"})
+        ok = text if given is None else _content(place[given])
+        named = [{"name": "model", "in": "path", "required": True, "schema": {"enum": [service.name]}}]
+        paths[path] = {"get": operation(path, summary, ok, **({"parameters": named} if "{" in path else {}))}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "trt-spec", "version": version("trt-spec"), "description": "An OpenAI-compatible server."},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _make_precise(schemas: dict[str, Any], service: Service) -> None:
+    """Write the limits of this very model into the schemas."""
+    for name, schema in schemas.items():
+        if name.endswith("Body") and "model" in schema["properties"]:
+            schema["properties"]["model"] = {"enum": [service.name, None], "default": None}
+    tokens = schemas["DetokenizeBody"]["properties"]["tokens"]
+    tokens["items"]["maximum"] = service.decoder.vocab_size - 1

@@ -1,0 +1,94 @@
+"""Runs the application in uvicorn: it says where it listens, and drains when it is told to end."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ...engines import RequestError
+from .delivery import first_of
+from .service import Service
+
+log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LINGER_SECONDS = 5  # for clients that are slow to take the end of an answer
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but the signals are ours: it goes on to answer while requests are drained."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the address now, so that one that is taken is refused in a sentence."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(
+            f"cannot listen on {host} port {port} ({reason}); choose another --host or --port"
+        ) from error
+
+
+def serve(
+    app: Starlette, service: Service, listener: socket.socket, drain_seconds: float, announce: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once."""
+
+    async def until_a_signal() -> None:
+        asked = [asyncio.Event(), asyncio.Event()]
+
+        def ask() -> None:
+            next((one for one in asked if not one.is_set()), asked[0]).set()
+
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, ask)
+        announce()
+        await serve_until(asked[0], asked[1], app, service, listener, drain_seconds)
+
+    asyncio.run(until_a_signal())
+
+
+async def serve_until(
+    end: asyncio.Event,
+    end_now: asyncio.Event,
+    app: Starlette,
+    service: Service,
+    listener: socket.socket,
+    drain_seconds: float,
+) -> None:
+    """Serve until `end` is set, then drain; `end_now` cuts that short."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=LINGER_SECONDS,
+    )
+    server = Server(config)
+    service.stepper.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await first_of(end.wait(), asyncio.shield(serving))
+        log.info("draining %d requests", len(service.stepper.tickets))
+        if not await first_of(service.stepper.drain(drain_seconds), end_now.wait()):
+            await service.stepper.drain(0)
+        server.should_exit = True
+        await serving
+    finally:
+        await service.stepper.close()
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,158 @@
+"""What the endpoints share: the decoder behind its stepper, its vocabulary, its chat template, and its name."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from ...engines import RequestError
+from ...runtime import Decoder, Grammar, SamplingParams
+from .answers import ModelCard
+from .bodies import Generation
+from .errors import ApiError
+from .metrics import Metrics
+from .stepper import Stepper, Wanted
+from .templates import ChatTemplate
+from .tokens import Vocabulary
+
+LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
+DEFAULT_RULE = "rejection"
+DEFAULT_TEMPERATURE = 1.0
+
+
+@dataclass
+class Service:
+    """One model, served."""
+
+    decoder: Decoder
+    stepper: Stepper
+    vocabulary: Vocabulary
+    template: ChatTemplate | None
+    name: str
+    metrics: Metrics
+    keep_alive_seconds: float = 10.0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_length(self) -> int:
+        return self.decoder.bundle.max_length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same bundle in the same engine."""
+        content = self.decoder.bundle.manifest() + self.decoder.engine
+        return "fp_" + hashlib.sha256(content.encode()).hexdigest()[:12]
+
+    @property
+    def card(self) -> ModelCard:
+        return ModelCard(self.name, self.created, self.max_length)
+
+    def require_model(self, asked: str | None) -> None:
+        if asked is not None and asked != self.name:
+            raise ApiError(
+                404, f"model {asked!r} is not served here, expected {self.name!r}", "model", "model_not_found"
+            )
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Tokenise a prompt, a long one in a thread, since the event loop must not wait."""
+
+        def encode() -> list[int]:
+            ids: list[int] = self.decoder.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+
+        return encode() if len(text) < LONG_TEXT else await run_in_threadpool(encode)
+
+    async def wanted(
+        self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, **more: Any
+    ) -> list[Wanted]:
+        """The requests that a body asks for: n for each prompt, which differ in their seeds."""
+        wanted = []
+        fields = _sampling_fields(body) | more
+        predicted = await self.encode(predicted_text(body), add_special_tokens=False)
+        if (grammar := fields.get("grammar")) is not None:
+            await run_in_threadpool(self.decoder.compile_grammar, grammar)
+        for prompt in prompts:
+            room = self.max_length - len(prompt)
+            if room < max(max_tokens or 1, 1):
+                raise ApiError(
+                    400,
+                    f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens or 1}, the model takes "
+                    f"{self.max_length} together; shorten either",
+                    "messages" if hasattr(body, "messages") else "prompt",
+                    "context_length_exceeded",
+                )
+            for choice in range(body.n or 1):
+                params = SamplingParams(
+                    **fields,
+                    max_new_tokens=room if max_tokens is None else max(max_tokens, 1),
+                    seed=None if body.seed is None else seed_of_choice(body.seed, choice),
+                )
+                salt = body.cache_salt or ""
+                wanted.append(Wanted(prompt, params, body.draft_length, body.drafter, salt, predicted))
+        return wanted
+
+
+def seed_of_choice(seed: int, choice: int) -> int:
+    """Derive a seed of its own for each of n choices; the first has the request's."""
+    if choice == 0:
+        return seed % 2**64
+    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big")
+
+
+def predicted_text(body: Generation) -> str:
+    content = "" if body.prediction is None else body.prediction.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+SAME = (  # fields that SamplingParams knows by the same name
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+)
+
+
+def _sampling_fields(body: Generation) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields["temperature"] = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
+    fields["rule"] = body.rule or DEFAULT_RULE
+    if body.top_k is not None:
+        fields["top_k"] = max(body.top_k, 0)  # other servers say -1 for off
+    if body.response_format is not None:
+        fields["grammar"] = grammar_of(body.response_format)
+    if body.logit_bias is not None:
+        fields["logit_bias"] = {_token_of(key): bias for key, bias in body.logit_bias.items()}
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options says how to stream, but stream is not true", "stream_options")
+    return fields
+
+
+def grammar_of(response_format: dict[str, Any]) -> Grammar | None:
+    try:
+        return Grammar.from_response_format(response_format)
+    except RequestError as error:
+        raise RequestError(str(error), "response_format") from error
+
+
+def _token_of(key: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) < 10):
+        raise RequestError(f"logit_bias has the key {key[:20]!r}, expected a token id", "logit_bias")
+    return int(key)
+
+
+async def raw_body(request: Request) -> bytes:
+    """Read a body that says it is JSON. A page on another site could send other types without asking."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"the body is of the type {kind or 'unknown'}, expected application/json; say so")
+    return await request.body()

@@ -1,0 +1,216 @@
+"""One thread steps the decoder; the event loop submits, cancels, and is woken once after each round."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ...runtime import Decoder, Output, Piece, Request, SamplingParams
+from ...runtime.lengths.drafting import DraftLength
+from .errors import ApiError, unavailable
+
+log = logging.getLogger(__name__)
+
+ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
+
+
+class Wanted(NamedTuple):
+    """One request to submit."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    draft_length: DraftLength | None = None
+    drafter: str | None = None
+    cache_salt: str = ""
+    prediction: Sequence[int] = ()
+
+
+class Ticket:
+    """A request, and what wakes the client that waits for it."""
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        self.request: Request
+        self.wake = wake
+
+
+class Flight:
+    """The requests of one client's call, under way together."""
+
+    def __init__(self, stepper: "Stepper", tickets: list[Ticket], wake: asyncio.Event) -> None:
+        self.tickets, self._stepper, self._wake = tickets, stepper, wake
+
+    @property
+    def requests(self) -> list[Request]:
+        return [ticket.request for ticket in self.tickets]
+
+    async def progress(self) -> list[tuple[int, list[Piece], bool]]:
+        """Wait for news and return them: the index of a request, its new pieces, and whether it has ended."""
+        await self._wake.wait()
+        self._wake.clear()
+        news = []
+        for index, ticket in enumerate(self.tickets):
+            ended = ticket.request.finished  # read before the pieces, of which none follows the end
+            news.append((index, ticket.request.take(), ended))
+        return news
+
+    async def ended(self) -> None:
+        while not all(ticket.request.finished for ticket in self.tickets):
+            await self._wake.wait()
+            self._wake.clear()
+
+    def output(self, index: int) -> Output:
+        """Return the output of a request that has ended; raise what ended it before its time."""
+        output = self.tickets[index].request.output()
+        if output.finish_reason == "cancelled":
+            raise unavailable(ENDED_BY_DRAIN, "shutting_down")
+        return output
+
+    def cancel(self) -> None:
+        """End what has not ended, because nobody waits for it any more."""
+        self._stepper.cancel(self.tickets)
+
+
+class Stepper:
+    """Owns the decoder's thread. All methods are called by the event loop, and none waits for a round."""
+
+    def __init__(self, decoder: Decoder, max_waiting: int, on_end: Callable[[Ticket], None]) -> None:
+        self.decoder, self.max_waiting = decoder, max_waiting
+        self.draining = False
+        self.tickets: set[Ticket] = set()  # of requests that have not ended, as far as the loop knows
+        self._on_end = on_end
+        self._progressed: set[Ticket] = set()  # in this step; only the stepping thread touches it
+        self._work = threading.Event()
+        self._closing = False
+        self._all_ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._keep_stepping, name="trt-spec-steps", daemon=True)
+
+    def start(self) -> None:
+        """Begin to step, for the event loop that is running."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def most(self) -> int:
+        """The most requests that may be live and waiting together."""
+        return self.decoder.max_batch + self.max_waiting
+
+    def refuse_if_full(self, count: int) -> None:
+        """Refuse requests for which there is no place now, or never."""
+        if self.draining:
+            raise unavailable("the server is shutting down and takes no new requests; ask another", "shutting_down")
+        if count > self.most:
+            raise ApiError(
+                400, f"{count} completions are asked for, this server takes {self.most} at once; ask for less"
+            )
+        if len(self.tickets) + count > self.most:
+            raise unavailable(
+                f"{len(self.tickets)} requests are live or waiting, this server takes {self.most}; try again soon",
+                "queue_full",
+            )
+
+    def submit(self, wanted: Sequence[Wanted], every_round: bool) -> Flight:
+        """Submit requests, all or none; `every_round` wakes their client after each round, else only at the end."""
+        self.refuse_if_full(len(wanted))
+        wake = asyncio.Event()
+        tickets: list[Ticket] = []
+        try:
+            for one in wanted:
+                ticket = Ticket(wake)
+                ticket.request = self.decoder.submit(
+                    one.prompt,
+                    one.params,
+                    draft_length=one.draft_length,
+                    drafter=one.drafter,
+                    cache_salt=one.cache_salt,
+                    prediction=one.prediction,
+                    on_progress=self._noting(ticket, every_round),
+                )
+                tickets.append(ticket)
+                self.tickets.add(ticket)
+        except BaseException:
+            self.cancel(tickets)
+            raise
+        self._work.set()
+        return Flight(self, tickets, wake)
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """End requests: a waiting one at once, a live one within a round."""
+        for ticket in tickets:
+            if not ticket.request.finished:
+                self.decoder.cancel(ticket.request)
+            if ticket.request.finished:
+                self._forget(ticket)
+        self._work.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests, let those under way finish, and cancel what is left after so many seconds."""
+        self.draining = True
+        if not await self._wait_for_all(seconds):
+            log.warning("%d requests are cancelled, because the time to drain is over", len(self.tickets))
+            self.cancel(list(self.tickets))
+            await self._wait_for_all(seconds=5)
+
+    async def close(self) -> None:
+        """End the thread."""
+        self._closing = self.draining = True
+        self._work.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    async def _wait_for_all(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.tickets:
+                    self._all_ended.clear()
+                    await self._all_ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _noting(self, ticket: Ticket, every_round: bool) -> Callable[[Request], None]:
+        def note(request: Request) -> None:
+            if every_round or request.finished:
+                self._progressed.add(ticket)
+
+        return note
+
+    def _wake(self, tickets: set[Ticket]) -> None:
+        for ticket in tickets:
+            if ticket.request.finished:
+                self._forget(ticket)
+            ticket.wake.set()
+
+    def _forget(self, ticket: Ticket) -> None:
+        if ticket in self.tickets:
+            self.tickets.remove(ticket)
+            self._on_end(ticket)
+            ticket.wake.set()
+        if not self.tickets:
+            self._all_ended.set()
+
+    # The stepping thread.
+
+    def _keep_stepping(self) -> None:
+        while not self._closing:
+            try:
+                busy = self.decoder.step()
+            except Exception as error:  # it has ended the requests of its round, whose owners are told; others go on
+                log.exception("a round failed: %s", error)
+                busy = True
+            self._report()
+            if not busy:
+                self._work.wait()
+                self._work.clear()
+
+    def _report(self) -> None:
+        if self._progressed:
+            progressed, self._progressed = self._progressed, set()
+            with suppress(RuntimeError):  # the loop is closed, so nobody listens
+                self._loop.call_soon_threadsafe(self._wake, progressed)

@@ -1,0 +1,261 @@
+"""Chat templates without transformers: messages become a prompt, and special tokens in what users say stay text.
+
+The template comes with the bundle or from whoever starts the server, never with a request. It runs in jinja2's
+sandbox, with what transformers gives it and no more, and for a limited time.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from time import perf_counter
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+from tokenizers import Tokenizer
+
+from ...engines import EngineError, RequestError
+from ...engines.bundle import TokenizerEntry
+from ...engines.errors import one_line
+
+MOST_SECONDS = 1.0
+MOST_CHARACTERS = 16 * 2**20
+PRIVATE = range(0xE000, 0xF8FF)  # characters that mean nothing, so that one of them can be a mark
+
+
+class Raised(TemplateError):
+    """A template refuses the messages."""
+
+
+class TooLong(Exception):
+    """A template takes too long, or writes too much."""
+
+
+class Generation(Extension):
+    """`{% generation %}` marks what an assistant says, for training; here its body is just shown."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class SafeNamespace(Namespace):
+    """A namespace without attributes that begin with an underscore."""
+
+    def __init__(*args: Any, **fields: Any) -> None:
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **fields)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+class Dict:
+    """`dict` for templates, without the attributes of the type."""
+
+    def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
+        return dict(*args, **fields)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class Bounded(NodeTransformer):
+    """Makes every pass of a loop look at the clock, and every concatenation at the length."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        tick = nodes.Call(nodes.Name("__tick", "load"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+        return self.generic_visit(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        joined = nodes.Call(nodes.Name("__join", "load"), node.nodes, [], None, None)
+        return self.generic_visit(joined.set_lineno(node.lineno))
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Limits what a template may spend, since a thread cannot be stopped from outside."""
+
+    intercepted_binops = frozenset(["+", "*", "**"])
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = Bounded().visit(super()._parse(source, name, filename))
+        return tree
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        sizes = _size(left), _size(right)
+        if operator == "**" or (sum(sizes) if operator == "+" else sizes[0] * sizes[1]) > MOST_CHARACTERS:
+            raise TooLong
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(value: Any) -> float:
+    """How long a text or list is, or how often it may be repeated."""
+    if isinstance(value, str | list | tuple):
+        return len(value)
+    return abs(value) if isinstance(value, int) else 1
+
+
+def _join(*parts: Any) -> str:
+    texts = [str(part) for part in parts]
+    if sum(map(len, texts)) > MOST_CHARACTERS:
+        raise TooLong
+    return "".join(texts)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may not have the attribute {name!r}")
+
+
+def _raise(message: str) -> None:
+    raise Raised(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class ChatTemplate:
+    """One template and the tokenizer that reads what it writes."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer, entry: TokenizerEntry) -> None:
+        self._tokenizer = tokenizer
+        self._knows_developer = "developer" in source
+        ids = {"bos_token": entry.bos_token_id, "eos_token": next(iter(entry.eos_token_ids), None)}
+        self._tokens = {name: tokenizer.id_to_token(token) for name, token in ids.items() if token is not None}
+        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        sandbox.filters["tojson"] = _to_json
+        sandbox.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": _now,
+            "__join": _join,
+            "dict": Dict(),
+            "namespace": SafeNamespace,
+        }
+        try:
+            self._template = sandbox.from_string(source)
+        except (TemplateSyntaxError, RecursionError) as error:
+            raise RequestError(f"the chat template is not one ({one_line(error)}); correct it") from error
+        spec = json.loads(tokenizer.to_str())
+        self._special = [one["content"] for one in spec["added_tokens"] if one["special"] and one["content"]]
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._spec = spec
+
+    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None) -> str:
+        """Write messages as the template has them, ready for the assistant to answer."""
+        began = perf_counter()
+
+        def tick() -> None:
+            if perf_counter() - began > MOST_SECONDS:
+                raise TooLong
+
+        said = [
+            {**message, "role": "system"} if message["role"] == "developer" and not self._knows_developer else message
+            for message in messages
+        ]
+        context = {"tools": None, "documents": None, **self._tokens, **(settings or {})}
+        context |= {"messages": said, "add_generation_prompt": True, "__tick": tick}
+        parts, size = [], 0
+        try:
+            for part in self._template.generate(context):
+                parts.append(part)
+                size += len(part)
+                tick()
+                if size > MOST_CHARACTERS:
+                    raise TooLong
+        except Raised as error:
+            raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+        except TooLong:
+            raise EngineError(
+                f"the chat template takes more than {MOST_SECONDS:g} s or writes too much; correct the template"
+            ) from None
+        except SecurityError as error:
+            raise EngineError(
+                f"the chat template does what no template may ({one_line(error)}); correct the template"
+            ) from error
+        except Exception as error:  # a template may fail in any way that Python can
+            raise EngineError(
+                f"the chat template fails on these messages ({type(error).__name__}: {one_line(error)}); correct it"
+            ) from error
+        return "".join(parts)
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the prompt's tokens. A special token that a user spells out stays text."""
+        given = [messages, settings or {}]
+        if not any(self._any_special.search(text) for text in _texts(given)):
+            ids: list[int] = self._tokenizer.encode(self.render(messages, settings), add_special_tokens=False).ids
+            return ids
+        everything = "".join(_texts([*given, self._special]))
+        mark = next(chr(code) for code in PRIVATE if chr(code) not in everything)
+
+        def broken(found: re.Match[str]) -> str:  # it is none for the template, and its ends are as they were
+            return found[0][0] + mark + found[0][1:]
+
+        text = self.render(*(_changed(one, self._any_special, broken) for one in given))
+        # The template's own special tokens get the mark, the users' lose it; then one tokenizer reads all of it.
+        text = self._any_special.sub(lambda found: mark + mark + found[0], text)
+        text = re.sub(f"{mark}{mark}|{mark}", lambda found: mark if len(found[0]) == 2 else "", text)
+        return self._encode_marked(text, mark)
+
+    def _encode_marked(self, text: str, mark: str) -> list[int]:
+        """Encode a text in which the special tokens, and nothing else, follow a mark."""
+        added = [
+            one | {"content": mark + one["content"]} if one["special"] else one for one in self._spec["added_tokens"]
+        ]
+        spec = self._spec | {"added_tokens": added, "post_processor": None}
+        marked = Tokenizer.from_str(json.dumps(spec))
+        renumbered = {
+            marked.token_to_id(new["content"]): old["id"]
+            for new, old in zip(added, self._spec["added_tokens"], strict=True)
+        }
+        ids = [renumbered.get(token, token) for token in marked.encode(text, add_special_tokens=False).ids]
+        special = {one["id"] for one in self._spec["added_tokens"] if one["special"]}
+        if sum(token in special for token in ids) != text.count(mark):
+            raise RequestError(
+                "the messages spell out a special token that this tokenizer cannot read as text; leave it out",
+                "messages",
+            )
+        return ids
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All text in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _texts(pair)
+    elif isinstance(value, Sequence):
+        for part in value:
+            yield from _texts(part)
+
+
+def _changed(value: Any, pattern: re.Pattern[str], change: Any) -> Any:
+    """The same JSON value with a change to what is found in its text."""
+    if isinstance(value, str):
+        return pattern.sub(change, value)
+    if isinstance(value, Mapping):
+        return {pattern.sub(change, key): _changed(part, pattern, change) for key, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_changed(part, pattern, change) for part in value]
+    return value
