@@ -13,6 +13,7 @@ KINDS = {
     "lark": "a Lark grammar, as llguidance reads it",
     "choice": "a JSON list of strings, one of which is the output",
 }
+ANY_TEXT = r"/(.|\n)*/"
 LONGEST = 2**18  # characters: what is longer may take more than a second to compile
 
 
@@ -80,10 +81,13 @@ class Grammar:
         )
 
     @classmethod
-    def from_tools(cls, tools: Any, tool_choice: Any = "auto") -> Self | None:
+    def from_tools(
+        cls, tools: Any, tool_choice: Any = "auto", marks: tuple[str, str] | None = None, several: bool = True
+    ) -> Self | None:
         """What OpenAI's `tools` and `tool_choice` ask for: {"name": …, "arguments": …} of one of the tools.
 
-        None if the model may also answer in text, as with none and auto: how it marks a call is its template's affair.
+        `marks` are the lines before and after a call if the model marks it so. With auto it then answers in text and
+        makes one call or, if it may, `several`. None if the output is free: with none, and with auto without marks.
         """
         if not isinstance(tools, list):
             raise RequestError(f"tools is {tools!r}, expected a list of functions")
@@ -93,16 +97,25 @@ class Grammar:
             raise RequestError(f"the tools' names are {names!r}, expected texts that are not empty")
         schemas = [_fields("a tool's parameters", one.get("parameters", {"type": "object"})) for one in functions]
         parameters = {str(name): schema for name, schema in zip(names, schemas, strict=True)}
-        if tool_choice in (None, "none", "auto"):
+        free = tool_choice in (None, "auto")
+        if tool_choice == "none" or (free and marks is None):
             return None
-        if tool_choice != "required":
+        if not free and tool_choice != "required":
             name = _fields("tool_choice.function", _fields("tool_choice", tool_choice).get("function")).get("name")
             if name not in names:
                 raise RequestError(f"tool_choice names {name!r}, expected one of the tools {names}")
             parameters = {str(name): parameters[str(name)]}
         if not parameters:
             raise RequestError("tool_choice is 'required', but there are no tools; give one")
-        rules = [f"start: {' | '.join(f'call_{i}' for i in range(len(parameters)))}"]
+        rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(parameters)))}"]
+        if marks is None:
+            rules.append("start: call")
+        else:
+            before, after = map(write_json, marks)
+            rules.append(rf'marked: {"to_call" if free else before} "\n" call "\n" {after}')
+            rules.append(f"start: {'marked' if not free else 'marked* TEXT' if several else 'marked | TEXT'}")
+            if free:
+                rules += [f"to_call[suffix={before}]: {ANY_TEXT}", f"TEXT: {ANY_TEXT}"]
         for i, (name, schema) in enumerate(parameters.items()):  # each schema is a root of its own, as its $refs expect
             opening = write_json(cls.opening_of_call(name))
             rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {write_json(schema)}"]

@@ -1,22 +1,23 @@
 """POST /v1/chat/completions: the bundle's chat template turns messages into a prompt, and the model answers."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ...runtime import Output, Piece, Request
 from .access_log import note_prompt
-from .answers import ChatChoice, ChatMessage, ChunkChoice, Delta, FinishReason, Head
+from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Head
 from .bodies import ChatBody, Message, read_body
 from .delivery import Stream, WholeAnswer, reason_of
 from .errors import ApiError
 from .service import Service, raw_body
 from .tokens import chat_logprobs
-from .tool_calls import CallReader, arguments_of, grammar_of_call, tools_of
+from .tool_calls import Reader, arguments_of, grammar_of_call, message_of, reader_of, tools_of
 
 NO_TEMPLATE = (
     "this bundle has no chat template, so messages cannot become a prompt; send a prompt to /v1/completions, or start "
@@ -27,19 +28,16 @@ NO_TEMPLATE = (
 class ChatShape:
     """Writes chat completions."""
 
-    def __init__(self, service: Service, body: ChatBody, calls: bool) -> None:
+    def __init__(self, service: Service, body: ChatBody, reader: Callable[[], Reader]) -> None:
         name = f"chatcmpl-{secrets.token_hex(12)}"
         self.head = Head(name, "chat.completion", service.name, service.fingerprint)
         self.chunk_head = Head(name, "chat.completion.chunk", service.name, service.fingerprint)
         self._vocabulary, self._body = service.vocabulary, body
-        self._names = [tool.function.name for tool in body.tools or ()] if calls else []
-        self._calls: dict[int, CallReader] = {}
+        self._readers: defaultdict[int, Reader] = defaultdict(reader)  # of each choice
 
     def whole(self, index: int, output: Output) -> ChatChoice:
-        message = ChatMessage(output.text)
-        if self._names and (calls := self._call(index).read(output.text, output.finish_reason == "stop")):
-            message = ChatMessage(None, tool_calls=calls)
-        choice = ChatChoice(index=index, message=message, finish_reason=self._reason(output))
+        message = message_of(self._readers[index], output.text, output.finish_reason == "stop")
+        choice = ChatChoice(index=index, message=message, finish_reason=self._reason(index, output))
         if output.logprobs is not None:
             choice.logprobs = chat_logprobs(output.logprobs, self._vocabulary)
         if self._body.return_token_ids:
@@ -56,8 +54,7 @@ class ChatShape:
         logprobs = [one for piece in pieces for one in piece.logprobs]
         if not (text or logprobs or self._body.return_token_ids):
             return None
-        delta = Delta(tool_calls=self._call(index).feed(text) or UNSET) if self._names else Delta(content=text)
-        choice = ChunkChoice(index=index, delta=delta)
+        choice = ChunkChoice(index=index, delta=self._readers[index].feed(text))
         if self._body.logprobs:
             choice.logprobs = chat_logprobs(logprobs, self._vocabulary)
         if self._body.return_token_ids:
@@ -65,18 +62,15 @@ class ChatShape:
         return choice
 
     def last(self, index: int, output: Output) -> ChunkChoice:
-        rest = self._call(index).end(output.finish_reason == "stop") if self._names else UNSET
-        choice = ChunkChoice(index=index, delta=Delta(tool_calls=rest or UNSET), finish_reason=self._reason(output))
+        rest = self._readers[index].end(output.finish_reason == "stop")
+        choice = ChunkChoice(index=index, delta=rest, finish_reason=self._reason(index, output))
         if self._body.speculation:
             choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
         return choice
 
-    def _call(self, index: int) -> CallReader:
-        return self._calls.setdefault(index, CallReader(self._names))
-
-    def _reason(self, output: Output) -> FinishReason:
+    def _reason(self, index: int, output: Output) -> FinishReason:
         reason = reason_of(output)
-        return "tool_calls" if self._names and reason == "stop" else reason
+        return "tool_calls" if self._readers[index].calls and reason == "stop" else reason
 
 
 async def chat(request: HttpRequest) -> Response:
@@ -88,8 +82,9 @@ async def chat(request: HttpRequest) -> Response:
         raise ApiError(400, "top_logprobs says how many log-probabilities, but logprobs is not true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
-    call = grammar_of_call(body)
-    shape = ChatShape(service, body, calls=call is not None)
+    marks = None if service.template is None else service.template.call_marks
+    call = grammar_of_call(body, marks)
+    shape = ChatShape(service, body, partial(reader_of, body, marks))
     settings = (body.chat_template_kwargs or {}) | {"tools": tools_of(body)}
     prompt = await run_in_threadpool(prompt_of, service, body.messages, settings)
     note_prompt(request.scope, [message.content for message in body.messages])

@@ -26,6 +26,8 @@ from ...engines.errors import one_line
 
 MOST_SECONDS = 1.0
 MOST_CHARACTERS = 16 * 2**20
+CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
+MARKED_JSON = '{"name": <function-name>, "arguments": <'  # what such templates tell a model to write between them
 PRIVATE = range(0xE000, 0xF8FF)  # characters that mean nothing, so that one of them can be a mark
 
 
@@ -160,6 +162,9 @@ class ChatTemplate:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._spec = spec
+        marked = CALL_MARKS[0] in source and MARKED_JSON in source.replace("\\", "")
+        # What marks a call, if the template says so to the model and the marks can be seen in its text.
+        self.call_marks = CALL_MARKS if marked and not set(CALL_MARKS).intersection(self._special) else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None) -> str:
         """Write messages as the template has them, ready for the assistant to answer."""

@@ -84,23 +84,43 @@ def test_a_response_format_is_a_grammar(response_format, expected):
     assert Grammar.from_response_format(response_format) == expected
 
 
+STOP = '{"name": "stop", "arguments": {}}'
+MARKED = f"<tool_call>\n{STOP}\n</tool_call>"
+MARKS = {"marks": ("<tool_call>", "</tool_call>")}
+
+
 @pytest.mark.parametrize(
-    ("tool_choice", "allowed", "refused"),
+    ("tool_choice", "more", "allowed", "refused"),
     [
         (
             "required",
+            {},
             ['{"name": "grow", "arguments": {"n": 5}}', '{"name": "say \\"é\\"", "arguments": {}}'],
             ['{"name": "shrink"', '{"name": "grow", "arguments": {}', "hello"],
         ),
         (
             {"type": "function", "function": {"name": "stop"}},
-            ['{"name": "stop", "arguments": {}}', '{"name": "stop", "arguments": {"any": 1}}'],
+            {},
+            [STOP, '{"name": "stop", "arguments": {"any": 1}}'],
             ['{"name": "grow"'],
+        ),
+        ("required", MARKS, [MARKED], [STOP, "text", f"text {MARKED}"]),
+        (
+            "auto",
+            MARKS,
+            ["", "text, < and <tool", f"\n{MARKED}", f"{MARKED} and {MARKED}\ntext"],
+            ["<tool_call>", f"<tool_call>{STOP}", '<tool_call>\n{"name": "shrink"', f"{MARKED} <tool_call>\n"],
+        ),
+        (
+            "auto",
+            MARKS | {"several": False},
+            ["text", MARKED, f"text {MARKED}"],
+            [f"{MARKED}{MARKED}", f"{MARKED} text"],
         ),
     ],
 )
-def test_tools_are_a_grammar_of_their_calls(compiler, tool_choice, allowed, refused):
-    grammar = Grammar.from_tools(TOOLS, tool_choice)
+def test_tools_are_a_grammar_of_their_calls(compiler, tool_choice, more, allowed, refused):
+    grammar = Grammar.from_tools(TOOLS, tool_choice, **more)
     tokenizer = Tokenizer.from_file(str(DEMO.tokenizer_file))
     for text in (*allowed, *refused):
         guide = compiler.guide(SamplingParams(grammar=grammar))

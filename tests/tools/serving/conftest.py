@@ -15,7 +15,8 @@ from trt_spec.tools.serving.open_service import open_service
 from trt_spec.tools.serving.server import address, listen, serve_until
 from trt_spec.tools.serving.service import Service
 
-from ...bundles import Pair
+from ...bundles import Pair, tiny_pair
+from ...models import tiny_llama
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}0{{ m.content }}1{% endfor %}a0"
 
@@ -112,3 +113,15 @@ def gate(monkeypatch: pytest.MonkeyPatch):
     gate = Gate(monkeypatch)
     yield gate
     gate.let(10_000)
+
+
+@pytest.fixture(scope="session")
+def signs(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair whose vocabulary has braces and quotes."""
+    return tiny_pair(tiny_llama, tmp_path_factory.mktemp("signs"), noise=0.05, vocab=300)
+
+
+@pytest.fixture(scope="module")
+def server(signs: Pair) -> Iterator[Served]:
+    with serving(signs, prefix_bytes=2**22) as server:
+        yield server
