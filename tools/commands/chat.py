@@ -21,6 +21,7 @@ from ..flags.sampling import add_sampling_flags, sampling_params
 from ..in_words import lossy, summary
 from ..text_files import read_text
 
+KEPT_BYTES = 2**28  # of the conversation so far, with which each prompt begins
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 Conversation = list[dict[str, str]]
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise EngineError(f"chat needs {error.name}, which is not installed; {install_command('serve')}") from error
     params = sampling_params(arguments)
     given = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
-    with open_decoder(arguments, max_batch=1) as decoder:
+    with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
         source = given or decoder.bundle.tokenizer.chat_template
         if source is None:
             raise RequestError(f"bundle {arguments.bundle} has no chat template; give one with --chat-template FILE")

@@ -133,6 +133,21 @@ def test_chat_answers_line_by_line_and_remembers_the_conversation(
     assert result.err.startswith("> ")
 
 
+def test_chat_does_not_read_the_conversation_anew(run, llama: Pair, template: Path, monkeypatch: pytest.MonkeyPatch):
+    found, close = [], Decoder.close
+
+    def note(decoder: Decoder) -> None:
+        found.append((decoder.prefixes.found_tokens, decoder.prefixes.asked_tokens))
+        close(decoder)
+
+    monkeypatch.setattr(Decoder, "close", note)
+    monkeypatch.setattr(chat_command.sys, "stdin", Terminal("a b c d " * 12 + "\nxyz\n"))
+    asked = ("--temperature", 0, "--max-new-tokens", 9, "--ignore-eos", "--chat-template", template)
+    assert run("chat", "--bundle", llama.bundle, *asked).code == 0
+    [(kept, read)] = found
+    assert 0.25 * read < kept < 0.5 * read, "of two prompts, the second begins with the first"
+
+
 def test_chat_without_a_template_is_refused(run, llama: Pair):
     assert_refused(run("chat", "--bundle", llama.bundle), "has no chat template; give one with --chat-template FILE")
 
