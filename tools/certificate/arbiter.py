@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...runtime import SamplingParams
 from ...runtime.grammars.compiler import Compiler
-from ...runtime.sampling.filters.grammar import exclude
 from .exact import compared
+from .grammars import excluded
 from .probe import Probe
 
 HALVINGS = 20
@@ -91,10 +91,10 @@ class Arbiter:
         between = max(float((a - b).abs().max()) for a in shapes for b in shapes)
         allowed = min(2 * between, self.rounding)
 
-        excluded = self.excluded(expected[:at], params, len(shapes[0]))
+        never = excluded(self.compiler, params, expected[:at], len(shapes[0]))
 
         def winner(logits: Tensor) -> int:
-            left = logits.masked_fill(excluded, -inf)
+            left = logits.masked_fill(never, -inf)
             return int(compared(left, prompt, expected[:at], params).argmax())
 
         gap = min(
@@ -102,14 +102,6 @@ class Arbiter:
             for logits in shapes
         )
         return Difference(at, tokens, gap, between, allowed)
-
-    def excluded(self, output: Sequence[int], params: SamplingParams, vocab_size: int) -> Tensor:
-        """Whether the grammar of a request excludes each token after this output."""
-        guide = None if self.compiler is None else self.compiler.guide(params)
-        if guide is None:
-            return torch.zeros((), dtype=torch.bool)
-        guide.follow(output)
-        return exclude(torch.zeros(1, 1, vocab_size), guide.allowed([], 1)[None])[0, 0] == -inf
 
     def shapes(self, context: Sequence[int], width: int, batch: int, decoded: int) -> list[Tensor]:
         """The logits after `context`, whose last tokens were decoded one by one, `width` at a time, alone and in

@@ -12,10 +12,12 @@ from dataclasses import replace
 from itertools import accumulate, cycle, islice
 
 from ...runtime import Decoder, EntropyRule, Speculation
+from ...runtime.grammars.compiler import Compiler
 from ...runtime.lengths.drafting import DraftLength
 from .effort import Effort
 from .faults import fault
 from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, exact_cells, remembering
+from .grammars import usable
 from .probe import Probes
 from .sequential import SequentialTest
 from .subject import Finding, Progress, Subject, controllers, spelled
@@ -30,6 +32,7 @@ CASES = (  # of the first drafter; each other one has the first
     ("T 0.7, top-p 0.9", "rejection", 1),
     ("T 1, top-k 6, min-p 0.05", "coupled", 2),
     ("T 0.6, penalties, bias", "rejection", 2),
+    ("T 0.6, grammar", "rejection", 2),
 )
 COPIES = ("lookup", "suffix")  # are certain of what they propose: a second proposal is like the first
 CONTROLS = {
@@ -72,7 +75,8 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     with subject.open(capture=False) as decoder:
         logits = remembering(probes["target"])
         cases = list_cases(subject, decoder, logits)
-        exact = [exact_cells(logits, case) for case in cases]
+        compiler = Compiler(subject.bundle)
+        exact = [exact_cells(logits, case, compiler) for case in cases]
         alarm = FALSE_ALARM / len(cases)
         tests = [SequentialTest(each.cells, alarm, effort.total_variation, POWER, each.divergence) for each in exact]
         work = [test.looks[0] for test in tests] + [CONTROL_LIKELY] * len(CONTROLS)  # as much as is likely
@@ -133,7 +137,12 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits) -> list[Case]
     candidates = [token for token, _ in frequent.most_common(CANDIDATES)]
     (first, *others), longest = decoder.drafters, decoder.longest_draft
     prompts = {drafter: choose_prompt(decoder, logits, drafter, candidates) for drafter in decoder.drafters}
-    cases = [Case(settings, rule, first, min(k, longest), prompts[first]) for settings, rule, k in CASES]
+    known = usable(subject.bundle)
+    cases = [
+        Case(settings, rule, first, min(k, longest), prompts[first])
+        for settings, rule, k in CASES
+        if SETTINGS[settings].grammar in (None, *known)
+    ]
     settings, rule, most = CASES[0]
     choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
     choices |= ways_to_choose(decoder)

@@ -6,13 +6,16 @@ The cells are the likely tokens and, after each prefix of them, the rest.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 import torch
 from torch import Tensor
 
 from ...runtime import SamplingParams
+from ...runtime.grammars.compiler import Compiler
 from ...runtime.lengths.drafting import DraftLength
 from .exact import scores
+from .grammars import LETTERS, excluded
 from .probe import Probe
 from .subject import spelled
 
@@ -27,6 +30,7 @@ SETTINGS = {
     "T 0.6, penalties, bias": SamplingParams(
         temperature=0.6, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.5, logit_bias={1: 1.0}
     ),
+    "T 0.6, grammar": SamplingParams(temperature=0.6, grammar=LETTERS),
 }
 
 Tokens = tuple[int, ...]
@@ -43,7 +47,8 @@ class Case:
 
     @property
     def params(self) -> SamplingParams:
-        return replace(SETTINGS[self.settings], rule=self.rule, max_new_tokens=DEPTH, ignore_eos=True)
+        settings = SETTINGS[self.settings]
+        return replace(settings, rule=self.rule, max_new_tokens=DEPTH, ignore_eos=settings.grammar is None)
 
     def __str__(self) -> str:
         return f"{self.rule}, {self.settings}, {self.drafter}, {spelled(self.draft_length)}"
@@ -61,14 +66,16 @@ def remembering(probe: Probe) -> Logits:
     return lru_cache(REMEMBERED)(lambda context, width: probe.logits(context, min(width, len(context))))
 
 
-def exact_cells(logits: Logits, case: Case) -> Exact:
+def exact_cells(logits: Logits, case: Case, compiler: Compiler) -> Exact:
     """In the shapes of plain decoding and of a verify pass: the cells are of their mean."""
     cells: dict[Hashable, Tensor] = {}
     widths = (1, case.draft_length + 1 if isinstance(case.draft_length, int) else DEPTH)
 
     def grow(prefix: Tokens, mass: Tensor) -> None:  # mass [2], one for each width
         context = (*case.prompt, *prefix)
-        each = [scores(logits(context, width), case.prompt, prefix, case.params) for width in widths]
+        read = [logits(context, width) for width in widths]
+        never = excluded(compiler, case.params, prefix, len(read[0]))
+        each = [scores(one.masked_fill(never, -inf), case.prompt, prefix, case.params) for one in read]
         joint = mass[:, None] * torch.stack(each).softmax(-1)  # [2, V]
         likely = (joint.mean(0) >= LIKELY).nonzero()[:, 0].tolist()
         for token in likely:

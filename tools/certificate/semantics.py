@@ -5,13 +5,11 @@ from dataclasses import replace
 from math import ceil, inf
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from ...engines import TrtSpecError
-from ...runtime import Grammar, SamplingParams
+from ...runtime import SamplingParams
 from ...runtime.grammars.compiler import Compiler
 from .arbiter import Arbiter
 from .effort import Effort
+from .grammars import usable
 from .probe import Probes
 from .same_text import TOGETHER, Asked, Choice, ask_plain, compare
 from .subject import Finding, Progress, Subject, draft_lengths
@@ -19,16 +17,6 @@ from .subject import Finding, Progress, Subject, draft_lengths
 NEW_TOKENS = 24
 COUPLED = SamplingParams(temperature=0.8, rule="coupled", seed=5)
 GREEDY = SamplingParams()
-GRAMMARS = {  # each with an example
-    Grammar.regex("([a-f]+ ?)*[a-f]"): "abc",
-    Grammar.json_schema(
-        {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "sizes": {"type": "array", "items": {"type": "integer"}}},
-            "required": ["name", "sizes"],
-        }
-    ): '{"name": "a", "sizes": [1]}',
-}
 
 
 Requests = list[tuple[tuple[int, ...], SamplingParams]]
@@ -69,7 +57,7 @@ def cases(subject: Subject, effort: Effort, batch: int) -> dict[str, Requests]:
         ),
         "min-p": with_each({"min_p": 0.1}),
         "logit bias": with_each({"logit_bias": {7 % vocab_size: 3.0, 11 % vocab_size: -inf, 13 % vocab_size: 2.0}}),
-        "grammars": with_each(*({"grammar": one, "logprobs": 0} for one in grammars(subject))),
+        "grammars": with_each(*({"grammar": one, "logprobs": 0} for one in usable(subject.bundle))),
         "all at once": with_each(
             {
                 "repetition_penalty": 1.2,
@@ -85,20 +73,6 @@ def cases(subject: Subject, effort: Effort, batch: int) -> dict[str, Requests]:
         ),
     }
     return {name: requests for name, requests in found.items() if requests}
-
-
-def grammars(subject: Subject) -> list[Grammar]:
-    """Those whose example the bundle's tokens can spell; none where llguidance is not installed."""
-    tokenizer, found = Tokenizer.from_file(str(subject.bundle.tokenizer_file)), []
-    for grammar, example in GRAMMARS.items():
-        tokens = tokenizer.encode(example, add_special_tokens=False).ids
-        try:
-            guide = Compiler(subject.bundle).guide(SamplingParams(grammar=grammar))
-        except TrtSpecError:  # the library is missing, or does not know such a tokenizer
-            continue
-        if guide is not None and guide.follow(tokens) == len(tokens):
-            found.append(grammar)
-    return found
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
