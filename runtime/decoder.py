@@ -41,7 +41,8 @@ from .requests.request import Request
 from .requests.text import TextStream
 from .round.frame import Frame
 from .sampling.params import SamplingParams
-from .scheduler import Occupant, Scheduler
+from .scheduler import Scheduler
+from .seating import Occupant
 
 Prompt = str | Sequence[int]
 PREDICTING = "suffix"  # the drafter that copies from a predicted output
@@ -218,7 +219,7 @@ class Decoder:
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
                 f"limit of {self.bundle.max_length} by {len(ids) - room}; shorten either"
             )
-        if not self._scheduler.can_hold(len(ids) + params.max_new_tokens):
+        if not self._scheduler.seating.can_hold(len(ids) + params.max_new_tokens):
             raise RequestError(
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
                 "cache_bytes allows; shorten either, or raise it"
@@ -261,7 +262,7 @@ class Decoder:
             prediction=predicted,
         )
         self._require_open()
-        self._scheduler.submit(request)
+        self._scheduler.seating.submit(request)
         return request
 
     def compile_grammar(self, grammar: Grammar) -> None:
@@ -270,7 +271,7 @@ class Decoder:
 
     def cancel(self, request: Request) -> None:
         """End a request. A live one leaves in the next step; a finished one stays as it is."""
-        self._scheduler.cancel(request)
+        self._scheduler.seating.cancel(request)
 
     def step(self) -> bool:
         """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
@@ -308,7 +309,7 @@ class Decoder:
     @property
     def prefixes(self) -> Prefixes:
         """What is kept for requests that begin like others, and how much of the prompts was found there."""
-        return self._scheduler.prefixes
+        return self._scheduler.seating.prefixes
 
     @property
     def live(self) -> tuple[Occupant, ...]:

@@ -1,57 +1,30 @@
-"""The core: it gives each request a row and runs one round after another for all live requests."""
+"""The core: it reads the prompts of new requests and runs one round after another for all live ones."""
 
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
-from weakref import WeakSet
 
 from torch import Tensor
 
-from ..engines import BLOCK_TOKENS, PREFILL_WIDTH, RequestError
-from .drafters import DRAFTERS, Drafter
-from .lengths.chooser import Chooser
-from .lengths.drafting import Drafting, DraftingRules
-from .memory.budget import Budget
+from ..engines import PREFILL_WIDTH, RequestError
+from .drafters import Drafter
+from .lengths.drafting import DraftingRules
 from .memory.cache import CacheFull
 from .memory.model import Model
-from .memory.prefixes import Prefixes
 from .planning import Planner, Share, make_plan
-from .prefill import NARROWEST, Prefill
+from .prefill import Prefill
 from .requests.metrics import Outcome, Speculation
-from .requests.request import Request, State
+from .requests.request import Request
 from .round.capture import Flight, Rounds
 from .round.frame import Frame
 from .round.plan import Plan
 from .round.result import RowResult
 from .round.rows import BLOCK, Rows
-from .sampling.filters.grammar import seat
-
-
-@dataclass(eq=False)
-class Occupant:
-    """A request that has a row, and the state that its rounds need."""
-
-    request: Request
-    drafting: Drafting  # what the chooser was made for
-    chooser: Chooser
-    row: int
-    number: int  # the younger, the higher
-    keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
-    uniform_blocks: list[int | None] = field(default_factory=lambda: [None, None])  # blocks whose uniforms are made
-
-    @property
-    def wants_model(self) -> bool:
-        wanted = self.chooser.wanted
-        return wanted.length > 0 and DRAFTERS[wanted.drafter].needs_model
+from .seating import Occupant, Seating
 
 
 class Scheduler:
-    """Live requests hold the first rows, those whose prompts are being read the next ones, and the rest wait.
-
-    `submit` and `cancel` may be called from any thread; `step` from one at a time.
-    """
+    """Schedules a round, runs it, and gives its results to the requests; one thread at a time may call `step`."""
 
     def __init__(
         self,
@@ -64,41 +37,24 @@ class Scheduler:
         capture: bool,
         kept_blocks: int,
     ) -> None:
-        self.target, self.draft, self.max_batch = target, draft, max_batch
+        self.target, self.draft = target, draft
         self.speculation = Speculation()
-        self.live: list[Occupant] = []  # occupant i decodes in row i
-        self.prefilling: list[Occupant] = []  # in the order of their arrival
-        self.waiting: deque[Request] = deque()
         self.frame: Frame | None = None  # of the last round
         self._drafters, self._rules = drafters, rules
         self._models = [model for model in (target, draft) if model is not None]
-        self._budget = Budget([model.cache for model in self._models])
-        self.prefixes = Prefixes([model.cache for model in self._models], kept_blocks)
         self._rows = Rows.allocate(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
         self._planner = Planner(self._rows, drafters, target.vocab_size, target.bucket)
+        self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
         self._prefill = Prefill(self._rows, draft)
         self._frames: dict[object, Frame] = {}
         self._frames_of: list[int] = []  # cache versions that the frames were made for
         self._rounds = Rounds([model.engine for model in self._models] if capture else [])
         self._ahead: Flight | None = None  # a round launched before the previous one was read
-        self._submitted: WeakSet[Request] = WeakSet()
-        self._queue_lock = threading.Lock()
-        self._admitted = 0
-        self._most_rows = max_batch  # fewer for as long as memory has run out
 
-    def submit(self, request: Request) -> None:
-        with self._queue_lock:
-            self._submitted.add(request)
-            self.waiting.append(request)
-
-    def cancel(self, request: Request) -> None:
-        with self._queue_lock:
-            if request not in self._submitted:
-                raise RequestError("the request belongs to another decoder; cancel it there")
-            if request in self.waiting:
-                self.waiting.remove(request)
-                request.finish("cancelled")
-            request.cancelled = True
+    @property
+    def live(self) -> list[Occupant]:
+        """The requests that are decoding; occupant i has row i."""
+        return self.seating.live
 
     def step(self) -> bool:
         """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
@@ -111,14 +67,14 @@ class Scheduler:
                 if all(occupant.request.finished for occupant in self.live):
                     self._ahead = None  # no request needs its result
                 if self._ahead is None:
-                    self._leave()
+                    self.seating.leave()
         except BaseException as error:
             self.abort(error)  # no row may be left half advanced
             raise
-        return bool(self.live or self.prefilling or self.waiting)
+        return not self.seating.is_empty
 
     def forget_outputs(self) -> None:
-        self.prefixes.forget()
+        self.seating.prefixes.forget()
         for drafter in self._drafters.values():
             drafter.forget()
         if self._rules.controller is not None:
@@ -129,12 +85,8 @@ class Scheduler:
         if self._ahead is not None:
             self._ahead.table()  # wait, because it still writes to that memory
         closed = RequestError("the decoder was closed before the request had ended; open another and submit it again")
-        with self._queue_lock:
-            waiting = list(self.waiting)
-            self.waiting.clear()
         self.abort(closed)
-        for request in waiting:
-            _fail(request, closed)
+        self.seating.end_waiting(closed)
         self._rounds.forget()
         self._frames.clear()
         self.frame = None
@@ -143,16 +95,8 @@ class Scheduler:
 
     def abort(self, error: BaseException) -> None:
         """End every request that has a row with this error; later requests start on clean rows."""
-        ended = [*self.live, *self.prefilling]
-        self.live.clear()
-        self.prefilling.clear()
         self._ahead = None
-        self._planner.forget()
-        for model in self._models:
-            model.cache.clear()
-        self.prefixes.forget()
-        for occupant in ended:
-            _fail(occupant.request, error)
+        self.seating.end_all(error)
 
     # Schedule.
 
@@ -165,102 +109,9 @@ class Scheduler:
                 return flight
             flight, self._ahead = self._ahead, None
             self._post_process(flight, began)
-        self._leave()  # nothing is in flight: rows may move, join and leave
+        self.seating.leave()  # nothing is in flight: rows may move, join and leave
         self._read_prompts(PREFILL_WIDTH)
         return self._launch()
-
-    def _leave(self) -> None:
-        """Free the rows of ended requests; the last row of the same state moves into each freed place."""
-        self._leave_prefill()
-        for row in reversed(range(len(self.live))):
-            occupant = self.live[row]
-            if occupant.request.finished or occupant.request.cancelled:
-                self._free(occupant)
-                self._close_up(occupant)
-
-    def _close_up(self, freed: Occupant) -> None:
-        """Move the last live row into one that is free, and another into its place."""
-        self._planner.forget()
-        last = self.live.pop()
-        if last is not freed:
-            self.live[freed.row] = last
-            self._move(last, freed.row)
-        self._fill(len(self.live))
-
-    def _leave_prefill(self) -> None:
-        for occupant in [one for one in self.prefilling if one.request.finished or one.request.cancelled]:
-            self._free(occupant)
-            self.prefilling.remove(occupant)
-            self._fill(occupant.row)
-
-    def _fill(self, row: int) -> None:
-        """Move the last of the rows whose prompts are being read into a place among them that is free."""
-        last = max(self.prefilling, key=lambda one: one.row, default=None)
-        if last is not None and last.row > row:
-            self._move(last, row)
-
-    def _free(self, occupant: Occupant) -> None:
-        if not occupant.request.finished:
-            occupant.request.finish("cancelled")
-            occupant.request.report()
-        self._most_rows = self.max_batch
-        self._leave_prefix(occupant)
-        for model in self._models:
-            model.cache.free(occupant.row)
-        for drafter in self._drafters.values():
-            drafter.ended(occupant.request)
-        if self._rules.controller is not None:
-            self._rules.controller.ended(occupant.chooser)
-
-    def _preempt(self, error: CacheFull) -> None:
-        """Let the youngest request give up its place: it waits again, and goes on with the same text.
-
-        One that is alone ends with the error.
-        """
-        with_rows = [*self.live, *self.prefilling]
-        youngest = max(with_rows, key=lambda one: one.number)
-        if len(with_rows) == 1:
-            _fail(youngest.request, error)
-            self._leave()
-            return
-        youngest.request.state = State.WAITING
-        with self._queue_lock:
-            self.waiting.appendleft(youngest.request)
-        for model in self._models:
-            model.cache.free(youngest.row)
-        if youngest in self.prefilling:
-            self.prefilling.remove(youngest)
-            self._fill(youngest.row)
-        else:
-            self._close_up(youngest)
-        self._most_rows = len(with_rows) - 1
-
-    def _leave_prefix(self, occupant: Occupant) -> None:
-        """Keep what the caches have of a request for others that begin alike."""
-        request = occupant.request
-        self.prefixes.extend(occupant.keys, (*request.prompt, *request.token_ids), request.cache_salt)
-        for model in self._models:
-            self.prefixes.leave(model.cache, occupant.row, occupant.keys)
-
-    def _reuse_prefix(self, occupant: Occupant) -> None:
-        """Begin with what an earlier request has left, but for an end that is read as it would be without."""
-        request, row = occupant.request, occupant.row
-        if request.unscored:
-            return  # all of its prompt is read for log-probabilities first
-        tokens = (*request.prompt, *request.token_ids)
-        self.prefixes.extend(occupant.keys, tokens, request.cache_salt)
-        most = max(0, len(tokens) - NARROWEST) // BLOCK_TOKENS
-        for model in self._models:
-            self.prefixes.reuse(model.cache, row, occupant.keys[:most])
-        request.cached_tokens = min(len(request.prompt), self.target.cache.entries[row])
-        self.prefixes.asked_tokens += len(request.prompt)
-        self.prefixes.found_tokens += request.cached_tokens
-
-    def _move(self, occupant: Occupant, row: int) -> None:
-        self._rows.move(occupant.row, row)
-        for model in self._models:
-            model.cache.move(occupant.row, row)
-        occupant.row = row
 
     def _read_prompts(self, budget: int) -> None:
         """Let the target read prompts until `budget` tokens are spent, so that live rows never wait for long.
@@ -268,51 +119,29 @@ class Scheduler:
         With the last token of its prompt a request gets its first own. What the draft has to read comes after that. A
         prompt of one token is left to the first round.
         """
+        seating = self.seating
         while budget > 0:
             try:
-                while self._admit():
+                while seating.admit():
                     pass
-                unread = {one.row: _entries_of_prompt(one.request) for one in self.prefilling}
-                if unscored := [one for one in self.prefilling if one.request.unscored]:
+                unread = {one.row: _entries_of_prompt(one.request) for one in seating.prefilling}
+                if unscored := [one for one in seating.prefilling if one.request.unscored]:
                     budget -= self._prefill.score(self.target, unscored[0].request, unscored[0].row)
                     continue
                 fed, logits = self._prefill.read(self.target, unread, budget)
             except CacheFull as error:
-                self._preempt(error)
+                seating.preempt(error)
                 continue
             budget -= fed or budget
-            whole = [one for one in self.prefilling if self.target.cache.entries[one.row] == unread[one.row]]
+            whole = [one for one in seating.prefilling if self.target.cache.entries[one.row] == unread[one.row]]
             for occupant in sorted(whole, key=lambda one: one.row):
-                self._leave_prefix(occupant)
+                seating.keep_prefix(occupant)
                 if occupant.row in logits and not occupant.request.token_ids:
                     self._first_token(occupant, logits[occupant.row])
-            self._leave_prefill()
+            seating.leave()
             for occupant in whole:
                 if not occupant.request.finished:
-                    self._go_live(occupant)
-
-    def _admit(self) -> bool:
-        row = len(self.live) + len(self.prefilling)
-        with self._queue_lock:
-            if not self.waiting or row >= self._most_rows or not self._has_memory(self.waiting[0]):
-                return False
-            request = self.waiting.popleft()
-            drafting = request.drafting
-            self._admitted += 1
-            occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
-            self.prefilling.append(occupant)
-        request.state = State.PREFILLING
-        self._rows.admit(row, request.prompt, request.params, request.seed, self.target.vocab_size)
-        if request.token_ids:  # it had given up its place
-            self._rows.resume(row, request.params, request.token_ids)
-        seat(self._rows.columns, row, request.guide)
-        self._reuse_prefix(occupant)
-        return True
-
-    def _has_memory(self, *joining: Request) -> bool:
-        """Whether these requests fit beside those that have rows, however long all of them become."""
-        together = [*(occupant.request for occupant in (*self.live, *self.prefilling)), *joining]
-        return self._budget.admits([request.longest for request in together])
+                    seating.go_live(occupant)
 
     def _first_token(self, occupant: Occupant, logits: Tensor) -> None:
         """Pick the token after the prompt, whose logits [1, V] the target has given, as a round without proposals does.
@@ -328,24 +157,6 @@ class Scheduler:
         [result] = flight.results()
         self._give(occupant, share, result)
         request.report()
-
-    def _go_live(self, occupant: Occupant) -> None:
-        """Let a request take part in the rounds, in the row behind the live ones."""
-        self.prefilling.remove(occupant)
-        row = len(self.live)
-        if occupant.row != row:
-            [other] = [one for one in self.prefilling if one.row == row]
-            self._rows.swap(occupant.row, row)
-            for model in self._models:
-                model.cache.swap(occupant.row, row)
-            occupant.row, other.row = row, occupant.row
-        occupant.request.state = State.LIVE
-        self.live.append(occupant)
-        self._planner.forget()
-
-    def can_hold(self, length: int) -> bool:
-        """Whether the caches can ever hold a request that becomes this long."""
-        return self._budget.admits([length])
 
     def _follow(self, occupant: Occupant) -> None:
         """Make a new chooser if the request now asks for something else."""
@@ -369,9 +180,7 @@ class Scheduler:
         """Whether the next round has the same kind and rows, whatever the round in flight decides."""
         requests = [one.request for one in self.live]
         return (
-            not (self.waiting and len(self.live) < self._most_rows)
-            and not self.prefilling
-            and not any(one.request.finished or one.request.cancelled for one in self.live)
+            not self.seating.may_change
             and self._planner.repeats(requests, [one.chooser.wanted for one in self.live])
             and any(one.request.remaining > 1 for one in self.live)
         )
@@ -384,7 +193,7 @@ class Scheduler:
             try:
                 return self._launch_for_all()
             except CacheFull as error:
-                self._preempt(error)
+                self.seating.preempt(error)
         return None
 
     def _launch_for_all(self) -> Flight:
@@ -488,9 +297,3 @@ def _entries_of_prompt(request: Request) -> int:
     A prompt of one token is left to the first round, as is the last token of a request that goes on.
     """
     return request.length - 1 if request.token_ids or request.length == 1 else request.length
-
-
-def _fail(request: Request, error: BaseException) -> None:
-    if not request.finished:
-        request.fail(error)
-        request.report()

@@ -80,15 +80,15 @@ def test_a_short_prompt_overtakes_a_long_one_that_is_still_read(tmp_path):
     with scripted_decoder(tmp_path, counting, counting, max_batch=4) as decoder:
         live = decoder.submit([1, 2], SamplingParams(max_new_tokens=300, ignore_eos=True), draft_length=1)
         decoder.step()
-        scheduler = decoder._scheduler
+        seating = decoder._scheduler.seating
         long = decoder.submit([9] * 1000, SamplingParams(max_new_tokens=5, ignore_eos=True), draft_length=1)
         decoder.step()
-        [occupant] = scheduler.prefilling
+        [occupant] = seating.prefilling
         short = decoder.submit([3, 4], SamplingParams(max_new_tokens=50, ignore_eos=True), draft_length=1)
-        scheduler._admit()
-        scheduler.prefilling.reverse()  # as where the engine reads both in one call
+        seating.admit()
+        seating.prefilling.reverse()  # as where the engine reads both in one call
         decoder.step()
-        row_of = {one.request: one.row for one in (*scheduler.live, *scheduler.prefilling)}
+        row_of = {one.request: one.row for one in (*seating.live, *seating.prefilling)}
         assert row_of == {live: 0, short: 1, long: 2}
         assert occupant.row == 2
         while decoder.step():

@@ -466,7 +466,7 @@ def test_an_error_in_one_thread_is_raised_to_whoever_waits_in_another(decoder: D
     thread = threading.Thread(target=client)
     with decoder._step_lock:
         thread.start()
-        while not decoder._scheduler.waiting:
+        while not decoder._scheduler.seating.waiting:
             pass
         with pytest.raises(type(error)):
             decoder._scheduler.step()

@@ -61,7 +61,7 @@ def test_requests_that_outgrow_the_memory_say_what_they_say_alone(
         ]
         while not all(request.finished for request in requests):
             decoder.step()
-        admitted = decoder._scheduler._admitted
+        admitted = decoder._scheduler.seating._admitted
     assert refused
     assert admitted > len(requests), "some came twice"
     for request, right in zip(requests, expected, strict=True):

@@ -1,0 +1,258 @@
+"""Gives requests rows: who waits, whose prompt is being read, who decodes, and who has to give its place up."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from ..engines import BLOCK_TOKENS, RequestError
+from .drafters import DRAFTERS, Drafter
+from .lengths.chooser import Chooser
+from .lengths.drafting import Drafting, DraftingRules
+from .memory.budget import Budget
+from .memory.cache import CacheFull
+from .memory.model import Model
+from .memory.prefixes import Prefixes
+from .prefill import NARROWEST
+from .requests.request import Request, State
+from .round.rows import Rows
+from .sampling.filters.grammar import seat
+
+
+@dataclass(eq=False)
+class Occupant:
+    """A request that has a row, and the state that its rounds need."""
+
+    request: Request
+    drafting: Drafting  # what the chooser was made for
+    chooser: Chooser
+    row: int
+    number: int  # the younger, the higher
+    keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
+    uniform_blocks: list[int | None] = field(default_factory=lambda: [None, None])  # blocks whose uniforms are made
+
+    @property
+    def wants_model(self) -> bool:
+        wanted = self.chooser.wanted
+        return wanted.length > 0 and DRAFTERS[wanted.drafter].needs_model
+
+
+class Seating:
+    """Live requests hold the first rows, those whose prompts are being read the next ones, and the rest wait.
+
+    `submit` and `cancel` may be called from any thread; all else between two rounds. `changed` is called when other
+    requests are live, or in other rows.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        models: Sequence[Model],
+        drafters: Iterable[Drafter],
+        rules: DraftingRules,
+        kept_blocks: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.live: list[Occupant] = []  # occupant i decodes in row i
+        self.prefilling: list[Occupant] = []  # in the order of their arrival
+        self.waiting: deque[Request] = deque()
+        self.prefixes = Prefixes([model.cache for model in models], kept_blocks)
+        self._rows, self._models, self._target = rows, models, models[0]
+        self._drafters, self._rules = list(drafters), rules
+        self._budget = Budget([model.cache for model in models])
+        self._changed = changed
+        self._submitted: WeakSet[Request] = WeakSet()
+        self._queue_lock = threading.Lock()
+        self._admitted = 0
+        self._max_rows = len(rows.length)
+        self._most_rows = self._max_rows  # fewer for as long as memory has run out
+
+    @property
+    def occupants(self) -> list[Occupant]:
+        return [*self.live, *self.prefilling]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.live or self.prefilling or self.waiting)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a request may join the live ones before the next round, or leave them."""
+        ends = any(one.request.finished or one.request.cancelled for one in self.live)
+        return ends or bool(self.prefilling or (self.waiting and len(self.live) < self._most_rows))
+
+    def submit(self, request: Request) -> None:
+        with self._queue_lock:
+            self._submitted.add(request)
+            self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        with self._queue_lock:
+            if request not in self._submitted:
+                raise RequestError("the request belongs to another decoder; cancel it there")
+            if request in self.waiting:
+                self.waiting.remove(request)
+                request.finish("cancelled")
+            request.cancelled = True
+
+    def can_hold(self, length: int) -> bool:
+        """Whether the caches can ever hold a request that becomes this long."""
+        return self._budget.admits([length])
+
+    def admit(self) -> bool:
+        """Give the next request that waits a row, if one and the memory are free."""
+        row = len(self.occupants)
+        with self._queue_lock:
+            if not self.waiting or row >= self._most_rows or not self._has_memory(self.waiting[0]):
+                return False
+            request = self.waiting.popleft()
+            drafting = request.drafting
+            self._admitted += 1
+            occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
+            self.prefilling.append(occupant)
+        request.state = State.PREFILLING
+        self._rows.admit(row, request.prompt, request.params, request.seed, self._target.vocab_size)
+        if request.token_ids:  # it had given up its place
+            self._rows.resume(row, request.params, request.token_ids)
+        seat(self._rows.columns, row, request.guide)
+        self._reuse_prefix(occupant)
+        return True
+
+    def _has_memory(self, *joining: Request) -> bool:
+        """Whether these requests fit beside those that have rows, however long all of them become."""
+        together = [*(occupant.request for occupant in self.occupants), *joining]
+        return self._budget.admits([request.longest for request in together])
+
+    def go_live(self, occupant: Occupant) -> None:
+        """Let a request take part in the rounds, in the row behind the live ones."""
+        self.prefilling.remove(occupant)
+        row = len(self.live)
+        if occupant.row != row:
+            [other] = [one for one in self.prefilling if one.row == row]
+            self._rows.swap(occupant.row, row)
+            for model in self._models:
+                model.cache.swap(occupant.row, row)
+            occupant.row, other.row = row, occupant.row
+        occupant.request.state = State.LIVE
+        self.live.append(occupant)
+        self._changed()
+
+    def leave(self) -> None:
+        """Free the rows of ended requests; the last row of the same state moves into each freed place."""
+        self._end_prefill()
+        for row in reversed(range(len(self.live))):
+            occupant = self.live[row]
+            if occupant.request.finished or occupant.request.cancelled:
+                self._free(occupant)
+                self._close_up(occupant)
+
+    def _close_up(self, freed: Occupant) -> None:
+        """Move the last live row into one that is free, and another into its place."""
+        self._changed()
+        last = self.live.pop()
+        if last is not freed:
+            self.live[freed.row] = last
+            self._move(last, freed.row)
+        self._fill(len(self.live))
+
+    def _end_prefill(self) -> None:
+        for occupant in [one for one in self.prefilling if one.request.finished or one.request.cancelled]:
+            self._free(occupant)
+            self.prefilling.remove(occupant)
+            self._fill(occupant.row)
+
+    def _fill(self, row: int) -> None:
+        """Move the last of the rows whose prompts are being read into a place among them that is free."""
+        last = max(self.prefilling, key=lambda one: one.row, default=None)
+        if last is not None and last.row > row:
+            self._move(last, row)
+
+    def _free(self, occupant: Occupant) -> None:
+        if not occupant.request.finished:
+            occupant.request.finish("cancelled")
+            occupant.request.report()
+        self._most_rows = self._max_rows
+        self.keep_prefix(occupant)
+        for model in self._models:
+            model.cache.free(occupant.row)
+        for drafter in self._drafters:
+            drafter.ended(occupant.request)
+        if self._rules.controller is not None:
+            self._rules.controller.ended(occupant.chooser)
+
+    def preempt(self, error: CacheFull) -> None:
+        """Let the youngest request give up its place: it waits again, and goes on with the same text.
+
+        One that is alone ends with the error.
+        """
+        rows_taken = len(self.occupants)
+        youngest = max(self.occupants, key=lambda one: one.number)
+        if rows_taken == 1:
+            _fail(youngest.request, error)
+            self.leave()
+            return
+        youngest.request.state = State.WAITING
+        with self._queue_lock:
+            self.waiting.appendleft(youngest.request)
+        for model in self._models:
+            model.cache.free(youngest.row)
+        if youngest in self.prefilling:
+            self.prefilling.remove(youngest)
+            self._fill(youngest.row)
+        else:
+            self._close_up(youngest)
+        self._most_rows = rows_taken - 1
+
+    def keep_prefix(self, occupant: Occupant) -> None:
+        """Keep what the caches have of a request for others that begin alike."""
+        request = occupant.request
+        self.prefixes.extend(occupant.keys, (*request.prompt, *request.token_ids), request.cache_salt)
+        for model in self._models:
+            self.prefixes.leave(model.cache, occupant.row, occupant.keys)
+
+    def _reuse_prefix(self, occupant: Occupant) -> None:
+        """Begin with what an earlier request has left, but for an end that is read as it would be without."""
+        request, row = occupant.request, occupant.row
+        if request.unscored:
+            return  # all of its prompt is read for log-probabilities first
+        tokens = (*request.prompt, *request.token_ids)
+        self.prefixes.extend(occupant.keys, tokens, request.cache_salt)
+        most = max(0, len(tokens) - NARROWEST) // BLOCK_TOKENS
+        for model in self._models:
+            self.prefixes.reuse(model.cache, row, occupant.keys[:most])
+        request.cached_tokens = min(len(request.prompt), self._target.cache.entries[row])
+        self.prefixes.asked_tokens += len(request.prompt)
+        self.prefixes.found_tokens += request.cached_tokens
+
+    def _move(self, occupant: Occupant, row: int) -> None:
+        self._rows.move(occupant.row, row)
+        for model in self._models:
+            model.cache.move(occupant.row, row)
+        occupant.row = row
+
+    def end_all(self, error: BaseException) -> None:
+        """End every request that has a row with this error; later requests start on clean rows."""
+        ended = self.occupants
+        self.live.clear()
+        self.prefilling.clear()
+        self._changed()
+        for model in self._models:
+            model.cache.clear()
+        self.prefixes.forget()
+        for occupant in ended:
+            _fail(occupant.request, error)
+
+    def end_waiting(self, error: BaseException) -> None:
+        """End every request that has none."""
+        with self._queue_lock:
+            waiting = list(self.waiting)
+            self.waiting.clear()
+        for request in waiting:
+            _fail(request, error)
+
+
+def _fail(request: Request, error: BaseException) -> None:
+    if not request.finished:
+        request.fail(error)
+        request.report()
