@@ -81,7 +81,7 @@ def measure(checkpoint: Tensor, stored: Tensor, tokens: list[int]) -> Quality:
 
 
 def overlap(target: Tensor, draft: Tensor, temperature: float) -> float:
-    """Compute α, the mean over positions of Σ min(p, q), which the rejection rule accepts; at 0, greedy agreement."""
+    """Compute α, the mean over positions of Σ min(p, q), accepted of first proposals; at 0, greedy agreement."""
     vocab = min(target.shape[1], draft.shape[1])
     total = 0.0
     for ours, theirs in zip(target[:, :vocab], draft[:, :vocab], strict=True):

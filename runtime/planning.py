@@ -97,6 +97,7 @@ def make_plan(
     filters = [one for one in FILTERS if any(map(one.active, params))]
     own_draft = any(one.own_draft_temperature != one.temperature for one in params)
     limited = any(one.entropy_limit not in (None, 1) for one in shares)
+    tests = {one.test for one in params}
     logprobs = [one.logprobs for one in params if one.logprobs is not None]
     return Plan(
         batch=len(params),
@@ -106,8 +107,9 @@ def make_plan(
         draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),
         own_draft=own_draft,
         ragged=limited or any(one.length < longest or (one.source and one.source.may_come_short) for one in shares),
-        rejection=any(not one.greedy and one.rule == "rejection" for one in params),
-        coupled=any(one.greedy or one.rule == "coupled" for one in params),
+        rejection="rejection" in tests,
+        tokenwise="tokenwise" in tests,
+        coupled="coupled" in tests,
         gumbel=any(not one.greedy and one.rule == "coupled" for one in params),
         lenient=any(one.lenient for one in params),
         logprobs=min(max(logprobs), vocab_size) if logprobs else None,

@@ -226,7 +226,7 @@ class Scheduler:
 
     def _refresh_uniforms(self, plan: Plan, occupants: Sequence[Occupant]) -> None:
         """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight."""
-        if not plan.rejection:
+        if not plan.draws:
             return
         for occupant in occupants:
             length = occupant.request.length

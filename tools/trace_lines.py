@@ -29,7 +29,7 @@ class Marks:
         )
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
-        """Proposals after the rejected one were never examined and are left out."""
+        """Proposals after the first that does not stand are left out."""
         examined = traced.accepted + (traced.accepted < len(traced.proposal) and traced.next_token is not None)
         parts = [f"{number:4}"]
         for i, (token, p, q) in enumerate(zip(traced.proposal, traced.p, traced.q, strict=True)):

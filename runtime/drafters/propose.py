@@ -74,7 +74,7 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Te
             probabilities.append(scores.softmax(-1))
         if plan.coupled:
             winners.pick(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])
-        if plan.rejection:
+        if plan.draws:
             assert draws is not None
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
             drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary

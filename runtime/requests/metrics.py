@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
 
     @property
     def examined(self) -> int:
-        """Proposals up to and including the first rejected one; those beyond an end of text were never examined."""
+        """Proposals up to and including the first that does not stand; none beyond an end of text counts."""
         return min(self.accepted + 1, self.kept, self.proposed)
 
 
@@ -28,7 +28,8 @@ class Speculation:
     """Counts the rounds by outcome; all other counts follow. A round that proposes nothing counts no proposal.
 
     The first token after a prompt of several comes with the reading of the prompt, and belongs to no round.
-    `acceptance` is accepted ÷ examined (the α of the theory); the first rejected proposal is the last one examined.
+    `acceptance` is accepted ÷ examined (the α of the theory); the first proposal that does not stand is the last
+    one examined, also where a rule judges them together.
     `yield_` is accepted ÷ proposed.
     """
 

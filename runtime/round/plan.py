@@ -21,7 +21,8 @@ class Plan:
     draft_filters: "tuple[Filter, ...]" = ()  # if own_draft: the filters of the draft
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
     ragged: bool = False  # some row proposes fewer than K tokens
-    rejection: bool = False  # some row samples by the rejection rule
+    rejection: bool = False  # some row samples by the rejection rule, which judges its proposals together
+    tokenwise: bool = False  # some row samples by the rule that judges them one by one
     coupled: bool = False  # some row is greedy or samples by the coupled rule
     gumbel: bool = False  # some row samples by the coupled rule
     lenient: bool = False  # some row accepts more than lossless decoding would
@@ -50,9 +51,14 @@ class Plan:
         return tuple(source for source in self.sources if source.needs_model)
 
     @property
+    def draws(self) -> bool:
+        """Whether some row draws its tokens by uniforms."""
+        return self.rejection or self.tokenwise
+
+    @property
     def probabilities(self) -> bool:
         """Whether the round needs p and q themselves, not only the winning tokens."""
-        return self.rejection or self.traced
+        return self.draws or self.traced
 
     @cached_property
     def reads_ahead(self) -> bool:

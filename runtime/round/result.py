@@ -75,7 +75,7 @@ def _trace_parts(done: Round) -> list[torch.Tensor]:
     tokens = proposal.tokens
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
     next_p = pick(target, done.verdict.accepted).gather(1, next_token)
-    return [tokens, chosen(target[:, :-1], tokens), chosen(proposal.probabilities, tokens), next_p]
+    return [tokens, chosen(target, tokens), chosen(proposal.probabilities, tokens), next_p]
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -48,7 +48,7 @@ def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
     if plan.gumbel:
         vocab_size = frame.target_logits.shape[2]
         gumbel = gumbels(rows.seed, frame.index, vocab_size) * rows.noise_scale[:, None, None]
-    if plan.rejection:
+    if plan.draws:
         draw, test = rows.round_uniforms()
     return Noise(gumbel, draw, test)
 

@@ -1,10 +1,11 @@
-"""Two exact tests say which prefix of the proposal stands and which token follows it. Pure torch, no sync.
+"""Three exact tests say which prefix of the proposal stands and which token follows it. Pure torch, no sync.
 
-rejection: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
+rejection: judge all proposals together, as `block.py` says; never keeps fewer than tokenwise.
+tokenwise: accept d iff u·q(d) < p(d), else draw from norm(max(0, p − q)).
 coupled:   target and draft pick argmax(score + the same noise); accept while they agree. Greedy has zero noise.
 
-Lenience l < 1 replaces q by l·q, so that more is accepted, and lets greedy rows keep a token at least l times as
-likely as the best one. The loss is bounded: acceptance gives a token min(q, p/l), and the residual adds
+Lenience l < 1 is tokenwise and replaces q by l·q, so that more is accepted, and lets greedy rows keep a token at least
+l times as likely as the best one. The loss is bounded: acceptance gives a token min(q, p/l), and the residual adds
 R·max(0, p − l·q) / (1 − l + l·R) where R = 1 − Σ min(q, p/l), and since l·R ≤ 1 − l + l·R their sum is at most p/l.
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..round.plan import Plan
 from ..round.rows import Rows, counting, pick
+from .block import Block, Chances
 
 NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
 
@@ -72,6 +74,7 @@ class Verdict:
         stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
         self.passed = stands[:, :-1]  # [A, K]
         self.standing = stands.view(torch.uint8)
+        self.block = Block(logits)
         self.target_probabilities: Tensor | None = None  # [A, K+1, V]
 
 
@@ -87,19 +90,22 @@ def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: No
     verdict.proposed.copy_(proposal.proposed)
     if plan.coupled:
         verdict.winners.pick(scores, noise.gumbel)
+    share = None
     if plan.draft_length:
-        examine(proposal, scores, p, rows, plan, noise, verdict)
-        torch.argmin(verdict.standing, 1, out=verdict.accepted)  # the first that does not stand
+        share = examine(proposal, scores, p, rows, plan, noise, verdict)
         if plan.lenient and plan.coupled:  # what stands need not be what the target would have picked
             stands = counting(plan.draft_length, scores.device) < verdict.accepted[:, None]
             verdict.leading.copy_(torch.where(stands, proposal.tokens, verdict.leading))
-    if plan.rejection:
+    if plan.draws:
         assert p is not None
         assert noise.draw is not None
-        lenience = rows.lenience if plan.lenient else None
-        drawn = inverse_cdf(residual(proposal, p, verdict.accepted, lenience), noise.draw[:, -1:])
-        tokens = torch.cat([proposal.tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
-        verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens) if plan.coupled else tokens)
+        drawn = inverse_cdf(residual(proposal, p, verdict.accepted, share), noise.draw[:, -1:])
+        if plan.coupled:
+            tokens = torch.cat([proposal.tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
+            verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens))
+        else:
+            verdict.leading.copy_(proposal.tokens)
+            verdict.tokens.scatter_(1, verdict.next_index, drawn)
 
 
 def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
@@ -116,33 +122,65 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
 
 def examine(
     proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
-) -> None:
-    """Mark which proposals [A, K] pass the test of their row's rule."""
-    agree = torch.eq(verdict.leading, proposal.tokens, out=None if plan.rejection else verdict.passed)
-    if plan.lenient and plan.coupled:
-        likely = chosen(scores[:, :-1], proposal.tokens) - scores[:, :-1].amax(-1) >= rows.lenience.log()[:, None]
-        agree.logical_or_(likely & (rows.lenience < 1)[:, None])
-    if plan.rejection:
+) -> Tensor | None:
+    """Decide how many proposals stand in each row; return by what its q counts in the residual [A], None if by 1."""
+    proposed = proposal.proposed if plan.ragged else None
+    chances = None
+    if plan.draws:
         assert p is not None
         assert noise.test is not None
-        passed = noise.test[:, : plan.draft_length] * chosen(proposal.probabilities, proposal.tokens)
+        chances = Chances(
+            p,
+            proposal.probabilities,
+            chosen(p, proposal.tokens),
+            chosen(proposal.probabilities, proposal.tokens),
+            noise.test[:, : plan.draft_length],
+        )
+    if plan.coupled or plan.tokenwise:
+        examine_one_by_one(proposal, scores, chances, rows, plan, verdict)
+        if proposed is not None:
+            verdict.passed.logical_and_(counting(plan.draft_length, scores.device) < proposed[:, None])
+        torch.argmin(verdict.standing, 1, out=verdict.accepted)  # the first that does not stand
+    if not plan.rejection:
+        return rows.lenience if plan.lenient else None
+    assert chances is not None
+    if not plan.coupled and not plan.tokenwise:
+        verdict.block.judge(chances, proposed, verdict.accepted)
+        return verdict.block.share(verdict.next_index)
+    standing = torch.empty_like(proposal.proposed)
+    verdict.block.judge(chances, proposed, standing)
+    verdict.accepted.copy_(torch.where(rows.block, standing, verdict.accepted))
+    return torch.where(rows.block, verdict.block.share(verdict.next_index), rows.lenience)
+
+
+def examine_one_by_one(
+    proposal: Proposal, scores: Tensor, chances: Chances | None, rows: Rows, plan: Plan, verdict: Verdict
+) -> None:
+    """Mark which proposals [A, K] pass the test of a rule that judges each by itself."""
+    passed = verdict.passed
+    if plan.coupled:
+        torch.eq(verdict.leading, proposal.tokens, out=passed)
         if plan.lenient:
-            passed = passed * rows.lenience[:, None]
-        passed = passed < chosen(p[:, :-1], proposal.tokens)
-        verdict.passed.copy_(torch.where(rows.coupled[:, None], agree, passed) if plan.coupled else passed)
-    if plan.ragged:
-        verdict.passed.logical_and_(counting(plan.draft_length, agree.device) < proposal.proposed[:, None])
+            likely = chosen(scores, proposal.tokens) - scores[:, :-1].amax(-1) >= rows.lenience.log()[:, None]
+            passed.logical_or_(likely & (rows.lenience < 1)[:, None])
+    if plan.tokenwise:
+        assert chances is not None
+        needed = chances.u * chances.q_chosen
+        if plan.lenient:
+            needed = needed * rows.lenience[:, None]
+        fair = needed < chances.p_chosen
+        passed.copy_(torch.where(rows.coupled[:, None], passed, fair) if plan.coupled else fair)
 
 
 def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
-    """Return the probability [A, K] of each token, which is 1 if the proposals were certain."""
+    """Return the probability [A, K] of each token at its position, which is 1 if the proposals were certain."""
     if probabilities is None:
         return torch.ones_like(tokens, dtype=torch.float32)
-    return probabilities.gather(2, tokens[:, :, None])[:, :, 0]
+    return probabilities.gather(2, tokens[:, :, None]).squeeze(2)
 
 
-def residual(proposal: Proposal, target: Tensor, accepted: Tensor, lenience: Tensor | None = None) -> Tensor:
-    """Return weights [A, V] for the next token: p where all proposals stand, else max(0, p − q) at the rejected one."""
+def residual(proposal: Proposal, target: Tensor, accepted: Tensor, share: Tensor | None = None) -> Tensor:
+    """Return weights [A, V] for the next token: p where all proposals stand, else max(0, p − share · q) where not."""
     tokens = proposal.tokens
     p = pick(target, accepted)
     if tokens.shape[1] == 0:
@@ -152,8 +190,8 @@ def residual(proposal: Proposal, target: Tensor, accepted: Tensor, lenience: Ten
         q = torch.zeros_like(p).scatter_(1, tokens.gather(1, position[:, None]), 1.0)
     else:
         q = pick(proposal.probabilities, position)
-    if lenience is not None:
-        q = q * lenience[:, None]
-    difference = (p - q * (accepted < proposal.proposed)[:, None]).clamp_(min=0)
+    counts = accepted < proposal.proposed
+    counts = counts.to(p.dtype) if share is None else (counts * share).to(p.dtype)
+    difference = torch.addcmul(p, q, counts[:, None], value=-1).clamp_(min=0)
     # If p equals q up to rounding, nothing is left and p decides; beside any other weight this share is never drawn.
     return difference.add_(p, alpha=NEGLIGIBLE)

@@ -10,7 +10,7 @@ from .checks import real, require, whole
 from .filters import FILTERS
 
 MAX_LOGPROBS = 20
-RULES = ("rejection", "coupled")
+RULES = ("rejection", "tokenwise", "coupled")
 
 
 class Frozen(Mapping[Any, Any]):
@@ -102,6 +102,13 @@ class SamplingParams:
         return self.lenience < 1
 
     @property
+    def test(self) -> str:
+        """The rule whose test its proposals take: greedy is coupled without noise, and lenience judges one by one."""
+        if self.greedy or self.rule == "coupled":
+            return "coupled"
+        return "tokenwise" if self.lenient else self.rule
+
+    @property
     def filtered(self) -> bool:
         """Whether top-k, top-p and min-p matter; a greedy pick passes them all."""
         return not self.greedy or self.lenient
@@ -114,7 +121,7 @@ class SamplingParams:
     @property
     def keeps_its_draft(self) -> bool:
         """Whether the draft affects a text that is promised to be the same; then nothing else may affect the draft."""
-        draft_decides = self.lenient or (not self.greedy and self.rule == "rejection")
+        draft_decides = self.lenient or self.test != "coupled"
         return draft_decides and (self.greedy or self.seed is not None)
 
 
@@ -126,8 +133,8 @@ OWN_HELP = {
     "seed": "source of all randomness: with the same seed the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
     "prompt_logprobs": "report those of the prompt's tokens, too",
-    "rule": "how proposals are accepted: rejection accepts more; coupled gives one text per seed, whatever the draft, "
-    "K, batch or engine",
+    "rule": "how proposals are accepted: rejection judges them together and accepts most; tokenwise judges them one by "
+    "one; coupled gives one text per seed, whatever the draft, K, batch or engine",
     "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "
     "as the target says, and a greedy token may be only lenience times as likely as the best",
     "extra": "parameters of added filters, by name",

@@ -28,8 +28,8 @@ CANDIDATES = 16  # prompts of one token, among which acceptance chooses
 TRIED = 192  # requests, of all of them together
 SHORT_LIST = 4  # of them, among which the joint does
 CASES = (  # of the first drafter; each other one has the first
-    ("T 0.5", "rejection", 2),
-    ("T 0.7, top-p 0.9", "rejection", 1),
+    ("T 0.5", "rejection", 3),
+    ("T 0.7, top-p 0.9", "tokenwise", 2),
     ("T 1, top-k 6, min-p 0.05", "coupled", 2),
     ("T 0.6, penalties, bias", "rejection", 2),
     ("T 0.6, grammar", "rejection", 2),

@@ -15,7 +15,7 @@ from ...runtime.round import result
 from ...runtime.round import round as round_
 from ...runtime.round.round import commit
 from ...runtime.round.rows import pick
-from ...runtime.sampling import acceptance
+from ...runtime.sampling import acceptance, block
 from ...runtime.sampling.acceptance import residual
 from ...runtime.sampling.filters import Cut, penalties
 from ...runtime.sampling.noise import gumbels
@@ -69,6 +69,20 @@ def p_without_the_rejected(proposal: Any, target: Any, accepted: Any, *lenience:
     return residual(certain, target, accepted, *lenience)
 
 
+def ended_by_its_first_failure(stands: Any, places: Any, out: Any) -> None:
+    """A block keeps what its last passing test came to, whatever failed before."""
+    torch.sum(stands.cumprod(1), 1, out=out)
+
+
+def without_denominator(u: Any, weights: Any, rests: Any) -> Any:
+    """S instead of S / (S + 1 − w)."""
+    return torch.where(rests < 1, u < weights + rests - 1, u < weights)
+
+
+def one_end_for_all(*_: Any) -> None:
+    """A block goes on behind its row's own last proposal, as the widest row's does."""
+
+
 def counts_before_the_round(before: Any, ahead: Any, width: int) -> Any:
     """Pitfall 8."""
     return before[:, None].expand(-1, width, -1)
@@ -117,6 +131,9 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "filter on one side only": ((round_, "transform", unfiltered),),
     "skipped residual": ((acceptance, "residual", p_itself),),
     "residual of another q": ((acceptance, "residual", p_without_the_rejected),),
+    "block ended by its first failure": ((block, "count_standing", ended_by_its_first_failure),),
+    "block test without its denominator": ((block, "passes", without_denominator),),
+    "one end for all blocks": ((block, "end_blocks", one_end_for_all),),
     "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
     "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
     "one length for all rows": ((round_, "commit", one_length_for_all),),

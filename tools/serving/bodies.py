@@ -76,7 +76,7 @@ class Generation(Closed, kw_only=True):
     return_token_ids: bool | None = None
     draft_length: Annotated[int, Meta(ge=0)] | Literal["auto"] | None = None
     drafter: str | None = None
-    rule: Literal["rejection", "coupled"] | None = None
+    rule: Literal["rejection", "tokenwise", "coupled"] | None = None
     speculation: bool | None = None
     cache_salt: str | None = None
 

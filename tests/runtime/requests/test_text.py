@@ -253,7 +253,7 @@ def test_bytes_of_a_fallback_tokenizer_that_are_no_character_do_not_stop_the_str
 # Log-probabilities.
 
 
-@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+@pytest.mark.parametrize("rule", ["rejection", "tokenwise", "coupled"])
 def test_logprobs_are_of_the_raw_distribution_and_equal_plain_decodings(llama: Pair, rule: str):
     """Within 1e-4: plain and speculative steps round differently in float32. Raw: before bias, penalty, filters and
     temperature, so they are those of the checkpoint (pitfall 16)."""

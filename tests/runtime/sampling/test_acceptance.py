@@ -1,4 +1,4 @@
-"""Both rules on scripted p and q: every verdict that can be forced, and the distribution where chance decides."""
+"""All rules on scripted p and q: every verdict that can be forced, and the distribution where chance decides."""
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from ..states import log, make_plan, make_rows
 
 GREEDY = SamplingParams()
 REJECTION = SamplingParams(temperature=1.0)
+TOKENWISE = SamplingParams(temperature=1.0, rule="tokenwise")
 COUPLED = SamplingParams(temperature=1.0, rule="coupled")
 P = [0.1, 0.2, 0.3, 0.4]
 Q = [0.4, 0.3, 0.2, 0.1]
@@ -36,7 +37,7 @@ def judge(params, scores, tokens, q=None, counts=None, u=0.5, draw=0.5, gumbel=N
     probabilities = None if q is None else torch.tensor(q).expand(len(params), k, -1)
     fill = lambda value: torch.as_tensor(value, dtype=torch.float64).expand(len(params), k + 1)  # noqa: E731
     plan = make_plan(params, k, ragged=bool((counts < k).any()))
-    noise = Noise(gumbel, *((fill(draw), fill(u)) if plan.rejection else (None, None)))
+    noise = Noise(gumbel, *((fill(draw), fill(u)) if plan.draws else (None, None)))
     return verdict_of(Proposal(tokens, counts, probabilities), scores, rows, plan, noise)
 
 
@@ -68,29 +69,32 @@ def test_greedy_accepts_while_proposals_are_the_best_tokens():
     assert verdict.next_token.tolist() == [3, 0, 2, 2]
 
 
-def test_rejection_accepts_all_that_the_target_likes_at_least_as_much():
-    verdict = judge([REJECTION] * 2, repeated(2, 4, *P), [[3, 2, 3], [2, 2, 2]], q=Q, u=UNLIKELY, draw=[[0.05], [0.95]])
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_rejection_accepts_all_that_the_target_likes_at_least_as_much(params: SamplingParams):
+    verdict = judge([params] * 2, repeated(2, 4, *P), [[3, 2, 3], [2, 2, 2]], q=Q, u=UNLIKELY, draw=[[0.05], [0.95]])
     assert verdict.accepted.tolist() == [3, 3]
     assert verdict.next_token.tolist() == [0, 3], "with all accepted the next token is drawn from p itself"
 
 
-def test_rejection_refuses_what_the_target_excludes_however_the_dice_fall():
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_rejection_refuses_what_the_target_excludes_however_the_dice_fall(params: SamplingParams):
     scores = repeated(1, 3, 0.5, 0.5, 0.0, 0.0)
-    verdict = judge([REJECTION], scores, [[2, 0]], q=[0.0, 0.0, 1.0, 0.0], u=LIKELY)
+    verdict = judge([params], scores, [[2, 0]], q=[0.0, 0.0, 1.0, 0.0], u=LIKELY)
     assert verdict.accepted.tolist() == [0]
     assert verdict.next_token.tolist() in ([0], [1])
 
 
-def test_rejection_tests_u_times_q_against_p():
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_rejection_tests_u_times_q_against_p(params: SamplingParams):
     """p / q of token 0 is 0.25: accepted below, rejected from there on."""
     for u, accepted in ((0.2499, 1), (0.2501, 0)):
-        assert judge([REJECTION], repeated(1, 2, *P), [[0]], q=Q, u=u).accepted.tolist() == [accepted]
+        assert judge([params], repeated(1, 2, *P), [[0]], q=Q, u=u).accepted.tolist() == [accepted]
 
 
 def test_after_a_rejection_the_next_token_is_drawn_from_what_p_has_beyond_q():
     """max(0, p − q) = 0, 0, .1, .3: a quarter of the draws is 2, the rest 3."""
     for draw, token in ((0.01, 2), (0.24, 2), (0.26, 3), (0.99, 3)):
-        verdict = judge([REJECTION], repeated(1, 3, *P), [[0, 3]], q=Q, u=UNLIKELY, draw=draw)
+        verdict = judge([TOKENWISE], repeated(1, 3, *P), [[0, 3]], q=Q, u=UNLIKELY, draw=draw)
         assert (verdict.accepted.item(), verdict.next_token.item()) == (0, token)
 
 
@@ -98,7 +102,7 @@ def test_rows_accept_different_numbers_in_one_batch():
     """Pitfall 6; each row's next token is drawn after its own accepted proposals."""
     scores = torch.stack([log(1.0, 0.0, 0.0), log(0.0, 1.0, 0.0), log(0.0, 0.0, 1.0)]).expand(4, 3, 3)
     tokens = [[0, 1], [0, 2], [1, 1], [0, 1]]
-    for params in (GREEDY, REJECTION, COUPLED):
+    for params in (GREEDY, REJECTION, TOKENWISE, COUPLED):
         verdict = judge([params] * 4, scores, tokens, gumbel=torch.zeros(4, 3, 3))
         assert verdict.accepted.tolist() == [2, 1, 0, 2]
         assert verdict.next_token.tolist() == [2, 1, 0, 2]
@@ -106,7 +110,7 @@ def test_rows_accept_different_numbers_in_one_batch():
 
 def test_a_row_takes_no_more_proposals_than_it_asked_for():
     """K differs by row: what the widest row makes the others propose is never examined."""
-    for params in (GREEDY, REJECTION, COUPLED):
+    for params in (GREEDY, REJECTION, TOKENWISE, COUPLED):
         verdict = judge(
             [params] * 3, repeated(3, 4, 0.0, 1.0), [[1, 1, 1]] * 3, counts=[0, 1, 3], gumbel=torch.zeros(3, 4, 2)
         )
@@ -114,17 +118,18 @@ def test_a_row_takes_no_more_proposals_than_it_asked_for():
         assert verdict.next_token.tolist() == [1, 1, 1]
 
 
-def test_beyond_its_own_proposals_a_row_draws_from_p_not_from_a_residual():
-    verdict = judge([REJECTION], repeated(1, 3, *P), [[3, 0]], q=Q, counts=[1], u=LIKELY, draw=0.05)
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_beyond_its_own_proposals_a_row_draws_from_p_not_from_a_residual(params: SamplingParams):
+    verdict = judge([params], repeated(1, 3, *P), [[3, 0]], q=Q, counts=[1], u=LIKELY, draw=0.05)
     assert verdict.accepted.tolist() == [1]
     assert verdict.next_token.tolist() == [0], "token 0 has no residual, so it can only come from p"
 
 
-@pytest.mark.parametrize("params", [GREEDY, REJECTION, COUPLED])
+@pytest.mark.parametrize("params", [GREEDY, REJECTION, TOKENWISE, COUPLED])
 def test_without_proposals_a_round_is_plain_decoding(params: SamplingParams):
     verdict = judge([params], repeated(1, 1, *P), [[]], draw=0.2, gumbel=torch.zeros(1, 1, 4))
     assert verdict.accepted.tolist() == [0]
-    assert verdict.next_token.tolist() == [1 if params is REJECTION else 3]
+    assert verdict.next_token.tolist() == [1 if params in (REJECTION, TOKENWISE) else 3]
 
 
 def test_an_empty_residual_draws_from_p():
@@ -143,21 +148,24 @@ def test_a_token_without_residual_is_never_drawn_beside_one_that_has_some():
     assert inverse_cdf(weights, torch.tensor([[2.0**-49]], dtype=torch.float64)).tolist() == [[1]]
 
 
-def test_equal_p_and_q_accept_whatever_the_uniform():
-    assert judge([REJECTION], repeated(1, 3, *P), [[0, 3]], q=P, u=1 - 2.0**-40).accepted.tolist() == [2]
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_equal_p_and_q_accept_whatever_the_uniform(params: SamplingParams):
+    assert judge([params], repeated(1, 3, *P), [[0, 3]], q=P, u=1 - 2.0**-40).accepted.tolist() == [2]
 
 
-def test_a_certain_proposal_is_accepted_with_probability_p_and_never_drawn_after_its_rejection():
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_a_certain_proposal_is_accepted_with_probability_p_and_never_drawn_after_its_rejection(params: SamplingParams):
     """Pitfall 2: its q is one on it."""
     scores = repeated(1, 2, *P)
     for u, accepted in ((0.29, 1), (0.31, 0)):
-        assert judge([REJECTION], scores, [[2]], u=u).accepted.tolist() == [accepted]
-    drawn = {judge([REJECTION], scores, [[2]], u=UNLIKELY, draw=draw / 50).next_token.item() for draw in range(50)}
+        assert judge([params], scores, [[2]], u=u).accepted.tolist() == [accepted]
+    drawn = {judge([params], scores, [[2]], u=UNLIKELY, draw=draw / 50).next_token.item() for draw in range(50)}
     assert drawn == {0, 1, 3}
 
 
-def test_a_certain_proposal_the_target_is_certain_of_is_always_accepted():
-    assert judge([REJECTION], repeated(1, 2, 0.0, 1.0), [[1]], u=1 - 2.0**-49).accepted.tolist() == [1]
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE])
+def test_a_certain_proposal_the_target_is_certain_of_is_always_accepted(params: SamplingParams):
+    assert judge([params], repeated(1, 2, 0.0, 1.0), [[1]], u=1 - 2.0**-49).accepted.tolist() == [1]
 
 
 def test_ties_go_to_the_lowest_id_in_proposal_and_verdict_alike():
@@ -187,7 +195,7 @@ def test_inverse_cdf_never_draws_a_token_without_weight():
 
 
 @pytest.mark.parametrize("certain", [False, True])
-@pytest.mark.parametrize("params", [REJECTION, COUPLED])
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE, COUPLED])
 def test_the_first_token_is_distributed_as_p(params: SamplingParams, certain: bool):
     """200,000 rounds through accept(); χ² with a false alarm of 1e-6 over seeds, and the seed is fixed."""
     count, vocab = 200_000, 4
@@ -215,7 +223,7 @@ def test_the_first_token_is_distributed_as_p(params: SamplingParams, certain: bo
     assert chisquare(observed, torch.tensor(P, dtype=torch.float64) * count).pvalue > 1e-6
     rate = verdict.accepted.float().mean().item()
     overlap = P[2] if certain else sum(map(min, P, Q))  # 0.6
-    if params is REJECTION or certain:
+    if params is not COUPLED or certain:
         assert rate == pytest.approx(overlap, abs=4.9 * (overlap * (1 - overlap) / count) ** 0.5)
     else:
         assert overlap > rate > overlap - 0.15, "coupled accepts a little less often"
@@ -245,7 +253,7 @@ def test_under_lenience_no_token_becomes_likelier_than_p_over_l(lenience: float)
     """The whole distribution of the token that comes out, put together from the verdicts and the residual of the code
     that runs; float32 rounding allows 1e-6, and each threshold of u is met within 1e-5 of itself."""
     generator = torch.Generator().manual_seed(1)
-    params = SamplingParams(temperature=1.0, lenience=lenience)
+    params = SamplingParams(temperature=1.0, rule="tokenwise", lenience=lenience)
     for spread in (0.3, 1.0, 3.0) * 10:
         p, q = (spread * torch.randn(2, 6, generator=generator)).softmax(-1)
         accepted = (p / (lenience * q)).clamp(max=1)

@@ -19,7 +19,7 @@ def decoder(llama: Pair):
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 4, 16])
-@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "tokenwise"])
 def test_the_end_comes_right_after_the_minimum_at_every_draft_length(decoder: Decoder, draft_length: int, rule: str):
     asked = [replace(EAGER, min_tokens=least, rule=rule, temperature=1.0, seed=least) for least in (0, 1, 7)]
     outputs = decoder.generate([[5, 6]] * 3, asked, draft_length=draft_length)

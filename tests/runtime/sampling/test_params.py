@@ -42,7 +42,7 @@ NAN, INF = math.nan, math.inf
         ("min_tokens", [-1, 1.0, True, 129, None], "a whole number from 0 to 128"),
         ("seed", [-1, 2**64, 1.0, True], "a whole number below 2^64"),
         ("logprobs", [-1, 21, 1.0, True], "a whole number from 0 to 20"),
-        ("rule", ["greedy", None, 1], "one of rejection, coupled"),
+        ("rule", ["greedy", None, 1], "one of rejection, tokenwise, coupled"),
         ("lenience", [0, -0.5, 1.01, NAN, None, "1"], "a number in (0, 1]"),
     ],
 )
@@ -70,7 +70,7 @@ def test_an_invalid_value_is_refused_by_name_with_what_was_expected(field: str, 
         ("logprobs", [20]),
     ],
 )
-@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+@pytest.mark.parametrize("rule", ["rejection", "tokenwise", "coupled"])
 def test_an_extreme_value_is_refused_or_works_and_never_harms_a_neighbour(
     eight: Pair, field: str, values: list, rule: str
 ):

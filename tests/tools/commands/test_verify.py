@@ -72,7 +72,7 @@ def test_each_drafter_setting_rule_and_way_to_choose_a_draft_length_is_sampled(r
     assert result.code == 0, result.out
     cases = [one["case"] for one in json.loads((tmp_path / "found.json").read_text())["findings"]]
     assert ways == {"K by entropy", "K auto"}
-    for expected in (*drafters, *ways, *SETTINGS, "rejection", "coupled", "mixed", "K 1", "K 2"):
+    for expected in (*drafters, *ways, *SETTINGS, "rejection", "tokenwise", "coupled", "mixed", "K 1", "K 2"):
         assert any(expected in case for case in cases), expected
 
 

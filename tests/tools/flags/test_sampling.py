@@ -95,7 +95,7 @@ def test_a_command_may_fix_a_field():
         (["--temperature", "nan"], "temperature is nan, expected 0 or a number from 1e-05 to 100000"),
         (["--top-p", "0"], "top_p is 0.0, expected a number in (0, 1]"),
         (["--max-new-tokens", "0"], "max_new_tokens is 0, expected a whole number >= 1"),
-        (["--rule", "best"], "rule is 'best', expected one of rejection, coupled"),
+        (["--rule", "best"], "rule is 'best', expected one of rejection, tokenwise, coupled"),
     ],
 )
 def test_a_bad_value_is_refused_by_the_library_itself(run, arguments, message):
