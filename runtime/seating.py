@@ -207,9 +207,10 @@ class Seating:
     def keep_prefix(self, occupant: Occupant) -> None:
         """Keep what the caches have of a request for others that begin alike."""
         request = occupant.request
-        self.prefixes.extend(occupant.keys, (*request.prompt, *request.token_ids), request.cache_salt)
+        tokens, salt = (*request.prompt, *request.token_ids), request.cache_salt
+        self.prefixes.extend(occupant.keys, tokens, salt)
         for model in self._models:
-            self.prefixes.leave(model.cache, occupant.row, occupant.keys)
+            self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt)
 
     def _reuse_prefix(self, occupant: Occupant) -> None:
         """Begin with what an earlier request has left, but for an end that is read as it would be without."""

@@ -8,16 +8,40 @@ in narrow steps, which engines may round in another way, as they do between batc
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import NamedTuple, Protocol
 
 from ...engines import BLOCK_TOKENS
 from .cache import KVCache
 
 
+class Block(NamedTuple):
+    """A block that is kept: its key, that of the block before it, and what it was made of."""
+
+    key: bytes
+    parent: bytes | None
+    tokens: tuple[int, ...]
+    salt: str
+
+
+class Watcher(Protocol):
+    """Is told by the stepping thread which blocks of the target's cache are kept, and must return quickly.
+
+    The block before one that is kept is kept, too.
+    """
+
+    def kept(self, blocks: Sequence[Block]) -> None: ...
+
+    def dropped(self, keys: Sequence[bytes]) -> None: ...
+
+
 class Prefixes:
     """Keeps up to so many blocks of each cache; those go first that were not asked for longest."""
 
+    watcher: Watcher | None = None
+
     def __init__(self, caches: Sequence[KVCache], most_blocks: int) -> None:
         self._most = most_blocks
+        self._target = caches[0]
         self._kept: dict[KVCache, OrderedDict[bytes, int]] = {cache: OrderedDict() for cache in caches}
         self.asked_tokens = 0  # of all prompts
         self.found_tokens = 0
@@ -47,20 +71,36 @@ class Prefixes:
         if found:
             cache.reuse(row, [kept[key] for key in found])
 
-    def leave(self, cache: KVCache, row: int, keys: Sequence[bytes]) -> None:
-        """Keep the whole blocks of a row, as far as they fit."""
+    def leave(self, cache: KVCache, row: int, keys: Sequence[bytes], tokens: Sequence[int], salt: str) -> None:
+        """Keep the whole blocks of a row that holds these tokens, as far as they fit."""
         kept = self._kept[cache]
         places = min(len(keys), cache.entries[row] // BLOCK_TOKENS, self._most)
+        added, dropped = [], []
         for place in reversed(range(places)):
             if keys[place] in kept:
                 kept.move_to_end(keys[place])
                 continue
             if len(kept) == self._most:
-                cache.drop(kept.popitem(last=False)[1])
+                key, block = kept.popitem(last=False)
+                cache.drop(block)
+                dropped.append(key)
             kept[keys[place]] = cache.keep(row, place)
+            added.append(place)
+        if self.watcher is not None and cache is self._target:
+            if dropped:
+                self.watcher.dropped(dropped)
+            if added:
+                self.watcher.kept([block_at(place, keys, tokens, salt) for place in reversed(added)])
 
     def forget(self) -> None:
         for cache, kept in self._kept.items():
             for block in kept.values():
                 cache.drop(block)
+            if self.watcher is not None and cache is self._target and kept:
+                self.watcher.dropped(list(kept))
             kept.clear()
+
+
+def block_at(place: int, keys: Sequence[bytes], tokens: Sequence[int], salt: str) -> Block:
+    own = tuple(tokens[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS])
+    return Block(keys[place], keys[place - 1] if place else None, own, salt)

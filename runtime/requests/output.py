@@ -59,3 +59,4 @@ class Piece:
     token_ids: tuple[int, ...]
     from_draft: tuple[bool, ...]
     logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, if they were asked for
+    settled: bool = True  # no text of these or earlier tokens is held back

@@ -176,7 +176,7 @@ class Request:
         self._logprobs += own
         piece = Piece("", tuple(tokens[:kept]), tuple(index < accepted for index in range(kept)), own)
         if reason is None:
-            self._pieces.append(replace(piece, text=self._text.take()))
+            self._pieces.append(replace(piece, text=self._text.take(), settled=self._text.settled))
         else:
             self.finish(reason, piece)
         if self.guide is not None and self.guide.error:

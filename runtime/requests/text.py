@@ -52,6 +52,11 @@ class TextStream:
             self.text = self.text[: min(ends)]
         return bool(ends)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the text of all tokens so far is certain."""
+        return not self._pending and not self._held_back()
+
     def take(self, everything: bool = False) -> str:
         """Return the text that has not been taken yet: what is certain, or everything."""
         end = len(self.text) - (0 if everything else self._held_back())

@@ -1,6 +1,8 @@
 """The example scripts run as they stand, on any bundle, and do what they say."""
 
+import os
 import runpy
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,7 +38,7 @@ def service(llama: Pair):
 
 def test_each_example_is_short_and_has_a_test():
     scripts = {file.name: file for file in EXAMPLES.glob("[!_]*.py")}
-    assert set(scripts) == {"stream.py", "service.py", "bench_your_prompts.py"}
+    assert set(scripts) == {"stream.py", "service.py", "bench_your_prompts.py", "ray_serve.py"}
     for name, file in scripts.items():
         assert len(file.read_text(encoding="utf-8").splitlines()) <= 50, name
 
@@ -90,3 +92,19 @@ def test_the_service_raises_a_failed_round_to_its_owners_and_goes_on(
     assert "a round failed: the engine failed" in capsys.readouterr().err
     with ThreadPoolExecutor() as clients:
         assert list(clients.map(service.complete, ["abc"] * 10)) == [expected] * 10
+
+
+@pytest.mark.replicas
+def test_a_replica_of_ray_serve_streams_the_tokens_that_the_library_says(llama: Pair, tmp_path: Path):
+    root = EXAMPLES.parents[1]
+    wanted = ["-r", root / ".ci/ray.txt", "-c", root / ".ci/constraints.txt", "--target", tmp_path]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *map(str, wanted)], check=True)
+    paths = {"PYTHONPATH": f"{tmp_path}:{root / '.package'}", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, str(EXAMPLES / "ray_serve.py"), str(llama.bundle)]
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with Decoder.open(llama.bundle) as decoder:
+        [output] = decoder.generate([[1, 2, 3]], SamplingParams(max_new_tokens=32))
+    lines = [line for line in done.stdout.splitlines() if line.replace(" ", "").isdecimal()]
+    assert [int(token) for line in lines for token in line.split()] == list(output.token_ids)
+    assert len(lines) > 3, "round by round"

@@ -4,17 +4,15 @@ SIGTERM ends it gracefully: it takes nothing new, finishes what runs, and exits 
 """
 
 import argparse
-import re
 from pathlib import Path
 
 from ...engines import EngineError, RequestError
 from ..console import say
 from ..extras import install_command
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import batch_size, positive
+from ..flags.limits import add_limit_flags, seconds
+from ..flags.sampling import positive
 from ..text_files import read_text
-
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
     )
-    parser.add_argument(
-        "--max-batch", default=8, type=batch_size, metavar="N", help="requests to decode together (default 8)"
-    )
+    add_limit_flags(parser)
     parser.add_argument(
         "--max-waiting",
         default=256,
@@ -44,19 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests that may wait for a place; more are refused with 503 (default 256)",
     )
     parser.add_argument(
-        "--cache-memory", type=_bytes, metavar="SIZE", help="the most memory for both caches, for instance 2GiB"
-    )
-    parser.add_argument(
-        "--prefix-memory",
-        type=_bytes,
-        default=2**28,
-        metavar="SIZE",
-        help="the most memory beside it for what requests leave to others that begin alike (default 256MiB; 0: none)",
-    )
-    parser.add_argument(
         "--drain-seconds",
         default=30.0,
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="after SIGTERM, cancel what has not finished in this time (default 30)",
     )
@@ -109,16 +95,3 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) < 2**16):
         raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a number from 0 to 65535")
     return int(text)
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,15})\s*([KMG]i?B|)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a size like 500MB or 2GiB")
-    return int(found[1]) * UNITS[found[2]]
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a number of seconds")
-    return float(text)

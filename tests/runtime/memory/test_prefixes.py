@@ -1,7 +1,7 @@
 """What requests leave behind is found by those that begin alike, saves the reading of it, and changes no text."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from trt_spec.engines import BLOCK_TOKENS, Bundle, RequestError
 from trt_spec.runtime import Decoder, SamplingParams, scheduler
 from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.memory.prefixes import Block
 from trt_spec.runtime.prefill import NARROWEST
 
 from ...bundles import Pair
@@ -178,3 +179,46 @@ def test_after_an_error_nothing_is_found(decoder: Decoder, monkeypatch: pytest.M
             decoder.step()
     assert decoder.prefixes.blocks == 0
     assert decoder.generate(prompt, SamplingParams(max_new_tokens=2))[0].usage.cached_tokens == 0
+
+
+def test_a_watcher_knows_what_is_kept_and_from_what_it_was_made(llama: Pair):
+    """It can tell from what it was told alone what the next request will find, and never loses a block's parent."""
+    known: dict[bytes, Block] = {}
+
+    class Watching:
+        def kept(self, blocks: Sequence[Block]) -> None:
+            for block in blocks:
+                assert block.key not in known
+                assert block.parent is None or block.parent in known
+                known[block.key] = block
+
+        def dropped(self, keys: Sequence[bytes]) -> None:
+            for key in keys:
+                del known[key]
+            assert all(block.parent is None or block.parent in known for block in known.values())
+
+    def chain(key: bytes | None) -> tuple[int, ...]:
+        return () if key is None else (*chain(known[key].parent), *known[key].tokens)
+
+    choose = random.Random(3)
+    stems = random_prompts(64, [150, 70, 100], seed=10)
+    with Decoder.open(llama.bundle, max_batch=2, prefix_bytes=bytes_of(llama.bundle, 9)) as decoder:
+        decoder.prefixes.watcher = Watching()
+        for number in range(25):
+            prompt = (
+                choose.choice(stems)[: choose.choice([40, 70, 150])] + choose.choice(stems)[: choose.choice([1, 40])]
+            )
+            salt = choose.choice(["", "a"])
+            most = max(0, len(prompt) - NARROWEST) // BLOCK_TOKENS * BLOCK_TOKENS
+            chains = [chain(key) for key, block in known.items() if block.salt == salt]
+            found = max(
+                (len(one) for one in chains if one == tuple(prompt[: len(one)]) and len(one) <= most), default=0
+            )
+            request = decoder.submit(prompt, SETTINGS[number % 3], cache_salt=salt)
+            while decoder.step():
+                pass
+            assert request.output().usage.cached_tokens == found
+            assert set(known) == set(decoder.prefixes._kept[decoder.target.cache])
+        assert decoder.prefixes.found_tokens > 200
+        decoder.forget_outputs()
+    assert known == {}

@@ -123,6 +123,15 @@ def test_text_held_back_for_a_stop_string_that_never_comes_is_given_at_the_end(t
         assert text == "STST"
 
 
+def test_a_piece_is_settled_when_no_stop_string_and_no_letter_is_half_way(tmp_path: Path):
+    """What another worker goes on from has lost no text, and no beginning of a stop string."""
+    with decoder_that_says(tmp_path, encoded("aSTx€bS")) as decoder:
+        _, tokens, pieces = streamed(decoder, SamplingParams(stop=["STOP"], max_new_tokens=9), k=0)
+    assert bytes(tokens).decode() == "aSTx€bS"
+    assert [piece.settled for piece in pieces] == [True, False, False, True, False, False, True, True, True]
+    assert [piece.text for piece in pieces] == ["a", "", "", "STx", "", "", "€", "b", "S"], "the end holds nothing back"
+
+
 def test_nothing_that_could_not_begin_a_stop_string_is_held_back(tmp_path: Path):
     with decoder_that_says(tmp_path, encoded("abcdef")) as decoder:
         _, _, pieces = streamed(decoder, SamplingParams(stop="STOP"), 0)

@@ -1,0 +1,392 @@
+"""NVIDIA Dynamo before two workers: its own frontend, from the package index, in a folder of its own."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.serving.dynamo_requests import seed_of
+from trt_spec.tools.serving.dynamo_worker import parser
+from trt_spec.tools.serving.stepper import Flight
+
+from ...bundles import Pair
+from ...runtime.scripted import encoded, says, scripted_decoder
+from .manifests import commands_of
+
+ROOT = Path(__file__).parents[3]
+MODEL = "pycode-14m"
+
+pytestmark = pytest.mark.replicas
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dynamo beside the environment of the tests, whose versions of pydantic and certifi it does not allow."""
+    home = tmp_path_factory.mktemp("dynamo")
+    wanted = ["-r", ROOT / ".ci/dynamo.txt", "--no-deps", "--target", home]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *map(str, wanted)], check=True)
+    return home
+
+
+class Cluster:
+    """A frontend and its workers, as processes."""
+
+    def __init__(self, home: Path, packages: Path, bundle: Path) -> None:
+        here = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_SYSTEM_HOST")
+        self.environment = os.environ | dict.fromkeys(here, "127.0.0.1")
+        self.environment |= {
+            "PYTHONPATH": f"{packages}:{ROOT / '.package'}",
+            "DYN_FILE_KV": str(home / "found"),
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
+            "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "400",
+        }
+        self._home, self._bundle = home, bundle
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.url, self.port = f"http://127.0.0.1:{free_port()}", free_port()
+
+    def start(self, name: str, module: str, *flags: object, **environment: str) -> None:
+        with (self._home / f"{name}.log").open("wb") as log:
+            command = [sys.executable, "-m", module, "--discovery-backend", "file", *map(str, flags)]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment | environment)
+        self.processes.append(process)
+
+    def start_worker(self, name: str, *flags: object, **environment: str) -> subprocess.Popen[bytes]:
+        flags = ("--bundle", self._bundle, "--max-batch", 16, *flags)
+        self.start(name, "trt_spec.tools.serving.dynamo_worker", *flags, **environment)
+        return self.processes[-1]
+
+    def start_frontend(self) -> None:
+        where = ("--http-host", "127.0.0.1", "--http-port", self.url.rpartition(":")[2])
+        self.start("frontend", "dynamo.frontend", *where, "--router-mode", "kv", "--migration-limit", 3)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def log(self, name: str) -> str:
+        return (self._home / f"{name}.log").read_text(errors="replace")
+
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until the frontend has sent a request to each of so many."""
+        self.until(lambda: len(self.workers()) == count)
+
+    def workers(self) -> set[int]:
+        try:
+            answers = [self.ask("abc", max_tokens=1, nvext={"extra_fields": ["worker_id"]}) for _ in range(4)]
+        except httpx.HTTPError:
+            return set()
+        return {worker_of(answer) for answer in answers}
+
+    def ask(self, prompt: object, **fields: object) -> dict[str, Any]:
+        answer = httpx.post(f"{self.url}/v1/completions", json=body_of(prompt, fields), timeout=60)
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def until(self, holds: Any) -> None:
+        deadline = time.monotonic() + 120
+        while not holds():
+            logs = "\n".join(f"== {file.name}\n{file.read_text(errors='replace')}" for file in self._home.glob("*.log"))
+            assert time.monotonic() < deadline, logs
+            time.sleep(0.2)
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"dynamo_frontend_{name}{{"))
+
+
+def free_port() -> int:
+    """Return a port below 32768: Dynamo reads that of a worker as a number of 16 bits with a sign."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 2**15))) as listener:
+            return int(listener.getsockname()[1])
+
+
+def body_of(prompt: object, fields: dict[str, object]) -> dict[str, object]:
+    return {"model": MODEL, "prompt": prompt, "temperature": 0, **fields}
+
+
+def worker_of(answer: dict[str, Any]) -> int:
+    return int(answer["nvext"]["worker_id"]["decode_worker_id"])
+
+
+@pytest.fixture
+def start(packages: Path, demo: Pair, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """`start(…)` starts a frontend and two workers with these flags."""
+    with ExitStack() as running:
+
+        def start(*flags: object) -> Cluster:
+            cluster = Cluster(tmp_path, packages, demo.bundle)
+            running.callback(cluster.kill)
+            cluster.start_frontend()
+            for name in ("first", "second"):
+                cluster.start_worker(name, "--rule", "coupled", *flags)
+            cluster.wait_for_workers(2)
+            return cluster
+
+        yield start
+
+
+STREAMS = 30
+SETTINGS: list[dict[str, Any]] = [  # with numbers that are the same in the 32 bits in which Dynamo sends them
+    {"temperature": 0},
+    {"temperature": 0.75, "seed": 7},
+    {"temperature": 1.0, "min_p": 0.125, "repetition_penalty": 1.25},
+    {"temperature": 0, "stop": ["return", "):\n        s"], "min_tokens": 9},
+    {"temperature": 0.75, "top_k": 40, "top_p": 0.75, "seed": -3},
+]
+NAMES = ("read", "config", "parse", "node", "tree", "count", "merge", "score", "split", "path")
+
+
+def prompt_of(number: int) -> str:
+    choose = random.Random(number)
+    words = [choose.choice(NAMES) for _ in range(choose.choice([1, 3, 60]))]
+    return f"{' = '.join(words)}\n\ndef {choose.choice(NAMES)}_{number}("
+
+
+class Stream:
+    """What one client is told."""
+
+    def __init__(self, number: int) -> None:
+        self.prompt, self.settings = prompt_of(number), SETTINGS[number % len(SETTINGS)]
+        self.request_id, self.text, self.end = "", "", None
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.usage: dict[str, int] = {}
+
+    async def read(self, client: httpx.AsyncClient) -> None:
+        more = {"max_tokens": 160, "ignore_eos": True, "logprobs": 0, "return_tokens_as_token_ids": True}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        body = body_of(self.prompt, more | stream | self.settings)
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    self.take(json.loads(line.removeprefix("data: ")))
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        assert "error" not in chunk, chunk
+        self.request_id = chunk["id"].removeprefix("cmpl-")
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk["choices"]:
+            self.text += choice["text"]
+            self.end = choice.get("finish_reason") or self.end
+            if logprobs := choice.get("logprobs"):
+                self.tokens += [int(token.removeprefix("token_id:")) for token in logprobs["tokens"]]
+                self.logprobs += logprobs["token_logprobs"]
+
+    @property
+    def params(self) -> SamplingParams:
+        seed = self.settings.get("seed", seed_of(self.request_id)) % 2**64
+        given = self.settings | {"seed": seed, "rule": "coupled", "max_new_tokens": 160, "ignore_eos": True}
+        return SamplingParams(**given, logprobs=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "moves", "flags"),
+    [
+        (signal.SIGKILL, True, ()),
+        (signal.SIGTERM, True, ("--drain-seconds", 0)),
+        (signal.SIGTERM, False, ("--drain-seconds", 300)),
+    ],
+    ids=["killed", "told to end at once", "told to finish"],
+)
+def test_a_worker_that_ends_in_mid_stream_costs_no_token(
+    start: Callable[..., Cluster], demo: Pair, end: signal.Signals, moves: bool, flags: Sequence[object]
+):
+    """Greedily and under rule coupled each text is the one that the library says alone, its usage and log-probs too."""
+    cluster = start(*flags)
+    streams = [Stream(number) for number in range(STREAMS)]
+
+    async def read_all() -> None:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=httpx.Limits()) as client:
+            reading = [asyncio.create_task(stream.read(client)) for stream in streams]
+            while sum(len(stream.tokens) > 5 for stream in streams) < STREAMS * 2 // 3:  # so both are at work
+                await asyncio.sleep(0.01)
+            cluster.processes[-1].send_signal(end)
+            await asyncio.gather(*reading)
+
+    asyncio.run(read_all())
+    assert (cluster.metric("model_migration_total") >= 5) == moves
+    assert cluster.processes[-1].wait(60) == (-signal.SIGKILL if end == signal.SIGKILL else 0)
+    with Decoder.open(demo.bundle) as decoder:
+        expected = decoder.generate([stream.prompt for stream in streams], [stream.params for stream in streams])
+    for stream, output in zip(streams, expected, strict=True):
+        assert stream.text == output.text
+        assert (stream.end, stream.usage["completion_tokens"]) == (output.finish_reason, len(output.token_ids))
+        assert stream.usage["prompt_tokens"] == output.usage.prompt_tokens
+        if "stop" not in stream.settings:
+            assert tuple(stream.tokens) == output.token_ids
+            assert stream.logprobs == pytest.approx([one.logprob for one in output.logprobs], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def cluster(packages: Path, demo: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests that end no worker; the second worker answers at a port of its own, too."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), packages, demo.bundle)
+    try:
+        cluster.start_frontend()
+        cluster.start_worker("first")
+        cluster.start_worker("second", DYN_SYSTEM_PORT=str(cluster.port), DYN_HEALTH_CHECK_ENABLED="true")
+        cluster.wait_for_workers(2)
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+def test_a_prompt_goes_to_the_worker_that_keeps_its_beginning(cluster: Cluster):
+    fields = {"max_tokens": 2, "nvext": {"extra_fields": ["worker_id", "timing"]}}
+    prompts = [" + ".join(NAMES[number:] * 12) for number in range(6)]
+    first = [cluster.ask(prompt, **fields) for prompt in prompts]
+    assert {answer["nvext"]["timing"]["kv_hit_rate"] for answer in first} == {0.0}
+    assert len(set(map(worker_of, first))) == 2
+    cluster.until(lambda: all(hit_rate(cluster.ask(f"{prompt} - 1", **fields)) > 0.5 for prompt in prompts))
+    again = [cluster.ask(f"{prompt} - count(node)", **fields) for prompt in prompts]
+    assert list(map(worker_of, again)) == list(map(worker_of, first))
+
+
+def hit_rate(answer: dict[str, Any]) -> float:
+    return float(answer["nvext"]["timing"]["kv_hit_rate"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty is refused: a request that moves to another worker does not say"),
+        ({"n": 2, "temperature": 0.5}, "n is refused: send a request for each completion"),
+        ({"max_tokens": 2000}, "max_new_tokens 2000 exceed the bundle's limit of 1024"),
+    ],
+)
+def test_clients_are_told_what_is_refused(cluster: Cluster, fields: dict[str, object], said: str):
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body_of("abc", fields), timeout=60)
+    assert answer.status_code == 400
+    assert said in answer.json()["message"]
+
+
+def test_a_chat_is_asked_by_the_template_of_the_bundle(cluster: Cluster, demo: Pair):
+    message = {"role": "user", "content": "Read a file."}
+    body = {"model": MODEL, "messages": [message], "max_tokens": 20, "temperature": 0}
+    answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=60).json()
+    with Decoder.open(demo.bundle) as decoder:
+        [expected] = decoder.generate("# Read a file.\n", SamplingParams(max_new_tokens=20))
+    assert answer["choices"][0]["message"]["content"] == expected.text
+    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 20, "total_tokens": 27}
+
+
+def test_a_worker_says_that_it_is_in_good_health(cluster: Cluster):
+    answer = httpx.get(f"http://127.0.0.1:{cluster.port}/health")
+    assert (answer.status_code, answer.json()["endpoints"]["generate"]) == (200, "ready")
+
+
+def test_no_worker_with_another_rule_is_let_in(cluster: Cluster):
+    """Its texts could not go on as they would have."""
+    cluster.start_worker("third", "--rule", "coupled")
+    cluster.until(lambda: "Rejected incompatible workers" in cluster.log("frontend"))
+    assert len(cluster.workers() | cluster.workers()) <= 2
+
+
+def test_the_frontend_has_the_flags_that_the_manifests_give_it(cluster: Cluster):
+    known = subprocess.run(
+        [sys.executable, "-m", "dynamo.frontend", "--help"],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    given = {word for words in commands_of("dynamo.frontend") for word in words if word.startswith("--")}
+    assert "--migration-limit" in given
+    assert [flag for flag in given if f"{flag} " not in known] == []
+
+
+@pytest.fixture
+def made(packages: Path, monkeypatch: pytest.MonkeyPatch):
+    """`made(decoder, …)` makes the engine that Dynamo runs, in this process, and a context of Dynamo's own."""
+    monkeypatch.syspath_prepend(str(packages))
+    from dynamo._core import Context
+    from trt_spec.tools.serving.dynamo_engine import DynamoEngine
+
+    def make(decoder: Decoder, *flags: str):
+        return DynamoEngine(decoder, Path("card"), parser().parse_args(["--bundle", "b", *flags])), Context
+
+    return make
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_client_that_leaves_frees_its_row(llama: Pair, made, stop: bool):
+    """Whether Dynamo aborts the request or just reads no more."""
+
+    async def leave(decoder: Decoder) -> None:
+        engine, Context = made(decoder)
+        await engine.start(1)
+        ours, other = Context("a"), Context("a")
+        limits = {"max_tokens": 200, "ignore_eos": True}
+        going = engine.generate({"token_ids": [5, 6, 7], "stop_conditions": limits}, ours)
+        staying = engine.generate({"token_ids": [5, 6, 7], "stop_conditions": limits}, other)
+        await anext(staying)
+        await anext(going)
+        if stop:
+            ours.stop_generating()
+            await engine.abort(ours)
+            assert [chunk async for chunk in going][-1]["finish_reason"] == "cancelled"
+        else:
+            await going.aclose()
+        said = [token async for chunk in staying for token in chunk["token_ids"]]
+        assert len(said) > 150
+        await engine.cleanup()
+
+    with Decoder.open(llama.bundle) as decoder:
+        asyncio.run(leave(decoder))
+        assert decoder.speculation.tokens < 400
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_what_is_sent_ends_in_no_half_of_a_stop_string_or_letter(
+    tmp_path: Path, made, monkeypatch: pytest.MonkeyPatch, rule: str
+):
+    """But under rejection, where another worker would draw again what was held back, and so make it rarer."""
+    permits = threading.Semaphore(1)
+    step, progress = Decoder.step, Flight.progress
+
+    def step_when_the_last_was_seen(self: Decoder) -> bool:
+        if self.live or self._scheduler.waiting:
+            permits.acquire()
+        return step(self)
+
+    async def progress_and_permit(self: Flight) -> Any:
+        news = await progress(self)
+        permits.release()
+        return news
+
+    monkeypatch.setattr(Decoder, "step", step_when_the_last_was_seen)
+    monkeypatch.setattr(Flight, "progress", progress_and_permit)
+
+    async def chunks(decoder: Decoder) -> list[bytes]:
+        engine, Context = made(decoder, "--rule", rule)
+        await engine.start(1)
+        stops = {"stop": ["STOP"], "max_tokens": 9}
+        request = {"token_ids": encoded("ab"), "stop_conditions": stops, "sampling_options": {"temperature": 0.5}}
+        said = [bytes(chunk["token_ids"]) async for chunk in engine.generate(request, Context("a"))]
+        permits.release(1000)
+        await engine.cleanup()
+        return said
+
+    with scripted_decoder(tmp_path, says(encoded("aSTx€bc"), 2), says(encoded("?" * 9), 2)) as decoder:
+        said = asyncio.run(chunks(decoder))
+    assert b"".join(said).decode() == "aSTx€bc"
+    sent = [text.decode(errors="replace") for text in accumulate(said[:-1])]
+    torn = [text for text in sent if text.endswith(("\ufffd", "S", "ST", "STO"))]
+    assert len(torn) == (0 if rule == "coupled" else 4)

@@ -1,0 +1,47 @@
+"""A deployment on Ray Serve: replicas come and go with the load, each with a decoder and a thread that steps.
+
+python tools/examples/ray_serve.py bundle
+"""
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.serving.stepper import Stepper, Wanted
+
+
+@serve.deployment(max_ongoing_requests=64, autoscaling_config={"min_replicas": 1, "target_ongoing_requests": 16})
+class Replica:
+    def __init__(self, bundle: str) -> None:
+        self.decoder = Decoder.open(bundle, max_batch=16, prefix_bytes=2**28)
+        self.stepper = Stepper(self.decoder, max_waiting=64, on_end=lambda ticket: None)
+
+    async def complete(self, prompt: list[int], **params: Any) -> AsyncIterator[list[int]]:
+        if not self.stepper.alive:
+            self.stepper.start()
+        flight = self.stepper.submit([Wanted(prompt, SamplingParams(**params))], every_round=True)
+        try:
+            ended = False
+            while not ended:
+                [(_, pieces, ended)] = await flight.progress()
+                yield [token for piece in pieces for token in piece.token_ids]
+            flight.output(0)  # raises what ended it before its time
+        finally:
+            flight.cancel()
+
+    def check_health(self) -> None:
+        assert self.stepper.alive or not self.stepper.tickets, "the thread that steps has ended"
+
+
+def main(bundle: str) -> None:
+    serve.start(proxy_location="Disabled")  # asked by its handle alone; with FastAPI it would listen
+    handle: DeploymentHandle = serve.run(Replica.bind(bundle)).options(stream=True)  # type: ignore[attr-defined]
+    for tokens in handle.complete.remote([1, 2, 3], max_new_tokens=32):
+        print(*tokens, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

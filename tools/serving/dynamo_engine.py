@@ -1,0 +1,147 @@
+"""The decoder as NVIDIA Dynamo runs it: it begins, answers, lets go of requests, and says what is in its cache."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.publisher import PushSource
+from dynamo.common.utils.token_ids import normalize_request_token_ids
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
+
+from ...engines import BLOCK_TOKENS, RequestError
+from ...runtime import Decoder, Piece
+from ...runtime.memory.prefixes import Block
+from .dynamo_requests import chunk_of, wanted_of
+from .stepper import Flight, Stepper
+from .tokens import Vocabulary
+
+MOST_WAITING = 10_000  # Dynamo hands over no more at once
+LINGER_SECONDS = 5  # for a round to end
+
+
+class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
+    """All methods are called by one event loop."""
+
+    from_args = None  # dynamo_worker reads the arguments
+
+    def __init__(self, decoder: Decoder, card: Path, arguments: argparse.Namespace) -> None:
+        """Serve a decoder; `card` is a folder with what the frontend reads of a checkpoint."""
+        self._decoder, self._arguments = decoder, arguments
+        self._vocabulary = Vocabulary(decoder.tokenizer, decoder.bundle.tokenizer_file)
+        self._stepper = Stepper(decoder, MOST_WAITING, on_end=lambda ticket: None)
+        self._under_way: dict[Flight, Any] = {}  # with the context of each
+        self._idle = asyncio.Event()  # nothing is under way
+        self._idle.set()
+        self._ends = False
+        name = arguments.served_model_name or decoder.bundle.target.name
+        self._model = {"served_model_name": name}
+        self._card = str(card)
+
+    def worker_config(self) -> Any:
+        names = ("namespace", "component", "endpoint", "discovery_backend", "request_plane", "event_plane")
+        where = {name: getattr(self._arguments, name) for name in names}
+        chats = self._decoder.bundle.tokenizer.chat_template is not None
+        kinds = "chat,completions" if chats else "completions"
+        return WorkerConfig(**where, **self._model, model_name=self._card, endpoint_types=kinds)
+
+    async def start(self, worker_id: int) -> Any:
+        """Begin to step, and tell Dynamo what it has to know of the model."""
+        self._stepper.start()
+        room = LlmRegistration(
+            context_length=self._decoder.bundle.max_length,
+            kv_cache_block_size=BLOCK_TOKENS,
+            max_num_seqs=self._arguments.max_batch,
+        )
+        return EngineConfig(**self._model, model=self._card, llm=room)
+
+    async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
+        """Yield the tokens of each round that are certain, and with the last of them why they end."""
+        normalize_request_token_ids(request)
+        if (request.get("stop_conditions") or {}).get("max_tokens") == 0:  # it moved when all was said
+            yield {"token_ids": [], "index": 0, "finish_reason": "length"}
+            return
+        try:
+            wanted = wanted_of(request, context.id(), self._arguments.rule, self._decoder.bundle.max_length)
+            flight = self._stepper.submit([wanted], every_round=True)
+        except RequestError as error:
+            raise InvalidArgument(str(error)) from error
+        self._under_way[flight] = context
+        self._idle.clear()
+        [ours] = flight.requests
+        exact = wanted.params.greedy or wanted.params.rule == "coupled"
+        pieces: list[Piece] = []
+        try:
+            while not ours.finished:
+                for _, new, _ in await flight.progress():
+                    pieces += new
+                # Another worker must neither miss half a stop string nor draw again what was held back.
+                if pieces and not ours.finished and (pieces[-1].settled or not exact):
+                    yield chunk_of(pieces, self._vocabulary)
+                    pieces = []
+            ours.output()  # raises the error of a request that failed
+            if self._ends and ours.finish_reason == "cancelled":
+                raise EngineShutdown("this worker ends; another one goes on")
+            yield chunk_of([*pieces, *ours.take()], self._vocabulary) | {"finish_reason": ours.finish_reason}
+        finally:
+            del self._under_way[flight]
+            flight.cancel()
+            if not self._under_way:
+                self._idle.set()
+
+    async def abort(self, context: Any) -> None:
+        for flight, own in self._under_way.items():
+            if own.is_stopped() or own.is_killed():
+                flight.cancel()
+
+    async def health_check_payload(self) -> Any:
+        """A request that a worker in good health answers at once."""
+        return build_health_check_payload(self._decoder.bundle.tokenizer.bos_token_id or 0)
+
+    async def kv_event_sources(self) -> list[Any]:
+        return [PushSource(on_ready=self._publish)]
+
+    def _publish(self, publisher: Any) -> None:
+        self._decoder.prefixes.watcher = Publishing(publisher)
+
+    async def cleanup(self) -> None:
+        """Finish what is under way, and leave what takes too long to other workers."""
+        await self._until_idle(self._arguments.drain_seconds)
+        self._ends = True
+        for flight in self._under_way:
+            flight.cancel()
+        await self._until_idle(LINGER_SECONDS)
+        await self._stepper.close()
+        self._decoder.prefixes.watcher = None
+
+    async def _until_idle(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+
+
+class Publishing:
+    """Tells the router which prefixes this worker keeps."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def kept(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._publisher.publish_stored(
+                token_ids=list(block.tokens),
+                num_block_tokens=[len(block.tokens)],
+                block_hashes=[_short(block.key)],
+                parent_hash=None if block.parent is None else _short(block.parent),
+                cache_salt=block.salt or None,
+            )
+
+    def dropped(self, keys: Sequence[bytes]) -> None:
+        self._publisher.publish_removed([_short(key) for key in keys])
+
+
+def _short(key: bytes) -> int:
+    return int.from_bytes(key[:8], "big", signed=True)
