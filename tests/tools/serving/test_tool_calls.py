@@ -11,7 +11,8 @@ from trt_spec.tools.serving.tool_calls import CallReader, MarkedReader, joined, 
 from ...bundles import Pair
 from .conftest import Served, serving
 
-ASK = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "seed": 3, "max_completion_tokens": 60}
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "seed": 3, "max_completion_tokens": 200}
+ASK |= {"extra_body": {"rule": "coupled"}}  # whose text is that of the target, whatever else changes
 SCHEMA = {"type": "object", "properties": {"n": {"enum": ["a", "b"]}}, "required": ["n"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 TOOLS = [
@@ -165,7 +166,8 @@ def test_a_model_may_call_a_tool_between_its_templates_marks(marking: Served, st
 def test_a_call_that_is_required_is_marked_too(marking: Served, stream: bool):
     asked = ASK | {"tools": TOOLS, "tool_choice": "required", "stream": stream}
     assert called(marking.openai.chat.completions.create(**asked), stream)[2] == "tool_calls"
-    body = asked | {"stream": False, "return_token_ids": True}
+    body = {key: value for key, value in asked.items() if key != "extra_body"}
+    body |= {"rule": "coupled", "stream": False, "return_token_ids": True}
     [choice] = marking.post("/v1/chat/completions", body).json()["choices"]
     assert marking.decoder.tokenizer.decode(choice["token_ids"]).startswith('<\n{"name": "')
 
