@@ -35,6 +35,11 @@ GETS: dict[str, tuple[str, type | None]] = {
     "/openapi.json": ("This page.", None),
 }
 STREAMED = ("/v1/completions", "/v1/chat/completions")
+EVENT = {  # of a stream; before version 3.2 of OpenAPI a stream's schema is that of each event
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk of the answer or an error, in JSON, or [DONE]."}},
+    "required": ["data"],
+}
 WITHOUT_KEY = ("/health", "/ready")
 
 
@@ -63,7 +68,7 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
     for path, (summary, body, answer) in POSTS.items():
         ok = _content(place[answer])
         if path in STREAMED:
-            ok["text/event-stream"] = {"schema": {"type": "string"}}
+            ok["text/event-stream"] = {"schema": EVENT}
         taken = {"required": True, "content": _content(place[body])}
         paths[path] = {"post": operation(path, summary, ok, requestBody=taken)}
     for path, (summary, given) in GETS.items():
