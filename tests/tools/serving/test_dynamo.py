@@ -362,7 +362,7 @@ def test_what_is_sent_ends_in_no_half_of_a_stop_string_or_letter(
     step, progress = Decoder.step, Flight.progress
 
     def step_when_the_last_was_seen(self: Decoder) -> bool:
-        if self.live or self._scheduler.waiting:
+        if self.live or self._scheduler.seating.waiting:
             permits.acquire()
         return step(self)
 
