@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from .errors import ApiError, unavailable
 
 log = logging.getLogger(__name__)
 
+PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
 ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
 
 
@@ -203,6 +205,7 @@ class Stepper:
                 busy = self.decoder.step()
             except Exception as error:  # it has ended the requests of its round, whose owners are told; others go on
                 log.exception("a round failed: %s", error)
+                time.sleep(PAUSE_SECONDS)
                 busy = True
             self._report()
             if not busy:

@@ -103,6 +103,23 @@ def test_a_failed_round_ends_its_requests_with_an_error_of_their_own_and_the_nex
     assert answer.choices[0].text == expected.text
 
 
+def test_rounds_that_go_on_failing_neither_fill_the_log_nor_keep_the_server(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    failed = []
+
+    def fail(decoder: Decoder) -> bool:
+        failed.append(decoder)
+        raise RuntimeError("it fails")
+
+    with serving(llama, drain_seconds=0) as server:
+        monkeypatch.setattr(Decoder, "step", fail)
+        server.service.stepper._work.set()
+        time.sleep(0.5)
+        assert 1 <= failed.count(server.decoder) <= 12
+        assert server.http.get("/health").status_code == 200
+
+
 def test_an_error_in_mid_stream_follows_what_came_and_no_done_follows_it(small: Served, gate: Gate):
     with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
         lines = response.iter_lines()
