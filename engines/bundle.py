@@ -10,7 +10,7 @@ from typing import Any
 from .contract import GRANULE, SLACK, Contract
 from .errors import BundleError, ContractError
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own

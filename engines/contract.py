@@ -9,10 +9,10 @@ from .errors import ContractError
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDEST_STEP = 17  # a graph runs at any width; speculation uses at most K + 1 = 17 rows
-MAX_DRAFT_LENGTH = WIDEST_STEP - 1
+WIDEST_STEP = 65  # a graph runs at any width; a round verifies at most the last token and 64 proposals
+MAX_DRAFT_LENGTH = 16  # proposals in a line
 PREFILL_WIDTH = 256  # prompt tokens that one call reads
-SLACK = max(2 * MAX_DRAFT_LENGTH + 2, PREFILL_WIDTH)  # tokens that a call may write past the longest sequence
+SLACK = max(2 * WIDEST_STEP, PREFILL_WIDTH)  # tokens that a call may write past the longest sequence
 GRANULE = 64  # buffer lengths are multiples of this
 ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
 BLOCK_TOKENS = 32  # entries in each block of a cache that is read by a table of blocks
@@ -117,6 +117,9 @@ class Contract:
         return (
             TensorSpec("input_ids", "int64", ("batch", "width")),
             TensorSpec("start", "int64", ("batch",)),
+            # Where the tokens of a call are no line, each stands behind its ancestors alone.
+            TensorSpec("depths", "int64", ("batch", "width")),  # its position, from `start` on
+            TensorSpec("ancestors", "bool", ("batch", "width", "width")),  # which of the call's tokens it sees
             TensorSpec("logit_rows", "int64", ("batch", "rows")),
             *(spec for name in self.capabilities for spec in CAPABILITIES[name].inputs),
             *(TensorSpec(f"past_{name}", self.dtype, self.cache_shape) for name in self.cache_names),

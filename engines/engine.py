@@ -40,6 +40,7 @@ class Engine(Protocol):
     reads_prefixes: bool  # the cache of a step may be the first entries of longer buffers, and no others are read
     own_threads: bool  # computes on threads of its own; torch's would fight them for cores
     verify_width: int  # the most tokens in a step for which it gives logits
+    takes_trees: bool  # else the tokens of a step must be a line
 
     def reserve(self, rows: int, capacity: int) -> None:
         """Refuse caches of up to this many rows of this capacity if no step could run over them."""
@@ -68,13 +69,24 @@ def last_rows(batch: int, width: int, rows: int, device: str) -> "Tensor":
     return torch.arange(width - rows, width, device=device).expand(batch, rows).contiguous()
 
 
+def line(batch: int, width: int, device: str) -> "dict[str, Tensor]":
+    """Return the depths and ancestors of tokens that follow one another."""
+    import torch
+
+    depths = torch.arange(width, device=device)
+    return {
+        "depths": depths.expand(batch, width).contiguous(),
+        "ancestors": (depths <= depths[:, None]).expand(batch, width, width).contiguous(),
+    }
+
+
 def make_step(
     engine: Engine, cache: "Mapping[str, Tensor]", inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]"
 ) -> Step:
     """Make a step over the rows of `cache`; all tensors go by contract name.
 
-    `inputs` and `outputs` may leave out what follows from the rest: which rows give logits, the cache, and what a
-    capability can fill by itself.
+    `inputs` and `outputs` may leave out what follows from the rest: that the tokens are a line, which rows give
+    logits, the cache, and what a capability can fill by itself.
     """
     import torch
 
@@ -84,6 +96,8 @@ def make_step(
     inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)
     if contract.in_blocks:
         inputs["blocks"] = cache["blocks"]
+    if "depths" not in inputs:
+        inputs |= line(batch, width, device)
     inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
     outputs = {f"present_{name}": tensor for name, tensor in buffers.items()} | dict(outputs)
     sizes = {"batch": batch, "width": width, "rows": rows}

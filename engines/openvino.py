@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .contract import PREFILL_WIDTH, SPARE_BLOCK, WIDEST_STEP, Contract
+from .contract import MAX_DRAFT_LENGTH, PREFILL_WIDTH, SPARE_BLOCK, Contract
 from .engine import Step, chunks
 from .errors import EngineError
 
 VERSION = "2026.4"  # of OpenVINO: PagedAttention promises no other version the same inputs
 IN_BFLOAT16 = "openvino-bfloat16"
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+NARROW = MAX_DRAFT_LENGTH + 1  # tokens of a row up to which each is a sequence of its own
 GROUP = 64  # activations that are rounded to int8 together, where weights are integers
 FREELY = 8  # tokens up to which a call of more tokens than needed costs next to nothing
 MOST_PADDED = 2  # tokens added to a larger call, instead of changing its size
@@ -42,8 +43,8 @@ class OpenVinoEngine:
     So a step is padded to the size of recent ones where that costs less.
     """
 
-    verify_width = WIDEST_STEP
-    static_capacity = reads_prefixes = False
+    verify_width = NARROW
+    static_capacity = reads_prefixes = takes_trees = False
     own_threads = True
 
     def __init__(self, graph: Path, contract: Contract, device: str, dtype: str, exact_weights: bool) -> None:
@@ -130,7 +131,7 @@ class _Packing:
 
     def __init__(self, inputs: Mapping[str, Tensor], logits: Tensor) -> None:
         (self.batch, self.width), self.wanted_rows = inputs["input_ids"].shape, logits.shape[1]
-        self.narrow = self.width <= WIDEST_STEP
+        self.narrow = self.width <= NARROW
         self._ids, self._start = inputs["input_ids"].numpy().reshape(-1), inputs["start"].numpy()
         self._blocks, self._widths = inputs["blocks"].numpy().reshape(-1), inputs["widths"].numpy()
         self._logit_rows, self._logits = inputs["logit_rows"].numpy(), logits.numpy().reshape(-1, logits.shape[2])
@@ -145,7 +146,7 @@ class _Packing:
         """Find the tokens that count and return their number."""
         self._position = (self._start[:, None] + self._steps).reshape(-1)
         if not self.narrow:
-            self._sequences = np.where(self._widths > WIDEST_STEP, 1, self._widths)  # of each row
+            self._sequences = np.where(self._widths > NARROW, 1, self._widths)  # of each row
         self._index = None  # of the tokens that count; None: all, as nearly always
         if self._widths.min() < self.width:
             self._index = np.flatnonzero(self._steps < self._widths[:, None])
@@ -169,7 +170,7 @@ class _Packing:
         else:
             row = np.repeat(np.arange(self.batch), self._sequences)
             token = np.arange(len(row)) - np.repeat(np.cumsum(self._sequences) - self._sequences, self._sequences)
-            np.cumsum(np.where(self._widths[row] > WIDEST_STEP, self._widths[row], 1), out=call.begins[1:-1])
+            np.cumsum(np.where(self._widths[row] > NARROW, self._widths[row], 1), out=call.begins[1:-1])
             call.past[:-1], call.block_begins[:-2] = self._start[row] + token, self._first_block[row, 0]
             call.begins[-1] = count
         wanted, places = self._wanted(count)

@@ -7,7 +7,8 @@ Attention         PagedAttention, which writes the new rows into the caller's bl
 GatherElements    where it picks the rows whose logits are wanted: a gather over all tokens of the call
 DequantizeLinear  Convert, Multiply, Reshape: only in this order are the weights kept small and multiplied as integers
 
-The graph runs with the tokens of a call as its batch, each of width 1, and `start` as their positions.
+The graph runs with the tokens of a call as its batch, each of width 1, and `start` as their positions. So it takes
+lines of tokens only, no trees.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ CALL_INPUTS = {
     "max_context_len": (12, Type.i32, 0),
 }
 KEY_CACHE, VALUE_CACHE = 3, 4
+SCATTER = "ScatterElementsUpdate"
 WANTED = "wanted_rows"  # marks the gather of the rows whose logits are wanted
 
 
@@ -85,6 +87,10 @@ def _packed(model: Any, graph: Path) -> Any:
     gather.input(1).replace_source_output(rows.output(0))
     given = {parameter.get_friendly_name(): parameter for parameter in model.get_parameters()}
     given["input_ids"].set_partial_shape(PartialShape([-1, 1]))
+    tokens = ops.shape_of(given["start"])
+    for name, value in (("depths", np.int64(0)), ("ancestors", np.bool_(True))):  # each token stands alone
+        sizes = ops.concat([tokens, *[_ints(1)] * (given[name].get_partial_shape().rank.get_length() - 1)], 0)
+        given[name].output(0).replace(ops.broadcast(ops.constant(value), sizes).output(0))
     inputs = [given["input_ids"], given["start"], rows, *added.values(), *caches]
     packed = ov.Model([result], inputs, "packed")
     packed.validate_nodes_and_infer_types()
@@ -177,11 +183,13 @@ def _window(mask: Any) -> int:
     """Return how many entries a token sees, itself included; 0 if all up to itself."""
     window, causal = 0, False
     for term in _terms(mask.get_node()):
-        kind, inputs = term.get_type_name(), [term.input_value(i).get_node() for i in range(term.get_input_size())]
-        if kind == "LessEqual" and _reads(inputs[1], "start") and not _reads(inputs[0], "start"):
+        kind, inputs = term.get_type_name(), _inputs(term)
+        if kind == SCATTER and _name(inputs[2]) == "ancestors" and _is_earlier(inputs[0]):
             causal = True
-        elif kind == "Greater" and inputs[1].get_type_name() == "Subtract" and not _reads(inputs[0], "start"):
-            window = int(_constant(inputs[1].input_value(1).get_node()))
+        elif kind == "Greater" and _is_position(inputs[0]) and (behind := _behind(inputs[1])):
+            window = behind
+        elif kind == "LessEqual" and _is_position(inputs[0]) and _is_own_position(inputs[1]):
+            pass  # as its ancestors say
         elif kind != "Constant" or not _constant(term):
             raise ValueError(f"its attention has a mask by {kind}, which PagedAttention lacks")
     if not causal:
@@ -190,11 +198,52 @@ def _window(mask: Any) -> int:
 
 
 def _terms(node: Any) -> Iterator[Any]:
+    node = _unshaped(node)
     if node.get_type_name() != "LogicalAnd":
         yield node
         return
-    for place in range(2):
-        yield from _terms(node.input_value(place).get_node())
+    for one in _inputs(node):
+        yield from _terms(one)
+
+
+def _is_earlier(node: Any) -> bool:
+    """Whether it says which entries were there before the call."""
+    node = _unshaped(node)
+    if node.get_type_name() != "Less":
+        return False
+    entry, start = _inputs(node)
+    return not _reads(entry, "start") and _name(_unshaped(start)) == "start"
+
+
+def _is_position(node: Any) -> bool:
+    """Whether it says which position each entry has."""
+    node = _unshaped(node)
+    return node.get_type_name() == SCATTER and _is_own_position(node.input_value(2).get_node())
+
+
+def _is_own_position(node: Any) -> bool:
+    """Whether it says which position each token has."""
+    node = _unshaped(node)
+    names = [_name(_unshaped(one)) for one in _inputs(node)]
+    return node.get_type_name() == "Add" and sorted(names) == ["depths", "start"]
+
+
+def _behind(node: Any) -> int:
+    """Return what is taken from a token's position; 0 if something else is done."""
+    if node.get_type_name() != "Subtract" or not _is_own_position(node.input_value(0).get_node()):
+        return 0
+    return int(_constant(node.input_value(1).get_node()))
+
+
+def _unshaped(node: Any) -> Any:
+    """Return what a node was before it was given another shape."""
+    while node.get_type_name() in ("Broadcast", "Reshape", "Unsqueeze"):
+        node = node.input_value(0).get_node()
+    return node
+
+
+def _inputs(node: Any) -> list[Any]:
+    return [node.input_value(place).get_node() for place in range(node.get_input_size())]
 
 
 def _constant(node: Any) -> Any:
@@ -203,10 +252,15 @@ def _constant(node: Any) -> Any:
     return node.get_data().item()
 
 
+def _name(node: Any) -> str:
+    """Return an input's name; of all else, nothing."""
+    return str(node.output(0).get_any_name()) if node.get_type_name() == "Parameter" else ""
+
+
 def _reads(node: Any, name: str) -> bool:
     if node.get_type_name() == "Parameter":
-        return name in node.output(0).get_names()
-    return any(_reads(node.input_value(place).get_node(), name) for place in range(node.get_input_size()))
+        return _name(node) == name
+    return any(_reads(one, name) for one in _inputs(node))
 
 
 def _gather_elements(context: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .bundle import PLANS, graph_identity
 from .contract import ALIGNMENT, Contract
-from .engine import Step, chunks
+from .engine import Step, chunks, line
 from .errors import EngineError
 from .tensorrt_library import LIBRARIES, RuntimeLibrary, capability_of
 from .tensorrt_plans import CompiledPlan, read_plan
@@ -104,7 +104,7 @@ class TensorRTEngine:
     Each plan has a context for each batch, whose shapes never change, so that recordings of it stay valid.
     """
 
-    static_capacity = True
+    static_capacity = takes_trees = True
     reads_prefixes = own_threads = False
 
     def __init__(self, contract: Contract, device: str, plans: "list[_Opened]", scratch: Tensor) -> None:
@@ -134,12 +134,14 @@ class TensorRTEngine:
         context = self._context_for(sizes["batch"], sizes["width"], sizes["rows"])
         before, after = [], []  # copies into wider tensors, and out of them
         bound: dict[str, Tensor] = {}
+        # What is added behind a step's tokens must see something, itself at least, or its entries were no numbers.
+        wider = line(sizes["batch"], context.sizes["width"], self.device)
         for spec in (*self.contract.inputs, *self.contract.outputs):
             theirs = inputs[spec.name] if spec.name in inputs else outputs[spec.name]
             shape = [context.sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
             ours = theirs
             if list(theirs.shape) != shape or theirs.data_ptr() % ALIGNMENT:
-                ours = torch.zeros(shape, dtype=theirs.dtype, device=self.device)
+                ours = wider.get(spec.name, torch.zeros(shape, dtype=theirs.dtype, device=self.device))
                 part = ours[tuple(slice(size) for size in theirs.shape)]
                 if spec.name in inputs:
                     before.append((part, theirs))

@@ -225,6 +225,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Gemm": _gemm,
     "Greater": _binary(torch.gt),
     "LayerNormalization": _layer_norm,
+    "Less": _binary(torch.lt),
     "LessOrEqual": _binary(torch.le),
     "Log": torch.log,
     "MatMul": torch.matmul,

@@ -3,17 +3,18 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ..engines import Contract, Engine, ExportError, blank_step, open_engine
+from ..engines import Contract, Engine, ExportError, cache_rows, make_step, open_engine
 from .oracle import branch_logits, continued_logits
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
-from .scenarios import ROWS, Call, RowCall, Script, write_script
+from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 
 TOLERANCE = 1e-3
 """Largest allowed error, in standard deviations of the checkpoint's logits. float32 rounding stays below 1e-4 of
@@ -30,8 +31,8 @@ class Reference:
 
     script: Script
     branches: list[Tensor]  # [length, V] of each branch
-    deep: RowCall  # continues a cache of random rows
-    deep_logits: Tensor  # [live, V]
+    deep: list[Call]  # each continues a cache of random rows
+    deep_logits: list[Tensor]  # [live, V] of each
     scale: float  # the standard deviation of the logits
     sample: Sample
     sample_logits: Tensor  # [L, V], of the checkpoint as it is, whatever its weights are rounded to afterwards
@@ -43,8 +44,8 @@ def make_reference(
     contract = replace(contract, dtype="float32")  # in which both sides compute
     script = write_script(sample.vocab_size, contract.max_length)
     branches = branch_logits(model, script.branches)
-    deep = _deep_call(contract, sample.vocab_size, window)
-    deep_logits = continued_logits(model, list(_random_rows(contract, deep.start)), deep.tokens[: deep.live])
+    deep = _deep_calls(contract, sample.vocab_size, window)
+    deep_logits = [_deep_logits(model, contract, call.rows[0]) for call in deep]
     return Reference(script, branches, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
 
 
@@ -71,13 +72,14 @@ def check_graph(
     try:
         cache = _cache(contract, ROWS, reference.script.capacity)
         for call in reference.script.calls:
-            for row, logits in zip(call.rows, _run(engine, cache, call), strict=True):
-                expected = reference.branches[row.branch][row.start : row.start + row.live]
+            for row, logits in zip(call.rows, run_call(engine, cache, call), strict=True):
+                places = zip(row.branches, row.depths, strict=False)  # of the real ones
+                expected = torch.stack([reference.branches[branch][row.start + depth] for branch, depth in places])
                 compare(call.scenario, logits[: row.live], expected)
-        deep = reference.deep
-        cache = _cache_holding(contract, deep.start, len(deep.tokens))
-        logits = _run(engine, cache, Call("deep cache", 0, [deep]))[0]
-        compare("deep cache", logits[: deep.live], reference.deep_logits)
+        for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
+            [row] = call.rows
+            cache = _cache_holding(contract, row.start, len(row.tokens))
+            compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
         if quantised:
             engine.close()
             engine = open_engine("onnxruntime", graph, contract)
@@ -105,24 +107,46 @@ def check_graph(
     return report, sample_logits
 
 
-def _run(engine: Engine, cache: Mapping[str, Tensor], call: Call) -> Tensor:
+def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call) -> Tensor:
+    """Return the logits of all tokens `[B, S, V]`, and move the entries of those that are accepted into order."""
     width = len(call.rows[0].tokens)
-    step = blank_step(engine, cache, call.first_row, len(call.rows), width, width)
-    step.input_ids.copy_(torch.tensor([row.tokens for row in call.rows]))
-    step.start.copy_(torch.tensor([row.start for row in call.rows]))
-    step.run()
-    logits: Tensor = step.logits
+    given = {"input_ids": [row.tokens for row in call.rows], "start": [row.start for row in call.rows]}
+    if any(row.parents != line_of(width) for row in call.rows):
+        given |= {"depths": [row.depths for row in call.rows], "ancestors": [row.ancestors for row in call.rows]}
+    inputs = {name: torch.tensor(numbers, device=engine.device) for name, numbers in given.items()}
+    logits = torch.zeros(len(call.rows), width, engine.contract.vocab_size, device=engine.device)
+    rows = cache_rows(engine.contract, cache, call.first_row, len(call.rows))
+    make_step(engine, rows, inputs, {"logits": logits}).run()
+    for place, row in enumerate(call.rows, call.first_row):
+        if row.accepted is not None:
+            for name in engine.contract.cache_names:
+                entries = cache[name][place, :, row.start :]  # [kv_heads, T - start, D]
+                entries[:, : len(row.accepted)] = entries[:, row.accepted]
     return logits
 
 
-def _deep_call(contract: Contract, token_count: int, window: int | None) -> RowCall:
-    """Put five tokens far into a long sequence: at the last position if that much cache is affordable, and past the
-    sliding window in any case."""
+def _deep_calls(contract: Contract, token_count: int, window: int | None) -> list[Call]:
+    """Put a line and a tree far into a long sequence: at the last positions if that much cache is affordable, and past
+    the sliding window in any case."""
     affordable = max(DEEP_CACHE_BYTES // contract.cache_bytes_per_token, (window or 0) + 8)
     start = min(contract.max_length - 3, affordable)
     padding = max(0, start + 5 - contract.max_length)
-    tokens = torch.randint(token_count, (5,), generator=torch.Generator().manual_seed(SEED))
-    return RowCall(tokens.tolist(), start, padding, branch=-1)
+    random = Random(SEED)
+    tokens = [random.randrange(token_count) for _ in range(5)]
+    tree, _ = random_tree(random, 5, deepest=2)  # whose last entries lie beyond the last position
+    calls = {
+        "deep cache": RowCall(tokens, start, padding, line_of(5), []),
+        "deep tree": RowCall(tokens, start, 0, tree, []),
+    }
+    return [Call(scenario, 0, [row]) for scenario, row in calls.items()]
+
+
+def _deep_logits(model: Any, contract: Contract, call: RowCall) -> Tensor:
+    found: dict[int, Tensor] = {}
+    for path in leaves_of(call.parents[: call.live]):
+        logits = continued_logits(model, _random_rows(contract, call.start), [call.tokens[node] for node in path])
+        found |= zip(path, logits, strict=True)
+    return torch.stack([found[node] for node in range(call.live)])
 
 
 def _random_rows(contract: Contract, rows: int) -> Iterator[Tensor]:

@@ -58,12 +58,14 @@ def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
     past = [torch.zeros(shape, dtype=dtype) for _ in contract.cache_names]
     ids = torch.zeros(batch, width, dtype=torch.int64)
     start = torch.zeros(batch, dtype=torch.int64)
+    depths = torch.zeros(batch, width, dtype=torch.int64)
+    ancestors = torch.zeros(batch, width, width, dtype=torch.bool)
     logit_rows = torch.zeros(batch, rows, dtype=torch.int64)
     cache_dims = {0: "batch", 2: "capacity"}
     with ready_to_trace(model):
         program = torch.onnx.export(
             TracedModel(model, positions).eval(),
-            (ids, start, logit_rows, *past),
+            (ids, start, depths, ancestors, logit_rows, *past),
             dynamo=True,
             optimize=False,
             verbose=False,
@@ -73,6 +75,8 @@ def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
             dynamic_shapes=(
                 {0: "batch", 1: "width"},
                 {0: "batch"},
+                {0: "batch", 1: "width"},
+                {0: "batch", 1: "width", 2: "width"},
                 {0: "batch", 1: "rows"},
                 tuple(cache_dims for _ in past),
             ),

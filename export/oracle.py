@@ -1,6 +1,6 @@
 """Compute what the checkpoint itself says: with transformers' own model, attention and cache, in float32."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +21,13 @@ def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def continued_logits(model: Any, rows: list[Tensor], tokens: list[int]) -> Tensor:
+def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> Tensor:
     """Compute the logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    for layer, (key, value) in enumerate(zip(rows[0::2], rows[1::2], strict=True)):
+    each = iter(rows)
+    for layer, (key, value) in enumerate(zip(each, each, strict=True)):
         cache.update(key, value, layer)
     with computing_in_float32(model):
         logits: Tensor = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0]

@@ -6,8 +6,9 @@ Token ids are random: a graph that computes another function than its checkpoint
 from dataclasses import dataclass, field
 from random import Random
 
-from ..engines.contract import WIDEST_STEP
+from ..engines.contract import MAX_DRAFT_LENGTH
 
+TREE = "tree"  # the scenario that an engine of lines leaves out
 ROWS = 4  # cache rows: one for the calls of a single request, three for the ragged batch
 
 
@@ -18,11 +19,26 @@ class RowCall:
     tokens: list[int]
     start: int
     padding: int
-    branch: int  # the sequence these tokens belong to, as an index of `Script.branches`
+    parents: list[int]  # the token before each in its sequence, as an index of `tokens`; -1: the last in the cache
+    branches: list[int]  # the sequence each real token belongs to, as an index of `Script.branches`
+    accepted: list[int] | None = None  # tokens of a path whose entries then move into order, if it is to go on
 
     @property
     def live(self) -> int:
         return len(self.tokens) - self.padding
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """The tokens on the way to each, itself included."""
+        return paths_of(self.parents)
+
+    @property
+    def depths(self) -> list[int]:
+        return [len(path) - 1 for path in self.paths]
+
+    @property
+    def ancestors(self) -> list[list[bool]]:
+        return [[token in path for token in range(len(self.tokens))] for path in self.paths]
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,33 @@ class Call:
     scenario: str
     first_row: int
     rows: list[RowCall]
+
+
+def paths_of(parents: list[int]) -> list[list[int]]:
+    """Return the way to each node of a tree, itself included; parents come first."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    return paths
+
+
+def leaves_of(parents: list[int]) -> list[list[int]]:
+    """Return the ways to the nodes without children."""
+    return [path for path in paths_of(parents) if path[-1] not in parents]
+
+
+def line_of(width: int) -> list[int]:
+    return list(range(-1, width - 1))
+
+
+def random_tree(random: Random, nodes: int, deepest: int) -> tuple[list[int], list[int]]:
+    """Return the parents of the nodes, and a path of three nodes or more to a leaf which others stand between."""
+    while True:
+        parents = [-1]
+        while len(parents) < nodes:
+            parents.append(random.choice([path[-1] for path in paths_of(parents) if len(path) <= deepest]))
+        if paths := [path for path in leaves_of(parents) if len(path) > 2 and path[-1] >= len(path)]:
+            return parents, random.choice(paths)
 
 
 @dataclass
@@ -66,7 +109,26 @@ class Script:
                 self.current[row] = len(self.branches) - 1
             tokens = [self.random.randrange(self.vocab) for _ in range(width)]
             self.branches[self.current[row]] += tokens[:real]
-            rows.append(RowCall(tokens, start, width - real, self.current[row]))
+            rows.append(RowCall(tokens, start, width - real, line_of(width), [self.current[row]] * real))
+        self.calls.append(Call(scenario, first_row, rows))
+
+    def tree(self, scenario: str, first_row: int, width: int, live: list[int]) -> None:
+        """Write a tree of this many tokens behind each of adjacent cache rows, and go on behind one path of each."""
+        if any(self.length(row) + real > self.max_length for row, real in enumerate(live, first_row)):
+            return
+        rows = []
+        for row, real in enumerate(live, first_row):
+            start, before = self.length(row), self.branches[self.current[row]]
+            parents, accepted = random_tree(self.random, real, deepest=real)
+            tokens = [self.random.randrange(self.vocab) for _ in range(width)]
+            branches = [0] * real
+            for path in leaves_of(parents):
+                for node in path:
+                    branches[node] = len(self.branches)
+                self.branches.append(before + [tokens[node] for node in path])
+            self.current[row] = branches[accepted[-1]]
+            padded = parents + list(range(real - 1, width - 1))
+            rows.append(RowCall(tokens, start, width - real, padded, branches, accepted))
         self.calls.append(Call(scenario, first_row, rows))
 
 
@@ -82,9 +144,11 @@ def write_script(vocab: int, max_length: int) -> Script:
     script.call("rollback", 0, 5, [5], back=[4])
     script.call("rollback", 0, 2, [2], back=[1])
     script.call("rollback", 0, 1, [1], back=[3])
-    script.call("verify width", 0, WIDEST_STEP, [WIDEST_STEP])
+    script.call("verify width", 0, MAX_DRAFT_LENGTH + 1, [MAX_DRAFT_LENGTH + 1])
     script.call("ragged batch", 1, chunk, [chunk, chunk // 2, 1])
     script.call("ragged batch", 1, 5, [5, 3, 1])
     script.call("ragged batch", 1, 1, [1, 1, 1])
     script.call("ragged batch", 1, 5, [2, 5, 4], back=[3, 0, 1])
+    script.tree(TREE, 1, 7, [7, 5, 6])
+    script.call(TREE, 1, 3, [3, 3, 3])
     return script

@@ -5,12 +5,13 @@ Traced nodes give zeros when run in torch, so this module is for tracing only an
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import causal_mask_function
 
 from . import special
 
@@ -18,17 +19,25 @@ OPSET = 24
 IMPLEMENTATION = "trt_spec"  # the name of our attention and our experts in transformers' registries
 
 
-class ScatterCache(Cache):  # type: ignore[misc]
-    """A cache whose `update` writes this call's rows at `start` and returns the whole buffers."""
+class Places(NamedTuple):
+    """Where the tokens of a call stand."""
 
-    def __init__(self, start: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+    start: Tensor  # [B], the cache row of the first
+    depths: Tensor  # [B, S], the position of each from there on
+    ancestors: Tensor  # [B, S, S], which of the others each sees, and itself
+
+
+class ScatterCache(Cache):  # type: ignore[misc]
+    """A cache whose `update` writes this call's rows at its start and returns the whole buffers."""
+
+    def __init__(self, places: Places, keys: list[Tensor], values: list[Tensor]) -> None:
         self.layers: list[Any] = []
-        self.start, self.keys, self.values = start, keys, values
+        self.places, self.keys, self.values = places, keys, values
 
     def _write(self, past: Tensor, rows: Tensor) -> Tensor:
         return torch.onnx.ops.symbolic(
             "TensorScatter",
-            [past, rows, self.start],
+            [past, rows, self.places.start],
             attrs={"axis": 2, "mode": "linear"},
             dtype=past.dtype,
             shape=past.shape,
@@ -43,30 +52,38 @@ class ScatterCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
-    def get_query_offset(self, layer_idx: int = 0) -> Tensor:
-        return self.start
+    def get_query_offset(self, layer_idx: int = 0) -> Places:
+        return self.places
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.keys[0].shape[2], 0
 
 
 class TracedModel(nn.Module):
-    """`(input_ids, start, logit_rows, past_key_0, past_value_0, …) -> (logits, present_key_0, …)`."""
+    """`(input_ids, start, depths, ancestors, logit_rows, past_key_0, …) -> (logits, present_key_0, …)`."""
 
     def __init__(self, model: Any, positions: int) -> None:
         super().__init__()
         self.model = model
         self.last_position = positions - 1
 
-    def forward(self, input_ids: Tensor, start: Tensor, logit_rows: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        start: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        logit_rows: Tensor,
+        *past: Tensor,
+    ) -> tuple[Tensor, ...]:
         # Rows in the slack have no position of their own; nobody reads them.
-        positions = (start[:, None] + torch.arange(input_ids.shape[1])).clamp(max=self.last_position)  # [B, S]
+        positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
 
         def only_wanted_rows(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
             hidden = inputs[0]  # [B, S, hidden]
             return torch.gather(hidden, 1, logit_rows[:, :, None].expand(-1, -1, hidden.shape[2]))
 
-        cache = ScatterCache(start, list(past[0::2]), list(past[1::2]))
+        cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
         hook = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted_rows)
         try:
             logits = self.model(
@@ -96,14 +113,24 @@ def ready_to_trace(model: Any) -> Iterator[None]:
 def _mask(
     q_length: int,
     kv_length: int,
-    q_offset: Tensor,  # [B], the cache's `start`
+    q_offset: Places,
     mask_function: Callable[..., Tensor],
     **_: Any,
 ) -> Tensor:  # [B, 1, S, T]
-    """Say what a layer sees, by its model's own rule: an attention may not be told its window, but it gets its mask."""
-    query = (q_offset[:, None] + torch.arange(q_length))[:, None, :, None]
-    row = torch.arange(kv_length)[None, None, None, :]
-    return mask_function(None, None, query, row)
+    """Say what a layer sees, by its model's own rule: an attention may not be told its window, but it gets its mask.
+
+    The rule goes by positions. Which tokens of the call itself are seen, their ancestors say.
+    """
+    start, depths, ancestors = q_offset
+    rows = torch.arange(kv_length)
+    own_rows = start[:, None] + torch.arange(q_length)  # [B, S]
+    earlier = rows < start[:, None]  # [B, T]
+    seen = earlier[:, None].expand(-1, q_length, -1).scatter(2, own_rows[:, None].expand(-1, q_length, -1), ancestors)
+    if mask_function is causal_mask_function:
+        return seen[:, None]
+    own_positions = start[:, None] + depths
+    positions = rows.expand(start.shape[0], -1).scatter(1, own_rows, own_positions)  # [B, T]
+    return seen[:, None] & mask_function(None, None, own_positions[:, None, :, None], positions[:, None, None])
 
 
 def _attention(

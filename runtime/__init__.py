@@ -10,14 +10,16 @@ from ..engines import (
 )
 from .decoder import Decoder
 from .grammars.grammar import Grammar
+from .lengths.drafting import CombLength
 from .lengths.entropy import EntropyRule
 from .requests.metrics import Speculation
-from .requests.output import Output, Piece, TokenLogprob, TracedRound, Usage
+from .requests.output import Output, Piece, TokenLogprob, TracedRound, TracedSibling, Usage
 from .requests.request import Request
 from .sampling.params import SamplingParams
 
 __all__ = [
     "BundleError",
+    "CombLength",
     "ContractError",
     "Decoder",
     "EngineError",
@@ -32,6 +34,7 @@ __all__ = [
     "Speculation",
     "TokenLogprob",
     "TracedRound",
+    "TracedSibling",
     "TrtSpecError",
     "Usage",
 ]

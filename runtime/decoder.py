@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from ..engines import (
     BLOCK_TOKENS,
+    MAX_DRAFT_LENGTH,
     Bundle,
     BundleError,
     Engine,
@@ -82,14 +83,17 @@ class Decoder:
                 for one in opens:
                     opened.callback(one.close)
                 contracts = [one.contract for one in opens]
-                most = tokens_in(contracts, cache_bytes, "cache_bytes")
-                self._room = max_batch * bundle.capacity if most is None else most
+                room = tokens_in(contracts, cache_bytes, "cache_bytes")
+                self._room = max_batch * bundle.capacity if room is None else room
                 kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
-                models = [Model(one, self.vocab_size, max_batch, bundle.capacity, most, kept) for one in opens]
+                models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]
                 self.target, self.draft = models[0], models[1] if len(models) > 1 else None
                 drafters, unavailable = open_drafters(Resources(bundle, self.target, self.draft, max_batch))
-                longest = self.target.engine.verify_width - 1
-                self._rules = DraftingRules(unavailable, longest, Controller(costs, longest) if costs else None)
+                most = self.target.engine.verify_width - 1
+                longest = min(most, MAX_DRAFT_LENGTH)
+                controller = Controller(costs, longest) if costs else None
+                trees = self.target.engine.takes_trees
+                self._rules = DraftingRules(unavailable, longest, most if trees else 0, controller)
                 self._scheduler = Scheduler(
                     self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture, kept
                 )
@@ -219,11 +223,6 @@ class Decoder:
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
                 f"limit of {self.bundle.max_length} by {len(ids) - room}; shorten either"
             )
-        if not self._scheduler.seating.can_hold(len(ids) + params.max_new_tokens):
-            raise RequestError(
-                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
-                "cache_bytes allows; shorten either, or raise it"
-            )
         for token in (*params.logit_bias, *params.stop_token_ids):
             self._require_token(token, "parameter")
         eos = () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
@@ -261,6 +260,11 @@ class Decoder:
             cache_salt=cache_salt,
             prediction=predicted,
         )
+        if not self._scheduler.seating.can_hold(request.most_entries):
+            raise RequestError(
+                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
+                "cache_bytes allows; shorten either, or raise it"
+            )
         self._require_open()
         self._scheduler.seating.submit(request)
         return request
@@ -292,7 +296,10 @@ class Decoder:
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
-        """Hold off rounds, so that each step of the last frame can be run again: it rewrites what is already there."""
+        """Hold off rounds, so that each step of the last frame can be run again: it rewrites what is already there.
+
+        But for the entries of a comb, which `Frame.settle` then has to put in order again.
+        """
         with self._inside():
             yield
 

@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..engines import PREFILL_WIDTH, WIDEST_STEP
+from ..engines import MAX_DRAFT_LENGTH, PREFILL_WIDTH
 from .memory.model import Model
 from .requests.request import Request
 from .round.result import token_logprobs
 from .round.rows import Rows
 
-NARROWEST = 2 * WIDEST_STEP  # of a prompt's chunks: engines may round the tokens of narrow steps in another way
+NARROWEST = 2 * (
+    MAX_DRAFT_LENGTH + 1
+)  # of a prompt's chunks: engines may round the tokens of narrow steps in another way
 DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that a draft reads between two rounds, sooner than a target reads a chunk
 
 

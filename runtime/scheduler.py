@@ -43,7 +43,7 @@ class Scheduler:
         self._drafters, self._rules = drafters, rules
         self._models = [model for model in (target, draft) if model is not None]
         self._rows = Rows.allocate(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
-        self._planner = Planner(self._rows, drafters, target.vocab_size, target.bucket)
+        self._planner = Planner(self._rows, drafters, target.vocab_size, target.engine.verify_width - 1, target.bucket)
         self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
         self._prefill = Prefill(self._rows, draft)
         self._frames: dict[object, Frame] = {}
@@ -206,7 +206,9 @@ class Scheduler:
         lengths = [request.length for request in requests]
         span = max(lengths)
         assert self._planner.shares is not None
-        self.target.cache.make_room(0, lengths, [share.length + 1 for share in self._planner.shares])
+        # Siblings lie behind the longest line of all.
+        widths = [share.length + plan.siblings + 1 for share in self._planner.shares]
+        self.target.cache.make_room(0, lengths, widths)
         if plan.with_model:
             assert self.draft is not None
             self.draft.cache.make_room(0, lengths, [plan.draft_length + 1] * plan.batch)
@@ -231,9 +233,10 @@ class Scheduler:
         for occupant in occupants:
             length = occupant.request.length
             for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
-                if occupant.uniform_blocks[block % 2] != block:
-                    self._rows.fill_uniforms(occupant.row, block)
-                    occupant.uniform_blocks[block % 2] = block
+                made, siblings = occupant.uniform_blocks[block % 2]
+                if made != block or plan.siblings > siblings:
+                    self._rows.fill_uniforms(occupant.row, block, plan.siblings > 0)
+                    occupant.uniform_blocks[block % 2] = block, plan.siblings
 
     def _frame_for(self, plan: Plan, prefilled: bool = False) -> Frame:
         versions = [model.cache.version for model in self._models]
@@ -241,7 +244,7 @@ class Scheduler:
             self._frames.clear()
             self._rounds.forget()
             self._frames_of = versions
-        key = (plan.batch, plan.draft_length, plan.live, bool(plan.samplers), plan.with_model, prefilled)
+        key = (plan.batch, plan.draft_length, plan.siblings, plan.live, bool(plan.samplers), plan.with_model, prefilled)
         if key not in self._frames:
             self._frames[key] = Frame(plan, self.target, self.draft, prefilled=prefilled)
         return self._frames[key]
@@ -270,7 +273,8 @@ class Scheduler:
 
     def _commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
         kept = self._give(occupant, share, result)
-        outcome = Outcome(result.proposed, result.accepted, kept)
+        ended = result.on_line < result.accepted  # with a sibling, behind which nothing was proposed
+        outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
         for speculation in (self.speculation, occupant.request.speculation):
             speculation.add_round(*outcome)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined])
@@ -283,7 +287,7 @@ class Scheduler:
         self.target.cache.entries[row] = before + result.accepted
         if share.source is not None and share.source.needs_model:  # the draft never saw its own last proposal
             assert self.draft is not None
-            self.draft.cache.entries[row] = before + min(result.accepted, result.proposed - 1)
+            self.draft.cache.entries[row] = before + min(result.on_line, result.proposed - 1)
         if request.trace is not None and result.trace is not None:
             traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
             ended_early = kept <= result.accepted

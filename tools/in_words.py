@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..runtime import EntropyRule, Speculation
+from ..runtime.lengths.drafting import DraftLength
 
 
 def source_of_proposals(drafter: str, draft: str | None) -> str:
@@ -14,7 +15,7 @@ def source_of_proposals(drafter: str, draft: str | None) -> str:
     return f"lookup and draft {draft} in cascade" if drafter == "cascade" else f"proposals by {drafter}"
 
 
-def length_of_drafts(draft_length: int | str | EntropyRule) -> str:
+def length_of_drafts(draft_length: DraftLength) -> str:
     """How many tokens a round proposes."""
     if isinstance(draft_length, EntropyRule):
         return f"K from {draft_length.shortest} to {draft_length.longest} by the draft's entropy"

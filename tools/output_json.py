@@ -1,5 +1,6 @@
 """The output of a request as JSON."""
 
+from dataclasses import asdict
 from typing import Any
 
 from ..runtime import Output, TokenLogprob, TracedRound
@@ -52,4 +53,5 @@ def _round_json(traced: TracedRound) -> dict[str, Any]:
         "q": list(traced.q),
         "next_p": traced.next_p,
         "entropies": list(traced.entropies),
+        "siblings": [asdict(one) for one in traced.siblings],
     }

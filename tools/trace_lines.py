@@ -30,16 +30,25 @@ class Marks:
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
         """Proposals after the first that does not stand are left out."""
-        examined = traced.accepted + (traced.accepted < len(traced.proposal) and traced.next_token is not None)
+        leaf = any(one.stands for one in traced.siblings)  # nothing was proposed behind it
+        goes_on = traced.accepted < len(traced.proposal) and traced.next_token is not None and not leaf
+        examined = traced.accepted + goes_on
         parts = [f"{number:4}"]
         for i, (token, p, q) in enumerate(zip(traced.proposal, traced.p, traced.q, strict=True)):
             if i < examined:
-                kind = ACCEPTED if i < traced.accepted else REJECTED
+                stands = traced.standing[i : i + 1] == (token,)
                 entropy = f" H {traced.entropies[i]:.2f}" if traced.entropies else ""
-                parts.append(f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}{entropy}")
+                parts.append(self._proposal(token, p, q, stands, tokenizer) + entropy)
+                if not stands:
+                    beside = [one for one in traced.siblings if one.place == i]
+                    parts += [self._proposal(one.token, one.p, one.q, one.stands, tokenizer) for one in beside]
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
         return "  ".join(parts)
+
+    def _proposal(self, token: int, p: float, q: float, stands: bool, tokenizer: Any) -> str:
+        kind = ACCEPTED if stands else REJECTED
+        return f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}"
 
     def _mark(self, kind: str, text: str) -> str:
         return f"{COLOURS[kind]}{text}{RESET}" if self.coloured else kind + text

@@ -1,7 +1,8 @@
 """Write attention of several tokens so that TensorRT skips the dead part of the cache, and copies none of it per head.
 
 Its compiler copies the cache for heads that share a key head: here they become more rows of one. Its kernels skip keys
-that no row sees under a mask that is added, not under one of booleans, even with the lengths of the keys beside it.
+that no row sees under a mask that is added, not under the booleans that a window makes, even with the lengths of the
+keys beside it.
 """
 
 from math import inf

@@ -9,13 +9,14 @@ from ..round.rows import Rows
 from ..sampling.acceptance import Noise, Proposal, inverse_cdf
 from ..sampling.transform import draft_transform
 from .drafter import Offer
+from .siblings import hang_siblings
 
 
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
     """Return K tokens for every row, how many it proposes, and their q; every committed length is below `span`."""
     count, probabilities, entropies = frame.nothing, None, None
     if plan.samplers:
-        count, probabilities, entropies = draw(rows, plan, frame, noise)
+        count, probabilities, entropies = draw(rows, plan, frame, noise)  # and hang siblings
     if plan.draft_length:
         frame.line_up()
     alone = len(plan.sources) == 1
@@ -28,7 +29,9 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
             mine = source.asked(rows)[:, None] > 0
             probabilities = merge(offer, mine, frame, probabilities, plan)
             count = count + offer.proposed
-    return Proposal(frame.proposed, count, probabilities, entropies)
+    if frame.comb is not None:
+        frame.comb.end_lines(count)
+    return Proposal(frame.all_proposed, count, probabilities, entropies, frame.comb)
 
 
 def merge(offer: Offer, mine: Tensor, frame: Frame, others: Tensor | None, plan: Plan) -> Tensor | None:
@@ -58,6 +61,7 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Te
     """
     probabilities: list[Tensor] = []
     entropies: list[Tensor] = []
+    found: list[Tensor] = []  # scores, which siblings are chosen by
     draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
     each = [(source, source.logits(rows, frame)) for source in plan.samplers]
     for i, winners in enumerate(frame.winners):
@@ -72,6 +76,8 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Te
         scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, frame))
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
+        if plan.siblings:
+            found.append(scores.clone())  # else the next step may write there
         if plan.coupled:
             winners.pick(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])
         if plan.draws:
@@ -85,7 +91,12 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Te
     sure = all_k(entropies, plan)
     if sure is not None:
         count = torch.minimum(count, (sure <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
-    return count, all_k(probabilities, plan), sure
+    q = all_k(probabilities, plan)
+    if plan.siblings:
+        every = all_k(found, plan)
+        assert every is not None
+        hang_siblings(rows, plan, frame, noise, every, q, count)
+    return count, q, sure
 
 
 def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Tensor | None:

@@ -8,11 +8,15 @@ from ..requests.metrics import Outcome
 
 
 class Wanted(NamedTuple):
-    """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop."""
+    """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop.
+
+    Beside them there may be siblings.
+    """
 
     length: int
     drafter: str
     entropy_limit: float | None = None
+    siblings: int = 0
 
 
 NOTHING = Wanted(0, NONE)

@@ -1,10 +1,13 @@
 """The drafting that a request asks for: how many proposals, and from where; both are checked together."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ..drafters import DRAFTERS, NONE
+from ..sampling.filters import FILTERS
+from ..sampling.noise import MOST_SIBLINGS
 from ..sampling.params import SamplingParams
 from .chooser import Chooser, Wanted
 from .controller import Controller
@@ -14,7 +17,25 @@ AUTO = "auto"  # the controller chooses the draft length, anew for each round
 MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
 DEFAULT_DRAFT_LENGTH = 4
 
-DraftLength = int | str | EntropyRule  # a number, "auto", or a rule of its own
+
+@dataclass(frozen=True)
+class CombLength:
+    """A line of proposals, and siblings beside them where they are most likely to be needed; written 5+3."""
+
+    length: int
+    siblings: int
+
+    @classmethod
+    def read(cls, text: str) -> "CombLength | None":
+        """Read a text like 5+3; None if it is none."""
+        found = re.fullmatch(r"(\d{1,3})\+(\d{1,3})", text, re.ASCII)
+        return cls(*map(int, found.groups())) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.length}+{self.siblings}"
+
+
+DraftLength = int | str | CombLength | EntropyRule  # a number, a comb, "auto", or a rule of its own
 
 
 @dataclass(frozen=True)
@@ -24,13 +45,20 @@ class Drafting:
     length: DraftLength
     drafter: str
 
+    @property
+    def widest(self) -> int:
+        """The most tokens that its rounds verify."""
+        comb = self.length
+        return comb.length + comb.siblings + 1 if isinstance(comb, CombLength) else MAX_DRAFT_LENGTH + 1
+
 
 class DraftingRules:
     """The rules for what the requests of one decoder may ask for."""
 
-    def __init__(self, unavailable: Mapping[str, str], longest: int, controller: Controller | None) -> None:
+    def __init__(self, unavailable: Mapping[str, str], longest: int, most: int, controller: Controller | None) -> None:
         self.unavailable = unavailable  # drafters that the decoder lacks, and why
-        self.longest = longest  # the most proposals in a round
+        self.longest = longest  # the most proposals in a line
+        self.most = most  # the most in a comb; 0: the engine takes lines only
         self.controller = controller
 
     @property
@@ -38,28 +66,33 @@ class DraftingRules:
         """The sources of proposals that the decoder has."""
         return tuple(name for name in DRAFTERS if name not in self.unavailable)
 
-    def check(self, length: object, drafter: object) -> Drafting:
+    def check(self, length: object, drafter: object, params: SamplingParams) -> Drafting:
         """Refuse a choice that is impossible here or contradicts itself."""
         names = (*DRAFTERS, NONE, MIXED)
         if not isinstance(drafter, str) or drafter not in names:
             raise RequestError(f"drafter is {drafter!r}, expected one of {', '.join(names)}", "drafter")
         if drafter in self.unavailable:
             raise RequestError(self.unavailable[drafter], "drafter")
+        if isinstance(length, str) and length != AUTO:
+            length = CombLength.read(length) or length
         if length == AUTO:
             self._require_costs(drafter)
         elif drafter == MIXED:
             raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
         elif isinstance(length, EntropyRule):
-            self._require_entropy(drafter)
+            self._require_sampler(drafter, "has no entropy to choose a draft length by")
             if length.longest > self.longest:
                 raise RequestError(f"longest is {length.longest}, expected at most {self.longest}")
+        elif isinstance(length, CombLength):
+            self._check_comb(length, drafter, params)
         elif type(length) is not int or not 0 <= length <= self.longest:
             limit = "" if self.longest == MAX_DRAFT_LENGTH else ", the longest that a plan was compiled for"
             raise RequestError(
-                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{limit}",
+                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{limit}, or a "
+                "comb like 5+3",
                 "draft_length",
             )
-        assert isinstance(length, int | str | EntropyRule)
+        assert isinstance(length, int | str | CombLength | EntropyRule)
         return Drafting(length, drafter)
 
     def default(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
@@ -76,6 +109,8 @@ class DraftingRules:
             return ByEntropy(length, drafter)
         if isinstance(length, int):
             return Chooser(Wanted(length, drafter))
+        if isinstance(length, CombLength):
+            return Chooser(Wanted(length.length, drafter, siblings=length.siblings))
         if drafter == NONE:
             return Chooser()
         assert self.controller is not None
@@ -84,6 +119,31 @@ class DraftingRules:
     def _measured(self) -> list[str]:
         assert self.controller is not None
         return [name for name, kind in DRAFTERS.items() if kind.in_mixed and name in self.controller.costs.acceptance]
+
+    def _check_comb(self, comb: CombLength, drafter: str, params: SamplingParams) -> None:
+        self._require_sampler(drafter, "can hang no siblings beside its proposals")
+        if not self.most:
+            raise RequestError(f"this engine verifies lines of proposals only, not {comb}; give a number")
+        line, siblings = comb.length, comb.siblings
+        if not (1 <= line <= self.longest and 0 <= siblings <= MOST_SIBLINGS * line and line + siblings <= self.most):
+            raise RequestError(
+                f"draft_length is {comb}, expected a line of 1 to {self.longest} proposals, at most {MOST_SIBLINGS} "
+                f"siblings for each of them, and at most {self.most} together",
+                "draft_length",
+            )
+        if siblings > self.most - self.longest and params.test != "coupled":
+            raise RequestError(
+                f"draft_length {comb} needs steps of {self.longest + siblings + 1} tokens where lines are long, this "
+                f"engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no sibling",
+                "draft_length",
+            )
+        ahead = [one for one in FILTERS if one.reads_ahead and one.active(params)]
+        if siblings and (params.lenient or ahead):
+            names = ["lenience"] if params.lenient else list(ahead[0].fields)
+            raise RequestError(
+                f"draft_length {comb} has siblings, which {' or '.join(names)} cannot be used with; give a number",
+                "draft_length",
+            )
 
     def _require_costs(self, drafter: str) -> None:
         if drafter == NONE:
@@ -99,10 +159,7 @@ class DraftingRules:
                 "run trt-spec tune again, or give a number"
             )
 
-    def _require_entropy(self, drafter: str) -> None:
+    def _require_sampler(self, drafter: str, lack: str) -> None:
         samplers = [name for name, kind in DRAFTERS.items() if kind.samples]
         if drafter not in (*samplers, NONE):
-            raise RequestError(
-                f"drafter {drafter} has no entropy to choose a draft length by; use {' or '.join(samplers)}, or give "
-                "a number"
-            )
+            raise RequestError(f"drafter {drafter} {lack}; use {' or '.join(samplers)}, or give a number")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, SPARE_BLOCK, Contract
+from ..round.rows import counting
 from .cache import CacheFull, KVCache
 
 FIRST_BLOCKS = 64  # of a pool that may grow
@@ -103,6 +104,12 @@ class BlockCache(KVCache):
         super().free(row)
         self._release(row, 0)
 
+    def straighten(self, start: Tensor, path: Tensor) -> None:
+        index = start[:, None] + torch.stack([counting(path.shape[1], path.device).expand_as(path), path])  # to, from
+        blocks = self.table[: len(path)].long().expand(2, -1, -1).gather(2, index // BLOCK_TOKENS)
+        (to, source), (to_place, place) = blocks, index % BLOCK_TOKENS
+        self.whole[:, to, :, to_place] = self.whole[:, source, :, place]
+
     def read(self, row: int, name: str) -> Tensor:
         blocks = self.buffers[name][self._owned[row]]  # [blocks, kv_heads, 32, head_dim]
         return blocks.transpose(0, 1).flatten(1, 2)
@@ -154,12 +161,11 @@ class BlockCache(KVCache):
         blocks = min(blocks, self._most_with_kept)
         if blocks + 1 <= self.pool.size and self.buffers:
             return
-        buffers = self._allocate(blocks + 1, BLOCK_TOKENS)
-        for name, old in self.buffers.items():
-            buffers[name][: len(old)] = old
-        self.buffers = buffers
+        whole = self._allocate(blocks + 1, BLOCK_TOKENS)
+        if self.buffers:
+            whole[:, : self.whole.shape[1]] = self.whole
+        self._use(whole)
         self.pool.grow(blocks + 1)
-        self.version += 1
 
 
 def _blocks(tokens: int) -> int:

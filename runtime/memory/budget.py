@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from ...engines import MAX_DRAFT_LENGTH, Contract, RequestError
+from ...engines import Contract, RequestError
 from .cache import KVCache
-
-AHEAD = MAX_DRAFT_LENGTH + 1  # tokens that a round may write behind the last one that is kept
 
 
 def tokens_in(contracts: Iterable[Contract], size: int | None, name: str) -> int | None:
@@ -24,6 +22,5 @@ class Budget:
         self._caches = caches
 
     def admits(self, lengths: Sequence[int]) -> bool:
-        """Whether requests of up to these lengths, prompt and output, fit together whatever they propose."""
-        needed = [length + AHEAD for length in lengths]
-        return all(cache.holds(needed) for cache in self._caches)
+        """Whether requests that write up to so many entries each fit together."""
+        return all(cache.holds(lengths) for cache in self._caches)

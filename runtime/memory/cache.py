@@ -22,7 +22,8 @@ class KVCache(ABC):
     def __init__(self, contract: Contract, device: str, max_rows: int) -> None:
         self.contract, self.device = contract, device
         self.entries = [0] * max_rows
-        self.buffers: dict[str, Tensor] = {}  # by contract name
+        self.whole = torch.zeros(0)  # all buffers in one
+        self.buffers: dict[str, Tensor] = {}  # parts of it, by contract name
         self.version = 0  # changes when the buffers move
 
     @abstractmethod
@@ -39,6 +40,10 @@ class KVCache(ABC):
     @abstractmethod
     def swap(self, one: int, other: int) -> None:
         """Let two rows change places."""
+
+    @abstractmethod
+    def straighten(self, start: Tensor, path: Tensor) -> None:
+        """Move entries of the first rows, all [A, W] at once: those at start + path[i] to start + i."""
 
     @abstractmethod
     def read(self, row: int, name: str) -> Tensor:
@@ -68,6 +73,10 @@ class KVCache(ABC):
         for row in range(len(self.entries)):
             self.free(row)
 
+    def close(self) -> None:
+        """Free the memory."""
+        self.whole, self.buffers = torch.zeros(0), {}
+
     @property
     def everything(self) -> dict[str, Tensor]:
         """The memory of all rows, as engines take it."""
@@ -77,13 +86,18 @@ class KVCache(ABC):
         """Return the memory that a step over these rows takes, by contract name."""
         return cache_rows(self.contract, self.everything, first_row, rows)
 
-    def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> dict[str, Tensor]:
-        """Make buffers of so many rows, or blocks, of so many tokens."""
+    def _use(self, whole: Tensor) -> None:
+        """Take other memory; steps over the old are void."""
+        self.whole, self.buffers = whole, dict(zip(self.contract.cache_names, whole, strict=True))
+        self.version += 1
+
+    def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> Tensor:
+        """Make all buffers, of so many rows, or blocks, of so many tokens."""
         contract = self.contract
-        size, dtype = (rows, contract.kv_heads, tokens, contract.head_dim), getattr(torch, contract.dtype)
+        size = (len(contract.cache_names), rows, contract.kv_heads, tokens, contract.head_dim)
         try:
             # Masked entries are multiplied by zero, so they must be finite.
-            return {name: make(size, dtype=dtype, device=self.device) for name in contract.cache_names}
+            return make(size, dtype=getattr(torch, contract.dtype), device=self.device)
         except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
             raise
         except RuntimeError as error:

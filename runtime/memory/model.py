@@ -1,16 +1,20 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from ...engines import Engine, RequestError, Step, last_rows, make_step
-from ...engines.engine import chunks
+from ...engines.engine import chunks, line
+from ..round.comb import Comb
 from .block_cache import BlockCache
 from .bucket import bucket
 from .cache import KVCache
 from .row_cache import RowCache
+
+LINES = 64  # shapes of steps whose tokens' places are kept
 
 
 class Model:
@@ -30,7 +34,8 @@ class Model:
         self.vocab_size = vocab_size  # the graph may have more, as padding
         self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks)
         self._logits = torch.zeros(0, device=engine.device)
-        self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to
+        self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to, as are the lines
+        self._line = lru_cache(LINES)(partial(line, device=engine.device))
         engine.reserve(max_rows, capacity)
 
     def logits(self, batch: int, rows: int) -> Tensor:
@@ -53,8 +58,9 @@ class Model:
         live: int | None = None,
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
+        comb: Comb | None = None,
     ) -> Step:
-        """Make a step over these tensors for the rows from `first_row` on.
+        """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a comb.
 
         Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `live` entries of
         each row, and leaves out the tokens of each row beyond its `widths` [B].
@@ -68,6 +74,7 @@ class Model:
             "start": start,
             "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
         }
+        inputs |= self._line(batch, width) if comb is None else {"depths": comb.depths, "ancestors": comb.ancestors}
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
             cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}
@@ -124,7 +131,7 @@ class Model:
 
     def close(self) -> None:
         self.engine.close()
-        self.cache.buffers = {}
+        self.cache.close()
         self._logits = torch.zeros(0)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, GRANULE, Contract
+from ..round.rows import counting
 from .cache import CacheFull, KVCache
 
 
@@ -37,28 +38,30 @@ class RowCache(KVCache):
 
     def resize(self, rows: int, capacity: int) -> None:
         """Reallocate, keeping the valid entries."""
-        buffers = self._allocate(rows, capacity)
-        for name, buffer in buffers.items():
-            for row, length in enumerate(self.entries):
-                if length:
-                    buffer[row, :, :length] = self.buffers[name][row, :, :length]
-        self.buffers, self.rows, self.capacity = buffers, rows, capacity
-        self.version += 1
+        whole = self._allocate(rows, capacity)
+        for row, length in enumerate(self.entries):
+            if length:
+                whole[:, row, :, :length] = self.whole[:, row, :, :length]
+        self._use(whole)
+        self.rows, self.capacity = rows, capacity
 
     def move(self, source: int, destination: int) -> None:
         length, self.entries[source] = self.entries[source], 0
         if length:  # a row that holds nothing may lie beyond the buffers
-            for buffer in self.buffers.values():
-                buffer[destination, :, :length] = buffer[source, :, :length]
+            self.whole[:, destination, :, :length] = self.whole[:, source, :, :length]
         self.entries[destination] = length
 
     def swap(self, one: int, other: int) -> None:
         if longest := max(self.entries[one], self.entries[other]):
             if not self._fixed:
                 self.fit(max(one, other) + 1, longest)
-            for buffer in self.buffers.values():
-                buffer[[one, other], :, :longest] = buffer[[other, one], :, :longest]
+            self.whole[:, [one, other], :, :longest] = self.whole[:, [other, one], :, :longest]
         self.entries[one], self.entries[other] = self.entries[other], self.entries[one]
+
+    def straighten(self, start: Tensor, path: Tensor) -> None:
+        row = counting(len(path), path.device)[:, None]
+        to = start[:, None] + counting(path.shape[1], path.device)
+        self.whole[:, row, :, to] = self.whole[:, row, :, start[:, None] + path]
 
     def read(self, row: int, name: str) -> Tensor:
         return self.buffers[name][row]
@@ -69,15 +72,13 @@ class RowCache(KVCache):
 
     def keep(self, row: int, place: int) -> int:
         block, begin = self._unused.pop(), place * BLOCK_TOKENS
-        for name, kept in self._kept.items():
-            kept[block] = self.buffers[name][row, :, begin : begin + BLOCK_TOKENS]
+        self._kept[:, block] = self.whole[:, row, :, begin : begin + BLOCK_TOKENS]
         return block
 
     def reuse(self, row: int, blocks: Sequence[int]) -> None:
         entries = len(blocks) * BLOCK_TOKENS
         self.make_room(row, [0], [entries])
-        for name, kept in self._kept.items():
-            self.buffers[name][row, :, :entries] = kept[list(blocks)].transpose(0, 1).flatten(1, 2)
+        self.whole[:, row, :, :entries] = self._kept[:, list(blocks)].transpose(1, 2).flatten(2, 3)
         self.entries[row] = entries
 
     def drop(self, block: int) -> None:

@@ -22,6 +22,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class TracedSibling:
+    """A token that was proposed beside the one at this place of the line."""
+
+    place: int
+    token: int
+    p: float  # the target's probability of it
+    q: float  # the draft's, before anything at this place was drawn
+    stands: bool
+
+
+@dataclass(frozen=True)
 class TracedRound:
     """One round as seen from one request."""
 
@@ -32,6 +43,13 @@ class TracedRound:
     q: tuple[float, ...]  # draft's
     next_p: float
     entropies: tuple[float, ...] = ()  # the draft's at each proposal, under an EntropyRule
+    siblings: tuple[TracedSibling, ...] = ()  # in the order in which they are tested at each place
+
+    @property
+    def standing(self) -> tuple[int, ...]:
+        """The tokens that stand: those of the line, the last of them perhaps a sibling."""
+        ends = [one.token for one in self.siblings if one.stands and one.place < self.accepted]
+        return (*self.proposal[: self.accepted - len(ends)], *ends)
 
 
 @dataclass(frozen=True)

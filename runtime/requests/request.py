@@ -78,7 +78,7 @@ class Request:
 
     def draft(self, length: DraftLength, drafter: str) -> None:
         """Change draft length and drafter from the next round on; if one is refused, both stay as they were."""
-        self.drafting = self._rules.check(length, drafter)
+        self.drafting = self._rules.check(length, drafter, self.params)
 
     @property
     def draft_length(self) -> DraftLength:
@@ -109,6 +109,11 @@ class Request:
     def longest(self) -> int:
         """The most tokens that prompt and output can have together."""
         return len(self.prompt) + self.params.max_new_tokens
+
+    @property
+    def most_entries(self) -> int:
+        """The most entries that it ever writes into a cache, proposals that do not stand included."""
+        return self.longest + self.drafting.widest
 
     @property
     def remaining(self) -> int:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
+from ..sampling.noise import MOST_SIBLINGS
+
 if TYPE_CHECKING:
     from ..drafters.drafter import Copier, Drafter, Sampler
     from ..sampling.filters import Filter
@@ -15,12 +17,14 @@ class Plan:
 
     batch: int
     draft_length: int  # K: the most that any live row proposes
+    siblings: int = 0  # M: the most that any live row proposes beside its line
     live: int | None = None  # entries of a row that its steps read; None: all
     sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose
     filters: "tuple[Filter, ...]" = ()  # filters that some row needs, in the order in which they apply
     draft_filters: "tuple[Filter, ...]" = ()  # if own_draft: the filters of the draft
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
     ragged: bool = False  # some row proposes fewer than K tokens
+    lines: bool = False  # beside rows with siblings, some row without any has a test that only lines have
     rejection: bool = False  # some row samples by the rejection rule, which judges its proposals together
     tokenwise: bool = False  # some row samples by the rule that judges them one by one
     coupled: bool = False  # some row is greedy or samples by the coupled rule
@@ -49,6 +53,11 @@ class Plan:
     def with_model(self) -> "tuple[Drafter, ...]":
         """The sources that run the draft model."""
         return tuple(source for source in self.sources if source.needs_model)
+
+    @property
+    def ranks(self) -> int:
+        """The most siblings beside one proposal."""
+        return min(self.siblings, MOST_SIBLINGS)
 
     @property
     def draws(self) -> bool:

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from ...engines import EngineError
-from ..requests.output import TokenLogprob, TracedRound
+from ..requests.output import TokenLogprob, TracedRound, TracedSibling
 from ..sampling.acceptance import chosen
+from ..sampling.combs import at_nodes
 from .plan import Plan
 from .round import Round
 from .rows import pick
@@ -18,6 +19,7 @@ from .rows import pick
 class RowResult(NamedTuple):
     accepted: int
     proposed: int
+    on_line: int  # of the accepted, those that are no siblings
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None
@@ -27,11 +29,13 @@ class RowResult(NamedTuple):
 def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     """Gather all that the host needs of a round in one tensor, one row per request."""
     parts = [done.verdict.table]
+    if plan.siblings:
+        parts.append(done.verdict.last[:, None])
     if plan.entropies:
         assert done.proposal.entropies is not None
         parts.append(done.proposal.entropies)
     if plan.traced:
-        parts += _trace_parts(done)
+        parts += _trace_parts(done, plan)
     if plan.logprobs is not None:
         parts += _logprob_parts(done, plan.logprobs)
     # float64 holds every token id and every float32 exactly.
@@ -39,29 +43,34 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
 
 
 def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = None) -> list[RowResult]:
-    """Read a round's table; check the next tokens by the `logits` [A, K+1, V] if given, else the device has done it."""
+    """Read a round's table; check the next tokens by the target's `logits` if given, else the device has done it."""
     width = plan.draft_length + 1
     results = []
     numbers = None if logits is None else logits.numpy()
     for index, row in enumerate(table.tolist()):
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
+        last = int(row[at]) if plan.siblings else accepted  # the node after which the next token comes
         tokens = [int(token) for token in row[2 : 3 + accepted]]
-        if proposed < 0 or (numbers is not None and not _finite(numbers[index, accepted], tokens[-1])):
+        if proposed < 0 or (numbers is not None and not _finite(numbers[index, last], tokens[-1])):
             raise EngineError(
                 "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
-        trace, entropies, k = None, (), width - 1
+        trace, entropies, k, on_line = None, (), width - 1, accepted
+        if plan.siblings:
+            on_line, at = accepted - (last != accepted), at + 1
         if plan.entropies:
             entropies, at = tuple(row[at : at + proposed]), at + k
         if plan.traced:
-            proposal, p, q = (row[at + i * k : at + i * k + proposed] for i in range(3))
-            trace = TracedRound(
-                tuple(map(int, proposal)), accepted, tokens[-1], tuple(p), tuple(q), row[at + 3 * k], entropies
-            )
-            at += 3 * k + 1
+            nodes = k + plan.siblings
+            each = [row[at + i * nodes : at + (i + 1) * nodes] for i in range(3)]
+            at += 3 * nodes + 1
+            proposal, p, q = (tuple(part[:proposed]) for part in each)
+            traced = tuple(map(int, proposal)), accepted, tokens[-1], p, q, row[at - 1], entropies
+            trace = TracedRound(*traced, _siblings(each, row[at : at + 2 * plan.siblings], k, last))
+            at += 2 * plan.siblings
         logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
-        results.append(RowResult(accepted, proposed, tokens, logprobs, trace, entropies))
+        results.append(RowResult(accepted, proposed, on_line, tokens, logprobs, trace, entropies))
     return results
 
 
@@ -69,13 +78,30 @@ def _finite(logits: np.ndarray, token: int) -> bool:
     return token < len(logits) and isfinite(logits.item(token))
 
 
-def _trace_parts(done: Round) -> list[torch.Tensor]:
+def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
     target, proposal = done.verdict.target_probabilities, done.proposal
     assert target is not None
     tokens = proposal.tokens
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
-    next_p = pick(target, done.verdict.accepted).gather(1, next_token)
-    return [tokens, chosen(target, tokens), chosen(proposal.probabilities, tokens), next_p]
+    next_p = pick(target, done.verdict.last).gather(1, next_token)
+    if proposal.comb is None:
+        return [tokens, chosen(target, tokens), chosen(proposal.probabilities, tokens), next_p]
+    comb, q = proposal.comb, proposal.probabilities
+    ranks = comb.ranks * comb.exists[:, plan.draft_length :]
+    p = chosen(at_nodes(target, comb.parents), tokens)
+    q = chosen(q if q is None else at_nodes(q, comb.parents), tokens)
+    return [tokens, p, q, next_p, comb.places, ranks]
+
+
+def _siblings(each: Sequence[Sequence[float]], shape: Sequence[float], k: int, last: int) -> tuple[TracedSibling, ...]:
+    """Read tokens, p and q of all nodes, and places and ranks of the siblings; rank 0: there is none."""
+    count = len(shape) // 2
+    found = [
+        (shape[i], shape[count + i], TracedSibling(int(shape[i]), int(token), p, q, last == k + i + 1))
+        for i, (token, p, q) in enumerate(zip(*(part[k:] for part in each), strict=True))
+        if shape[count + i]
+    ]
+    return tuple(one for _, _, one in sorted(found, key=lambda one: one[:2]))
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -88,7 +114,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
-    logprobs = done.logits.log_softmax(-1)  # [A, K+1, V]
+    logprobs = done.verdict.along(done.logits).log_softmax(-1)  # [A, K+1, V]
     likeliest = logprobs.topk(top, -1)
     chosen = logprobs.gather(2, done.verdict.tokens[:, :, None])[:, :, 0]
     return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]

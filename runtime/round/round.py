@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..drafters.propose import propose
-from ..sampling.acceptance import Noise, Proposal, Verdict, accept, flag_no_numbers
+from ..sampling.acceptance import Noise, Proposal, Verdict, flag_no_numbers
+from ..sampling.combs import accept
 from ..sampling.noise import gumbels
 from ..sampling.transform import transform
 from .clock import Clock
@@ -20,7 +21,7 @@ class Round(NamedTuple):
 
     proposal: Proposal
     verdict: Verdict
-    logits: Tensor  # [A, K+1, V] of the target, untransformed
+    logits: Tensor  # [A, K+M+1, V] of the target, untransformed
 
 
 def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
@@ -44,18 +45,19 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
 
 
 def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
-    gumbel = draw = test = None
+    gumbel = draw = test = siblings = None
     if plan.gumbel:
         vocab_size = frame.target_logits.shape[2]
         gumbel = gumbels(rows.seed, frame.index, vocab_size) * rows.noise_scale[:, None, None]
     if plan.draws:
-        draw, test = rows.round_uniforms()
-    return Noise(gumbel, draw, test)
+        draw, test, siblings = rows.round_uniforms()
+    return Noise(gumbel, draw, test, siblings)
 
 
 def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
     """Write the round's tokens and advance each length: this is commit and rollback in one."""
     verdict = frame.verdict
+    frame.settle()
     rows.tokens.scatter_(1, frame.index, verdict.tokens)
     rows.length.add_(verdict.accepted).add_(1)
     for one in plan.filters:

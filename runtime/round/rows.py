@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...engines import MAX_DRAFT_LENGTH
+from ...engines import WIDEST_STEP
 from ..sampling.filters import FILTERS, Columns
-from ..sampling.noise import constants, uniforms
+from ..sampling.noise import LINE, constants, uniforms
 from ..sampling.params import SamplingParams
 
 BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
@@ -37,13 +37,14 @@ class Rows:
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
     asked: Tensor  # [M, sources] int64, how many proposals the row takes from each source
+    siblings: Tensor  # [M] int64, how many it has beside them
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     block: Tensor  # [M] bool: the rejection rule, which judges proposals together
     seed: Tensor  # [M, 2] int64, 32-bit words
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
-    uniforms: Tensor  # [M, 2 · BLOCK, 17, 2] float64, for rounds that begin at a length of an even or odd block
+    uniforms: Tensor  # [M, 2 · BLOCK, 65, 2] float64, for rounds that begin at a length of an even or odd block
     columns: Columns  # of the filters
 
     @classmethod
@@ -63,13 +64,14 @@ class Rows:
             tokens=tokens,
             length=whole(),
             asked=whole(sources),
+            siblings=whole(),
             entropy_limit=real(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             block=torch.zeros(rows, dtype=torch.bool, device=device),
             seed=whole(2),
             noise_scale=real(),
             lenience=real(),
-            uniforms=torch.zeros(rows, 2 * BLOCK, MAX_DRAFT_LENGTH + 1, 2, dtype=torch.float64, device=device),
+            uniforms=torch.zeros(rows, 2 * BLOCK, WIDEST_STEP, 2, dtype=torch.float64, device=device),
             columns=columns,
         )
 
@@ -118,18 +120,21 @@ class Rows:
             if one.active(params):
                 one.commit(own, tokens, last)
 
-    def ask(self, counts: Sequence[Sequence[int]], entropy_limits: Sequence[float]) -> None:
-        """Set how many proposals the live rows take from each source, and the entropy at which they stop."""
+    def ask(self, counts: Sequence[Sequence[int]], siblings: Sequence[int], entropy_limits: Sequence[float]) -> None:
+        """Set how many proposals the live rows take from each source, and beside them, and the entropy at the end."""
         self.asked[: len(counts)] = torch.tensor(counts)
+        self.siblings[: len(counts)] = torch.tensor(siblings)
         self.entropy_limit[: len(counts)] = torch.tensor(entropy_limits)
 
-    def fill_uniforms(self, row: int, block: int) -> None:
-        """Make the uniforms of all rounds that begin at a length of this block."""
+    def fill_uniforms(self, row: int, block: int, siblings: bool = False) -> None:
+        """Make the uniforms of all rounds that begin at a length of this block, those of siblings only if asked for."""
+        width = WIDEST_STEP if siblings else LINE
         length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
         place = block % 2 * BLOCK
-        self.uniforms[row, place : place + BLOCK] = uniforms(self.seed[row], length, MAX_DRAFT_LENGTH + 1)
+        self.uniforms[row, place : place + BLOCK, :width] = uniforms(self.seed[row], length, width)
 
-    def round_uniforms(self) -> tuple[Tensor, Tensor]:
-        """Return the uniforms [A, 17] of this round: one to draw each token, one to test it."""
-        draw, test = pick(self.uniforms, self.length % (2 * BLOCK)).unbind(-1)
-        return draw, test
+    def round_uniforms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the uniforms [A, 17] of this round, to draw each token and to test it, and those of siblings."""
+        found = pick(self.uniforms, self.length % (2 * BLOCK))
+        draw, test = found[:, :LINE].unbind(-1)
+        return draw, test, found[:, LINE:]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..round.comb import Comb
 from ..round.plan import Plan
 from ..round.rows import Rows, counting, pick
 from .block import Block, Chances
@@ -27,15 +28,17 @@ class Noise(NamedTuple):
     gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
     draw: Tensor | None  # [A, 17] uniforms that draw tokens: column i draws proposal i, the last the next token
     test: Tensor | None  # [A, 17] uniforms that test proposals
+    siblings: Tensor | None = None  # [A, 48, 2] uniforms that draw and test siblings
 
 
 class Proposal(NamedTuple):
     """What the drafters propose, and the distribution each proposal was truly sampled from."""
 
-    tokens: Tensor  # [A, K]
-    proposed: Tensor  # [A] how many of the tokens each row proposes
+    tokens: Tensor  # [A, K], or [A, K+M] of a comb
+    proposed: Tensor  # [A] how many of the first K each row proposes
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
     entropies: Tensor | None = None  # [A, K] the draft's entropy at each, if asked for
+    comb: Comb | None = None  # None: a line
 
 
 class Winners:
@@ -66,6 +69,7 @@ class Verdict:
         batch, width, _ = logits.shape
         self.table = torch.zeros(batch, width + 2, dtype=torch.int64, device=logits.device)  # what the host copies
         self.accepted = self.table[:, 0]
+        self.last = self.accepted  # where the logits of the next token are
         self.proposed = self.table[:, 1]
         self.tokens = self.table[:, 2:]  # [A, K+1]: the accepted proposals, the next token, then garbage
         self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
@@ -75,7 +79,11 @@ class Verdict:
         self.passed = stands[:, :-1]  # [A, K]
         self.standing = stands.view(torch.uint8)
         self.block = Block(logits)
-        self.target_probabilities: Tensor | None = None  # [A, K+1, V]
+        self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a comb
+
+    def along(self, tensor: Tensor) -> Tensor:
+        """Return what a tensor says [A, K+1, …] of the committed tokens."""
+        return tensor
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
@@ -115,7 +123,7 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
     """
     last = logits.shape[2] - 1
     token = verdict.tokens.gather(1, verdict.next_index)
-    drawn_from = pick(logits, verdict.accepted).gather(1, token.clamp(max=last))
+    drawn_from = pick(logits, verdict.last).gather(1, token.clamp(max=last))
     verdict.proposed.masked_fill_(((token > last) | ~drawn_from.isfinite())[:, 0], -1)
     verdict.tokens.clamp_(max=last)
 

@@ -9,10 +9,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...engines import MAX_DRAFT_LENGTH
+
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
+
+LINE = MAX_DRAFT_LENGTH + 1  # uniforms of a line's proposals, and of the next token
+MOST_SIBLINGS = 3  # beside one proposal; each of them has uniforms behind those of the lines
 
 _GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw
 
@@ -71,3 +76,9 @@ def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
     counter[3] = _UNIFORM
     words = philox(counter, seed[:, None, None])  # [4, N, width]
     return torch.stack([uniform(words[0], words[1]), uniform(words[2], words[3])], -1)
+
+
+def of_siblings(rank: int, length: int) -> slice:
+    """Return where among the siblings' uniforms those are of the siblings of a rank, beside a line of this length."""
+    begin = (rank - 1) * MAX_DRAFT_LENGTH
+    return slice(begin, begin + length)

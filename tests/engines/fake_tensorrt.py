@@ -3,6 +3,7 @@
 Its plans are small files that name a graph. Every call is recorded; a broken rule is answered as the libraries answer.
 """
 
+import ctypes
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from trt_spec.export.plans.roles import BuildOptions, roles
 
 ALIGNMENT = 64  # what torch gives on the CPU
 SCRATCH = 1000  # bytes
-NUMPY = {"int64": np.int64, "float32": np.float32}
+NUMPY = {"bool": np.bool_, "int64": np.int64, "float32": np.float32}
 
 
 def write_plans(path: Path, version: str = "1", capability: str = "8.9", **options: Any) -> list[CompiledPlan]:
@@ -150,7 +151,10 @@ class IRuntimeConfigRTX(IRuntimeConfig):
 
 
 class IExecutionContext:
-    """Refuses what TensorRT refuses: unknown names, shapes outside the profile, addresses that are missing or apart."""
+    """Refuses what TensorRT refuses: unknown names, shapes outside the profile, addresses that are missing or apart.
+
+    And a token that sees nothing, to which TensorRT gives no numbers.
+    """
 
     def __init__(self, engine: ICudaEngine) -> None:
         self._engine, self._contract, self._key = engine, engine.contract, engine.key
@@ -197,6 +201,8 @@ class IExecutionContext:
                 return self._refuse(f"{output} does not lie where {past} lies")
         [batch] = {shape[0] for shape in self._shapes.values()}
         sizes = {"batch": batch} | self._key.sizes
+        if not self._ancestors(batch).any(-1).all():
+            return self._refuse("a token sees nothing, not even itself")
         binding = self._engine.session.io_binding()
         for bind, each in ((binding.bind_input, self._contract.inputs), (binding.bind_output, self._contract.outputs)):
             for spec in each:
@@ -205,6 +211,11 @@ class IExecutionContext:
         self._engine.session.run_with_iobinding(binding)
         self._engine.library.runs.append((self._key.model, self._key.width, batch))
         return True
+
+    def _ancestors(self, batch: int) -> Any:
+        width = self._key.width
+        memory = (ctypes.c_bool * (batch * width * width)).from_address(self._addresses["ancestors"])
+        return np.ctypeslib.as_array(memory).reshape(batch, width, width)
 
     def _refuse(self, reason: str) -> bool:
         self._engine.logger.log(FakeTensorRT.ILogger.ERROR, reason)

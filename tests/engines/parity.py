@@ -1,11 +1,14 @@
 """Compares an engine with ONNX Runtime over all that a runtime does to a cache: the built-in check's calls."""
 
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Engine, blank_cache, blank_step, open_engine
-from trt_spec.export.scenarios import ROWS, Call, Script, write_script
+from trt_spec.engines import Bundle, Engine, blank_cache, open_engine
+from trt_spec.export.check import run_call
+from trt_spec.export.scenarios import ROWS, TREE, Script, write_script
 
 TOLERANCE = 1e-4
 """In standard deviations of the logits, or as it is where they deviate by less than 1. The tiny families' deviate by 2;
@@ -15,19 +18,36 @@ GARBAGE = 1e4  # what a cache holds where nothing was written, and nobody may re
 
 
 def assert_engine_agrees(
-    bundle: Path, engine: str = "torch", device: str = "cpu", tolerance: float = TOLERANCE
+    bundle: Path,
+    engine: str = "torch",
+    device: str = "cpu",
+    tolerance: float = TOLERANCE,
+    write: Callable[[int, int], Script] = write_script,
 ) -> None:
-    """Each model of a float32 bundle has ONNX Runtime's logits."""
+    """Each model of a float32 bundle has ONNX Runtime's logits, of trees too if the engine takes them."""
     opened = Bundle.open(bundle)
     for role, model in opened.models.items():
-        script = write_script(opened.tokenizer.vocab_size, model.contract.max_length)
+        script = write(opened.tokenizer.vocab_size, model.contract.max_length)
+        ours = open_engine(engine, opened.graph(role), model.contract, device, exact_weights=True)
+        if not ours.takes_trees:
+            script.calls = [call for call in script.calls if call.scenario != TREE]
         oracle = open_engine("onnxruntime", opened.graph(role), model.contract, exact_weights=True)
-        expected = run_script(oracle, script)
-        found = run_script(open_engine(engine, opened.graph(role), model.contract, device, exact_weights=True), script)
+        expected, found = run_script(oracle, script), run_script(ours, script)
         allowed = tolerance * max(1.0, float(torch.cat(expected).std()))
-        for call, ours, theirs in zip(script.calls, found, expected, strict=True):
-            error = float((ours - theirs).abs().max().nan_to_num(nan=float("inf")))
+        for call, own, theirs in zip(script.calls, found, expected, strict=True):
+            error = float((own - theirs).abs().max().nan_to_num(nan=float("inf")))
             assert error <= allowed, f"{role}, {call.scenario}: a logit is off by {error:.2g}, allowed is {allowed:.2g}"
+
+
+def write_trees(vocab: int, max_length: int) -> Script:
+    """One tree after the other, alone and beside others."""
+    script = Script(vocab, max_length, Random(1))
+    script.call("prefill", 0, 12, [12])
+    script.call("prefill", 1, 9, [9, 4, 1])
+    for _ in range(4):
+        script.tree(TREE, 0, 9, [9])
+        script.tree(TREE, 1, 7, [7, 5, 6])
+    return script
 
 
 def run_script(engine: Engine, script: Script) -> list[Tensor]:
@@ -36,15 +56,9 @@ def run_script(engine: Engine, script: Script) -> list[Tensor]:
     cache = blank_cache(contract, ROWS, script.capacity, engine.device)
     for name in contract.cache_names:
         cache[name].fill_(GARBAGE)
-    logits = [_run(engine, cache, call) for call in script.calls]
+    logits = []
+    for call in script.calls:
+        found = run_call(engine, cache, call).cpu()
+        logits.append(torch.cat([own[: row.live] for row, own in zip(call.rows, found, strict=True)]))
     engine.close()
     return logits
-
-
-def _run(engine: Engine, cache: dict[str, Tensor], call: Call) -> Tensor:
-    width = len(call.rows[0].tokens)
-    step = blank_step(engine, cache, call.first_row, len(call.rows), width, width)
-    step.input_ids.copy_(torch.tensor([row.tokens for row in call.rows]))
-    step.start.copy_(torch.tensor([row.start for row in call.rows]))
-    step.run()
-    return torch.cat([logits[: row.live] for row, logits in zip(call.rows, step.logits, strict=True)]).cpu()

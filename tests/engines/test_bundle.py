@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from trt_spec.engines import Bundle, BundleError, TrtSpecError
-from trt_spec.engines.bundle import content_hash
+from trt_spec.engines.bundle import FORMAT, content_hash
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, resave
@@ -98,14 +98,14 @@ def test_a_manifest_that_is_no_text_is_refused(bundle: Path):
 
 
 def test_a_newer_bundle_is_refused_with_both_versions_and_what_to_do(bundle: Path):
-    edit(bundle, lambda fields: fields.update(format=3, made_by={"trt-spec": "9.9"}))
-    message = refused(bundle, "has format 3 .made by trt-spec 9.9., this version reads format 2")
+    edit(bundle, lambda fields: fields.update(format=FORMAT + 1, made_by={"trt-spec": "9.9"}))
+    message = refused(bundle, rf"has format {FORMAT + 1} .made by trt-spec 9.9., this version reads format {FORMAT}\b")
     assert message.endswith("update trt-spec")
 
 
 def test_an_older_bundle_is_to_be_exported_again(bundle: Path):
-    edit(bundle, lambda fields: fields.update(format=1))
-    assert refused(bundle, "has format 1").endswith("export the bundle again")
+    edit(bundle, lambda fields: fields.update(format=FORMAT - 1))
+    assert refused(bundle, f"has format {FORMAT - 1}").endswith("export the bundle again")
 
 
 @pytest.mark.parametrize(

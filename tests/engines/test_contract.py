@@ -16,14 +16,16 @@ CONTRACT = Contract(layers=2, heads=4, kv_heads=2, head_dim=16, vocab_size=64, m
 
 
 def test_a_contract_spells_out_every_tensor():
-    assert [str(spec) for spec in CONTRACT.inputs[:4]] == [
+    assert [str(spec) for spec in CONTRACT.inputs[:6]] == [
         "input_ids int64[batch, width]",
         "start int64[batch]",
+        "depths int64[batch, width]",
+        "ancestors bool[batch, width, width]",
         "logit_rows int64[batch, rows]",
         "past_key_0 float32[batch, 2, capacity, 16]",
     ]
     assert str(CONTRACT.outputs[0]) == "logits float32[batch, rows, 64]"
-    assert len(CONTRACT.inputs) == 3 + 4
+    assert len(CONTRACT.inputs) == 5 + 4
     assert len(CONTRACT.outputs) == 1 + 4
     assert CONTRACT.aliases["present_value_1"] == "past_value_1"
     assert CONTRACT.cache_bytes_per_token == 2 * 2 * 2 * 16 * 4

@@ -2,18 +2,18 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor
 from trt_spec.engines import (
     BLOCK_TOKENS,
     SPARE_BLOCK,
-    WIDEST_STEP,
     Bundle,
     ContractError,
     Engine,
@@ -25,12 +25,21 @@ from trt_spec.engines import (
     openvino,
 )
 from trt_spec.engines.engine import cache_rows
+from trt_spec.engines.openvino import NARROW
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 
 from ..bundles import Pair, export_pair
 from ..families import tiny_checkpoint
+from ..mask_faults import (
+    mask_as_if_every_call_were_the_first,
+    measure_the_window_by_columns,
+    nodes,
+    see_all_before_in_the_call,
+    see_one_row_too_many,
+    see_what_is_as_deep,
+)
 from ..models import tiny_gpt2, tiny_llama
 from .parity import assert_engine_agrees
 
@@ -93,7 +102,7 @@ class Cache:
 
     def __init__(self, engine: Engine, rows: int) -> None:
         self.engine, self.rows = engine, rows
-        self.tokens = torch.randint(engine.contract.vocab_size, (TOKENS + WIDEST_STEP,), generator=torch.manual_seed(0))
+        self.tokens = torch.randint(engine.contract.vocab_size, (TOKENS + NARROW,), generator=torch.manual_seed(0))
         self.memory = blank_cache(engine.contract, rows, TOKENS + 2 * BLOCK_TOKENS)
         for row in range(rows):
             prefill = blank_step(engine, self.memory, row, 1, TOKENS, 1)
@@ -115,7 +124,7 @@ class Cache:
 
 
 def one_by_one(cache: Cache) -> Tensor:
-    return torch.cat([cache.logits([1], TOKENS + i)[0] for i in range(WIDEST_STEP)])
+    return torch.cat([cache.logits([1], TOKENS + i)[0] for i in range(NARROW)])
 
 
 @pytest.mark.parametrize("widths", [[2], [5], [17], [1] * 8, [5] * 8, [1, 17, 3, 5, 2, 1, 1, 9], [4, 0, 2]])
@@ -216,6 +225,37 @@ def test_attention_that_it_cannot_run_is_refused_by_name(tmp_path: Path, kind: s
     pair = export_pair(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
     with pytest.raises(EngineError, match=rf"engine openvino cannot run .*{reason}.*; use engine onnxruntime"):
         opened(pair.bundle)
+
+
+def window_alone(model: onnx.ModelProto) -> None:
+    for node in nodes(model, "Attention"):
+        node.input[3] = nodes(model, "Greater")[0].output[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "reason"),
+    [
+        ("llama", see_one_row_too_many, "a mask by LogicalOr"),
+        ("llama", mask_as_if_every_call_were_the_first, "a mask by LessEqual"),
+        ("llama", see_what_is_as_deep, "a mask by ScatterElementsUpdate"),
+        ("mistral", see_all_before_in_the_call, "a mask by ScatterElementsUpdate"),
+        ("mistral", measure_the_window_by_columns, "a mask by Greater"),
+        ("mistral", window_alone, "not causal"),
+    ],
+)
+def test_a_mask_that_it_does_not_know_is_refused_by_name(
+    tmp_path: Path, kind: str, change: Callable[[onnx.ModelProto], None], reason: str
+):
+    """Else it would compute what it takes for that mask."""
+    pair = export_pair(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
+    bundle = Bundle.open(pair.bundle)
+    graph = bundle.graph("target")
+    opened(pair.bundle).close()
+    model = onnx.load(graph, load_external_data=False)
+    change(model)
+    onnx.save(model, graph)
+    with pytest.raises(EngineError, match=rf"engine openvino cannot run .*{reason}.*; use engine onnxruntime"):
+        open_engine("openvino", graph, bundle.target.contract)
 
 
 def test_another_dtype_or_device_is_refused(llama: Pair, tmp_path: Path):

@@ -15,7 +15,15 @@ import pytest
 import tensorrt_lean
 import tensorrt_rtx
 import torch
-from trt_spec.engines import Bundle, EngineError, RequestError, open_engines, tensorrt
+from trt_spec.engines import (
+    Bundle,
+    EngineError,
+    RequestError,
+    blank_cache,
+    make_step,
+    open_engines,
+    tensorrt,
+)
 from trt_spec.engines.tensorrt_plans import read_plan
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round import capture
@@ -92,6 +100,28 @@ def test_the_draft_steps_run_in_their_own_plans(planned: Path, library: FakeTens
     draft = [width for model, width, _ in library.runs if model == "draft" and width != 8]
     assert draft[:3] == [2, 1, 1]
     assert set(draft) == {1, 2}
+
+
+def test_a_step_that_is_widened_runs_a_tree_and_continues_the_line_behind_it(
+    planned: Path, library: FakeTensorRT
+) -> None:
+    """From the first entry of an empty cache on: what is added behind the step sees only what is there."""
+    graph, contract = Bundle.open(planned).graph("target"), Bundle.open(planned).target.contract
+    tokens, logits = torch.tensor([[5, 6, 7]]), []
+    ancestors = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool)
+    places = {"depths": torch.tensor([[0, 1, 1]]), "ancestors": ancestors}
+    for name, capacity in (("onnxruntime", 64), ("tensorrt", Bundle.open(planned).capacity)):
+        [engine] = open_engines(name, [(graph, contract)], "cpu", exact_weights=True)
+        cache = blank_cache(contract, 1, capacity)
+        for given in ({}, places):
+            found = torch.zeros(1, 3, contract.vocab_size)
+            inputs = {"input_ids": tokens, "start": torch.zeros(1, dtype=torch.int64), **given}
+            make_step(engine, cache, inputs, {"logits": found}).run()
+            logits.append(found)
+        engine.close()
+    assert library.runs == [("target", 4, 1)] * 2
+    torch.testing.assert_close(logits[2:], logits[:2], atol=1e-5, rtol=0)
+    assert not torch.equal(logits[0], logits[1])
 
 
 def test_what_is_bound_stays_bound(planned: Path, library: FakeTensorRT) -> None:
@@ -271,6 +301,15 @@ def test_a_call_that_is_left_out_is_noticed_by_the_stand_in(planned: Path, libra
     with (
         patch.object(fake_tensorrt.IExecutionContext, rule, lambda self, *_: True),
         pytest.raises(EngineError, match=r"failed at batch 1, width \d: (no memory|the shape|the address)"),
+        open_decoder(planned) as decoder,
+    ):
+        decoder.generate("def f(", SamplingParams(max_new_tokens=4))
+
+
+def test_tokens_that_see_nothing_are_noticed_by_the_stand_in(planned: Path, library: FakeTensorRT) -> None:
+    with (
+        patch.object(tensorrt, "line", lambda *_: {}),  # so what is added behind a step is all zero
+        pytest.raises(EngineError, match="a token sees nothing, not even itself"),
         open_decoder(planned) as decoder,
     ):
         decoder.generate("def f(", SamplingParams(max_new_tokens=4))

@@ -22,7 +22,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from ..bundles import Pair, export_pair
 from ..models import tiny_gpt2, tiny_llama
 from ..steps import feed, model_of
-from .parity import assert_engine_agrees, run_script
+from .parity import assert_engine_agrees, run_script, write_trees
 
 FAMILIES = ("llama", "gpt2", "gemma2")
 
@@ -46,10 +46,17 @@ def test_logits_are_those_of_onnxruntime(pairs, family: str):
     assert_engine_agrees(pairs(family).bundle)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_have_the_logits_of_onnxruntime(pairs, family: str):
+    """Alone and in a batch of different ones, each behind the accepted path of another."""
+    assert_engine_agrees(pairs(family).bundle, write=write_trees)
+
+
 @pytest.mark.parametrize(
     ("operator", "wrong"),
     [
-        ("LessOrEqual", torch.lt),
+        ("Less", torch.ge),
+        ("ScatterElements", lambda seen, *_, **__: seen),
         ("Sigmoid", torch.tanh),
         ("Cos", torch.sin),
         ("TensorScatter", lambda past, *_, **__: past),
@@ -365,10 +372,9 @@ def test_a_shape_that_depends_on_the_data_is_refused(damaged):
 
 
 def copy_before_scatter(model: Any) -> None:
-    past = model.graph.input[3].name
-    node = next(node for node in model.graph.node if past in node.input and node.op_type == "TensorScatter")
+    node = first(model, "TensorScatter")
+    model.graph.node.insert(0, helper.make_node("Neg", [node.input[0]], ["copied"]))
     node.input[0] = "copied"
-    model.graph.node.insert(0, helper.make_node("Neg", [past], ["copied"]))
 
 
 def copy_after_scatter(model: Any) -> None:
@@ -378,7 +384,7 @@ def copy_after_scatter(model: Any) -> None:
 
 
 def read_past(model: Any) -> None:
-    model.graph.node.append(helper.make_node("Neg", [model.graph.input[3].name], ["read"]))
+    model.graph.node.append(helper.make_node("Neg", [first(model, "TensorScatter").input[0]], ["read"]))
 
 
 @pytest.mark.parametrize("change", [copy_before_scatter, copy_after_scatter, read_past])

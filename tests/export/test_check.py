@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,17 @@ import pytest
 from onnx import numpy_helper
 from trt_spec.engines import ExportError
 from trt_spec.export.check import check_graph
+from trt_spec.export.scenarios import Call
+
+from ..mask_faults import (
+    mask_as_if_every_call_were_the_first,
+    measure_the_window_by_columns,
+    nodes,
+    see_all_before_in_the_call,
+    see_one_row_too_many,
+    see_what_is_as_deep,
+    take_columns_for_positions,
+)
 
 
 def spoilt(graph, folder: Path, spoil: Callable[[onnx.ModelProto], None]) -> Path:
@@ -21,37 +33,9 @@ def spoilt(graph, folder: Path, spoil: Callable[[onnx.ModelProto], None]) -> Pat
     return folder / "model.onnx"
 
 
-def nodes(model: onnx.ModelProto, kind: str) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if node.op_type == kind]
-
-
 def set_scalar(model: onnx.ModelProto, name: str, number: int) -> None:
     (weight,) = (weight for weight in model.graph.initializer if weight.name == name)
     weight.CopyFrom(numpy_helper.from_array(np.array(number, np.int64), name))
-
-
-def shift_the_mask(model: onnx.ModelProto, *steps: onnx.NodeProto) -> None:
-    """Replace the query's index in `row <= query` by the output of the last step."""
-    (compare,) = nodes(model, "LessOrEqual")
-    for step in steps:
-        step.input[:] = [compare.input[1] if name == "query" else name for name in step.input]
-        model.graph.node.insert(list(model.graph.node).index(compare), step)
-    compare.input[1] = steps[-1].output[0]
-
-
-def see_one_row_too_many(model: onnx.ModelProto) -> None:
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1, np.int64), "one"))
-    shift_the_mask(model, onnx.helper.make_node("Add", ["query", "one"], ["shifted"]))
-
-
-def mask_as_if_every_call_were_the_first(model: onnx.ModelProto) -> None:
-    """What TensorRT makes of causal attention."""
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 3], np.int64), "axes"))
-    shift_the_mask(
-        model,
-        onnx.helper.make_node("Unsqueeze", ["start", "axes"], ["column"]),
-        onnx.helper.make_node("Sub", ["query", "column"], ["shifted"]),
-    )
 
 
 def widen_the_window(model: onnx.ModelProto) -> None:
@@ -69,6 +53,35 @@ def forget_the_softcap(model: onnx.ModelProto) -> None:
 def swap_key_and_value(model: onnx.ModelProto) -> None:
     for node in nodes(model, "Attention"):
         node.input[1], node.input[2] = node.input[2], node.input[1]
+
+
+# Faults that only a tree shows.
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("spoil", [take_columns_for_positions, see_what_is_as_deep, see_all_before_in_the_call])
+def test_check_refuses_a_graph_that_takes_a_tree_for_something_else(graphs, tmp_path: Path, family: str, spoil) -> None:
+    graph = graphs(family)
+    with pytest.raises(ExportError, match=r"computes: in the scenario '(deep )?tree' a logit is off by"):
+        check_graph(spoilt(graph, tmp_path / "target", spoil), graph.contract, graph.reference)
+
+
+def test_check_refuses_a_window_that_is_measured_by_columns(graphs, tmp_path: Path) -> None:
+    graph = graphs("gemma2")
+    with pytest.raises(ExportError, match=r"computes: in the scenario '(deep )?tree' a logit is off by"):
+        check_graph(spoilt(graph, tmp_path / "target", measure_the_window_by_columns), graph.contract, graph.reference)
+
+
+def test_check_refuses_an_accepted_path_whose_entries_stay_where_they_were(graphs) -> None:
+    """So it also sees a cache whose entries may not be moved."""
+    graph = graphs("llama")
+    stay = replace(graph.reference.script, calls=[without_moves(call) for call in graph.reference.script.calls])
+    with pytest.raises(ExportError, match="computes: in the scenario 'tree' a logit is off by"):
+        check_graph(graph.file, graph.contract, replace(graph.reference, script=stay))
+
+
+def without_moves(call: Call) -> Call:
+    return replace(call, rows=[replace(row, accepted=None) for row in call.rows])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
     static_capacity = reads_prefixes = own_threads = False
-    verify_width = 17
+    verify_width, takes_trees = 65, True
     device = "cpu"
 
     def __init__(self, contract: Contract, next_token: NextToken) -> None:
@@ -38,7 +38,10 @@ class ScriptedEngine:
         return chunks(tokens, 256)
 
     def step(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Step:
-        ids, start, logits = inputs["input_ids"], inputs["start"], outputs["logits"]
+        ids, start, ancestors, logits = (
+            *(inputs[name] for name in ("input_ids", "start", "ancestors")),
+            outputs["logits"],
+        )
         (batch, width), rows = ids.shape, logits.shape[1]
         cache = inputs["past_key_0"][:, 0, :, 0]  # [rows, T]: the token ids themselves
 
@@ -51,7 +54,8 @@ class ScriptedEngine:
                 assert at + width <= cache.shape[1], "a call may not write past the end of the cache"
                 cache[row, at : at + width] = ids[row]
                 for index in range(rows):
-                    context = cache[row, : at + width - rows + index + 1].long().tolist()
+                    own = ids[row, ancestors[row, width - rows + index]]
+                    context = [*cache[row, :at].long().tolist(), *own.tolist()]
                     logits[row, index, self.next_token(context)] = self.height
 
         return Step(inputs, outputs, run)

@@ -126,6 +126,23 @@ def test_a_neighbour_with_a_larger_draft_length_changes_nothing(llama: Pair, kin
                 assert tuple(request.token_ids) == alone.token_ids, f"beside a {name} neighbour with {drafter}"
 
 
+def test_a_comb_beside_a_longer_line_finds_room_wherever_they_begin(llama: Pair):
+    """Their round is as wide as the longer line and all siblings: at some lengths the cache has to grow for both."""
+    params = SamplingParams(temperature=1.0, rule="coupled", seed=2, ignore_eos=True, max_new_tokens=30)
+    for length in range(100, 112):
+        prompts = random_prompts(64, [length, length], seed=length)
+        with Decoder.open(llama.bundle, max_batch=2) as decoder:
+            expected = decoder.generate(prompts, params, draft_length=0)
+        with Decoder.open(llama.bundle, max_batch=2) as decoder:  # whose cache is as short as it can be
+            requests = [
+                decoder.submit(prompt, params, draft_length=k, drafter="random")
+                for prompt, k in zip(prompts, ("1+3", 16), strict=True)
+            ]
+            while decoder.step():
+                pass
+        assert [request.output().token_ids for request in requests] == [output.token_ids for output in expected]
+
+
 @pytest.mark.exhaustive
 def test_one_seed_gives_one_text_on_the_demo_pair(demo: Pair):
     """12 prompts × 96 tokens; at most one of the 12 may differ by an arbitrated near tie."""

@@ -1,7 +1,8 @@
 import io
+from dataclasses import replace
 
 import pytest
-from trt_spec.runtime import TracedRound
+from trt_spec.runtime import TracedRound, TracedSibling
 from trt_spec.tools.trace_lines import Marks, shown
 
 TEXTS = {1: " self", 2: ".x", 3: "\n", 4: "\x1b[31m", 5: "\ufffd", 6: "\u202e", 7: "é"}
@@ -39,6 +40,25 @@ def test_a_fully_accepted_round_has_no_rejected_token():
 def test_a_text_that_ends_inside_the_proposals_has_neither_rejected_nor_next_token():
     ended = TracedRound((1, 2, 3), accepted=1, next_token=None, p=(0.5, 0.5, 0.5), q=(0.5, 0.5, 0.5), next_p=1.0)
     assert Marks(False).line(1, ended, Vocabulary()) == "   1  +' self' 0.50/0.50"
+
+
+def test_siblings_stand_behind_the_token_that_they_replace():
+    def traced(accepted: int, stands: bool) -> TracedRound:
+        beside = [TracedSibling(1, 7, 0.3, 0.2, stands), TracedSibling(1, 6, 0.1, 0.05, False)]
+        others = [TracedSibling(0, 4, 0.1, 0.1, False)]
+        return TracedRound((1, 2, 3), accepted, 3, (0.5,) * 3, (0.5,) * 3, 0.75, (), (*others, *beside))
+
+    plain = Marks(False)
+    assert traced(2, True).standing == (1, 7)
+    assert plain.line(1, traced(2, True), Vocabulary()) == (
+        "   1  +' self' 0.50/0.50  -'.x' 0.50/0.50  +'é' 0.30/0.20  -'\\u202e' 0.10/0.05  ='\\n' 0.75"
+    )
+    assert traced(1, False).standing == (1,)
+    assert plain.line(1, traced(1, False), Vocabulary()) == (
+        "   1  +' self' 0.50/0.50  -'.x' 0.50/0.50  -'é' 0.30/0.20  -'\\u202e' 0.10/0.05  ='\\n' 0.75"
+    )
+    cut = replace(traced(2, True), accepted=1, next_token=None)
+    assert cut.standing == (1,), "the text ended before the sibling"
 
 
 def test_a_round_without_proposals_is_its_next_token():

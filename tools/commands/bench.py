@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Decoder, SamplingParams
+from ...runtime import CombLength, Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
 from ..console import in_bytes, progress, table
@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft-lengths",
         type=draft_lengths,
         metavar="K,K,…",
-        help="tokens to propose in a round; 0 is always measured as well (default: those of "
-        f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec tune has run)",
+        help="tokens to propose in a round, K+M for M siblings beside a line of K; 0 is always measured as well "
+        f"(default: those of {','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec "
+        "tune has run)",
     )
     parser.add_argument(
         "--drafter",
@@ -109,6 +110,10 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
     fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
+    for comb in arguments.draft_lengths or ():
+        if isinstance(comb, CombLength):
+            decoder.cancel(decoder.submit([0], params, draft_length=comb, drafter=drafter))
+            settings.append(Setting(comb.length, drafter, siblings=comb.siblings))
     if arguments.all_drafters:
         k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
         settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
@@ -118,7 +123,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     peer = PEERS[arguments.compare] if arguments.compare else None
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
     measured = [Measured(setting) for setting in settings]
-    theirs = [Theirs(one) for one in settings if peer and not (one.auto or one.beside)]
+    theirs = [Theirs(one) for one in settings if peer and not (one.auto or one.beside or one.siblings)]
     compared = None
     with progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
         for setting in settings:
@@ -156,6 +161,7 @@ def _title(result: dict[str, Any]) -> list[str]:
 
 def _report(result: dict[str, Any]) -> str:
     rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
+    rows += [_row(f"{one['draft_length']}+{one['siblings']}", one) for one in result["combs"]]
     rows += [_row(f"{one['drafter']} {one['draft_length']}", one) for one in result["drafters"]]
     if auto := result["auto"]:
         acceptance = "-" if auto["acceptance"] is None else f"{auto['acceptance']:.3f}"
@@ -187,5 +193,5 @@ def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['tokens_per_round']:.2f}",
         f"{one['round_overhead']:.3f}",
         f"{one['speed_up']:.2f}",
-        f"{one['predicted']:.2f}",
+        "-" if one["predicted"] is None else f"{one['predicted']:.2f}",
     )

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from ...engines import RequestError
-from ...runtime import EntropyRule
+from ...runtime import CombLength, EntropyRule
 from ...runtime.drafters import DRAFTERS, NONE
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.lengths.entropy import HELP
@@ -22,8 +22,9 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-length",
         type=_draft_length,
-        metavar="K|auto",
-        help="tokens to propose in each round; 0 decodes without a draft; auto chooses for each round (default: auto "
+        metavar="K|K+M|auto",
+        help="tokens to propose in each round; 0 decodes without a draft; K+M, like 5+3, puts M siblings beside a line "
+        "of K, where the draft was least sure; auto chooses for each round (default: auto "
         f"once trt-spec tune has measured this machine, else {DEFAULT_DRAFT_LENGTH}, or less if plans are narrower)",
     )
     parser.add_argument(
@@ -57,10 +58,10 @@ def draft_length(arguments: argparse.Namespace) -> DraftLength | None:
     return AUTO
 
 
-def _draft_length(text: str) -> int | str:
-    if text == AUTO:
+def _draft_length(text: str) -> DraftLength:
+    if text == AUTO or CombLength.read(text):
         return text
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a whole number, or a comb like 5+3") from None

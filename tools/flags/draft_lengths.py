@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from ...runtime import Decoder
-from ...runtime.lengths.drafting import AUTO
+from ...runtime import CombLength, Decoder
+from ...runtime.lengths.drafting import AUTO, DraftLength
 from ..console import say
 
 
-def fixed_lengths(asked: Sequence[int | str] | None, usual: Sequence[int], decoder: Decoder) -> list[int]:
+def fixed_lengths(asked: Sequence[DraftLength] | None, usual: Sequence[int], decoder: Decoder) -> list[int]:
     """0 and what the user asked for; or, if nothing was asked for, 0 and the usual ones that are not too long here."""
     longest = decoder.longest_draft
     if asked is None:
@@ -26,10 +26,12 @@ def fixed_lengths(asked: Sequence[int | str] | None, usual: Sequence[int], decod
     return lengths
 
 
-def draft_lengths(text: str) -> tuple[int | str, ...]:
-    fixed = [part for part in text.split(",") if part != AUTO]
+def draft_lengths(text: str) -> tuple[DraftLength, ...]:
+    parts = text.split(",")
+    combs = [comb for part in parts if (comb := CombLength.read(part))]
+    fixed = [part for part in parts if part != AUTO and not CombLength.read(part)]
     lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
-    return (*lengths, AUTO) if AUTO in text.split(",") else lengths
+    return (*lengths, *combs, AUTO) if AUTO in parts else (*lengths, *combs)
 
 
 def fixed_draft_lengths(text: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from .conditions import conditions
 from .peers import Peer
 from .theirs import Texts, Theirs
 from .theory import tokens_per_round
-from .time_rounds import PARTS, Measured, total
+from .time_rounds import PARTS, Measured, Setting, total
 
 SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
 
@@ -69,13 +69,21 @@ def bench_result(
         },
         "memory": memory,
         "conditions": conditions(bundle, decoder.engine, arguments.device, [compared.peer.package] if compared else []),
-        "settings": [setting_json(one, plain) for one in measured if not (one.setting.auto or one.setting.beside)],
+        "settings": [setting_json(one, plain) for one in measured if is_line(one.setting)],
+        "combs": [
+            {"siblings": one.setting.siblings, **setting_json(one, plain)} for one in measured if one.setting.siblings
+        ],
         "drafters": [
             {"drafter": one.setting.drafter, **setting_json(one, plain)} for one in measured if one.setting.beside
         ],
         "auto": next((auto_json(one, plain) for one in measured if one.setting.auto), None),
         "compared": compared.to_json() if compared else None,
     }
+
+
+def is_line(setting: Setting) -> bool:
+    """Whether it is a fixed K of the drafter whose lengths are compared."""
+    return not (setting.auto or setting.beside or setting.siblings)
 
 
 def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:
@@ -113,7 +121,7 @@ def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
         "tokens_per_round": counts.tokens_per_round,
         "round_overhead": measured.round_overhead,
         "speed_up": rate / median(plain.tokens_per_second),
-        "predicted": expected / (c * k + v),
+        "predicted": None if measured.setting.siblings else expected / (c * k + v),
         "c": c,
         "v": v,
         "proposing": proposing,

@@ -14,7 +14,7 @@ import numpy as np
 from ...engines import RequestError, Step
 from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
-from ...runtime.lengths.drafting import AUTO
+from ...runtime.lengths.drafting import AUTO, CombLength, DraftLength
 from ...runtime.requests.request import State
 from .bandwidth import wait_for
 
@@ -29,9 +29,17 @@ class Setting:
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
     beside: bool = False  # measured besides the drafter whose lengths are compared
+    siblings: int = 0  # beside the line of a comb
+
+    @property
+    def length(self) -> DraftLength:
+        """What its requests ask for."""
+        if self.auto:
+            return AUTO
+        return CombLength(self.draft_length, self.siblings) if self.siblings else self.draft_length
 
     def __str__(self) -> str:
-        return f"K = {AUTO if self.auto else self.draft_length}" + (f", {self.drafter}" if self.beside else "")
+        return f"K = {self.length}" + (f", {self.drafter}" if self.beside else "")
 
 
 @dataclass
@@ -127,10 +135,9 @@ def _decode_group(
     decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured
 ) -> tuple[int, float]:
     setting = into.setting
-    length = AUTO if setting.auto else setting.draft_length
     began = perf_counter()
     requests = [
-        decoder.submit(prompt, param, draft_length=length, drafter=setting.drafter)
+        decoder.submit(prompt, param, draft_length=setting.length, drafter=setting.drafter)
         for prompt, param in zip(prompts, params, strict=True)
     ]
     clock = perf_counter() - began  # stands still while bare runs are timed
@@ -179,6 +186,7 @@ def _replay(decoder: Decoder, bare: Bare) -> None:
         for first, step in enumerate(frame.draft_runs):
             (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
         bare.verify.append(_run_ms(frame.verify, device))
+        frame.settle()
 
 
 def _run_ms(step: Step, device: str) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ...runtime import Decoder, Output, Request, TracedRound
+from ...runtime import Decoder, Output, Request, TracedRound, TracedSibling
 from ...runtime.requests.text import TextStream
 from ..in_words import length_of_drafts, source_of_proposals, summary
 from ..trace_lines import shown
@@ -50,7 +50,13 @@ class Written:
     def rejected(self) -> int | None:
         """The rejected proposal that this token replaces."""
         proposal = self.round.proposal
-        return None if self.from_draft or self.position >= len(proposal) else proposal[self.position]
+        taken = self.from_draft and self.sibling is None
+        return None if taken or self.position >= len(proposal) else proposal[self.position]
+
+    @property
+    def sibling(self) -> TracedSibling | None:
+        """The sibling that this token is."""
+        return next((one for one in self.round.siblings if one.stands and one.place == self.position), None)
 
 
 def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
@@ -83,7 +89,7 @@ def written(prompt_ids: Sequence[int], output: Output, tokenizer: Any) -> Iterat
     stream, begun = TextStream(tokenizer, prompt_ids, ()), 0
     for number, traced in enumerate(output.trace, 1):
         ends = () if traced.next_token is None else (traced.next_token,)
-        for position, token in enumerate((*traced.proposal[: traced.accepted], *ends)):
+        for position, token in enumerate((*traced.standing, *ends)):
             stream.push(token)
             last = number == len(output.trace) and position == traced.accepted + len(ends) - 1
             end = len(output.text) if last else min(len(stream.text), len(output.text))
@@ -105,17 +111,25 @@ def _token(one: Written, tokenizer: Any) -> str:
 def _tip(one: Written, tokenizer: Any) -> str:
     traced, i = one.round, one.position
     token = f"{shown(one.token, tokenizer)}, token {one.token}, in round {one.number}"
+    if one.sibling is not None:
+        beside = shown(traced.proposal[i], tokenizer)
+        return (
+            f"{token}: a sibling of {beside}, proposal {i + 1} of {len(traced.proposal)}, accepted\n"
+            f"{_probabilities(one.sibling.p, one.sibling.q)}"
+        )
     if one.from_draft:
-        return f"{token}: proposal {i + 1} of {len(traced.proposal)}, accepted\n{_probabilities(traced, i)}"
+        return (
+            f"{token}: proposal {i + 1} of {len(traced.proposal)}, accepted\n{_probabilities(traced.p[i], traced.q[i])}"
+        )
     own = f"{token}: the target's own\np = {traced.next_p:.4f} by the target"
     if one.rejected is None:
         return own
     replaced = shown(one.rejected, tokenizer)
-    return f"{own}\nin place of {replaced}, proposal {i + 1}, rejected: {_probabilities(traced, i)}"
+    return f"{own}\nin place of {replaced}, proposal {i + 1}, rejected: {_probabilities(traced.p[i], traced.q[i])}"
 
 
-def _probabilities(traced: TracedRound, i: int) -> str:
-    return f"p = {traced.p[i]:.4f} by the target, q = {traced.q[i]:.4f} by the draft"
+def _probabilities(p: float, q: float) -> str:
+    return f"p = {p:.4f} by the target, q = {q:.4f} by the draft"
 
 
 def _literal(text: str) -> str:

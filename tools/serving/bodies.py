@@ -74,7 +74,7 @@ class Generation(Closed, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     return_token_ids: bool | None = None
-    draft_length: Annotated[int, Meta(ge=0)] | Literal["auto"] | None = None
+    draft_length: Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=r"^(auto|\d+\+\d+)$")] | None = None
     drafter: str | None = None
     rule: Literal["rejection", "tokenwise", "coupled"] | None = None
     speculation: bool | None = None

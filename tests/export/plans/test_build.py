@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ import pytest
 import tensorrt_rtx as trt
 import torch
 from trt_spec.engines import SLACK, Bundle, EngineError, ExportError
+from trt_spec.engines.engine import line
 from trt_spec.engines.tensorrt_plans import PlanKey, read_plan
 from trt_spec.export import export_bundle
 from trt_spec.export.family_table import WORKS
@@ -27,6 +29,7 @@ from trt_spec.export.plans.audit import audit
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import Compiler, prepare
 from trt_spec.export.plans.roles import BuildOptions
+from trt_spec.export.scenarios import RowCall, random_tree
 from trt_spec.tools.cli import main
 
 from ...families import tiny_checkpoint
@@ -95,10 +98,18 @@ def test_the_passes_fire_where_they_should_and_keep_the_numbers(
         "logit_rows": np.tile(np.arange(5), (batch, 1)),
         **{f"past_{name}": generator.standard_normal(shape, dtype=np.float32) for name in contract.cache_names},
     }
-    for found, expected in zip(
-        run(prepared, feeds, graph.parent), run(ir.load(graph), feeds, graph.parent), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, atol=2e-5)
+    for places in (line(batch, 5, "cpu"), trees(batch, 5)):
+        given = feeds | {name: tensor.numpy() for name, tensor in places.items()}
+        expected = run(ir.load(graph), given, graph.parent)
+        for ours, theirs in zip(run(prepared, given, graph.parent), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def trees(batch: int, width: int) -> dict[str, torch.Tensor]:
+    random = Random(0)
+    rows = [RowCall([0] * width, 0, 0, random_tree(random, width, width)[0], []) for _ in range(batch)]
+    depths, ancestors = [row.depths for row in rows], [row.ancestors for row in rows]
+    return {"depths": torch.tensor(depths), "ancestors": torch.tensor(ancestors)}
 
 
 # Plans.
@@ -150,19 +161,22 @@ def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("dtype", "family", "settings", "capability"),
+    ("dtype", "family", "settings", "capability", "without"),
     [
-        ("float16", "llama", {}, "8.9"),
-        ("float16", "llama", {"num_key_value_heads": 4}, "12.0"),
-        ("bfloat16", "llama", {}, "8.0"),
-        ("float16", "gemma3_text", {}, "8.9"),
+        ("float16", "llama", {}, "8.9", 2),
+        ("float16", "llama", {"num_key_value_heads": 4}, "12.0", 2),
+        ("bfloat16", "llama", {}, "8.0", 2),
+        ("float16", "gemma3_text", {}, "8.9", 1),
     ],
     ids=["grouped", "each head its own keys", "bfloat16", "one layer with a window"],
 )
 def test_attention_of_several_tokens_skips_what_no_row_sees(
-    tmp_path: Path, dtype: str, family: str, settings: dict[str, int], capability: str
+    tmp_path: Path, dtype: str, family: str, settings: dict[str, int], capability: str, without: int
 ) -> None:
-    """Plans of RTX hold the source of their kernels, and so their switch for this."""
+    """Plans of RTX hold the source of their kernels, and so their switch for this.
+
+    So many layers do it `without` the pass: those with a window do not.
+    """
     checkpoint = tiny_checkpoint(family, tmp_path / "checkpoint", **settings)
     export_bundle(checkpoint, tmp_path / "bundle", max_length=64, dtype=dtype, check=False)
     bundle, compiler = Bundle.open(tmp_path / "bundle"), Compiler("tensorrt-rtx")
@@ -175,7 +189,7 @@ def test_attention_of_several_tokens_skips_what_no_row_sees(
     assert copies not in plan
     with patch("trt_spec.export.plans.compiler.pack_queries", return_value=0):
         plan = bytes(compiler.compile(graph, contract, key, tmp_path / "timings"))
-    assert plan.count(switch + b"1") < contract.layers
+    assert (plan.count(switch + b"1"), plan.count(switch)) == (without, contract.layers)
     assert (copies in plan) == (contract.heads > contract.kv_heads)
 
 
@@ -391,7 +405,7 @@ def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(hal
     bundle = Bundle.open(half)
     graph = bundle.graph("target")
     kept = parse(ir.to_proto(prepare(graph, VERIFY)[0]), graph)
-    with pytest.raises(ExportError, match=r"the network has the input 'input_ids' as .*5.*, its contract promises .*4"):
+    with pytest.raises(ExportError, match=r"the network has the input 'ancestors' as .*5.*, its contract promises .*4"):
         audit(trt, kept[0], bundle.target.contract, VERIFY.sizes | {"width": 4})
     for index in range(kept[0].num_layers):
         layer = kept[0].get_layer(index)

@@ -55,6 +55,22 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "rejection": True,
         "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
     },
+    "comb": {"sources": ["model"], "siblings": 2, "rejection": True, "lines": True},
+    "coupled comb": {"sources": ["model"], "siblings": 2, "coupled": True, "gumbel": True},
+    "comb of all kinds": {
+        "sources": ["model", "lookup"],
+        "siblings": 3,
+        "rejection": True,
+        "tokenwise": True,
+        "coupled": True,
+        "gumbel": True,
+        "lines": True,
+        "ragged": True,
+        "entropies": True,
+        "logprobs": 2,
+        "traced": True,
+        "filters": ["top_k", "top_p"],
+    },
     "entropies": {"sources": ["model"], "rejection": True, "ragged": True, "entropies": True},
     "log-probs and trace": {"sources": ["model"], "rejection": True, "logprobs": 2, "traced": True},
 }
@@ -72,7 +88,7 @@ def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
 class IdleEngine:
     """Checks where the tensors of its steps are, and does nothing with them."""
 
-    static_capacity, reads_prefixes, own_threads = True, True, False
+    static_capacity, reads_prefixes, own_threads, takes_trees = True, True, False, True
     verify_width = 17
 
     def __init__(self, contract: Contract, device: str) -> None:

@@ -110,11 +110,11 @@ class Stage:
         params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, repetition_penalty=1.2, top_k=5)
         for row in range(3):
             whole.admit(row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
-            whole.fill_uniforms(row, 0)
-            whole.fill_uniforms(row, 1)
+            whole.fill_uniforms(row, 0, True)
+            whole.fill_uniforms(row, 1, True)
         whole.move(2, 1)
         asked = [self.plan.draft_length if source in self.plan.sources else 0 for source in drafters.values()]
-        whole.ask([asked, asked], [0.5, torch.inf])
+        whole.ask([asked, asked], [0, self.plan.siblings], [0.5, torch.inf])
         self.rows = whole.view(self.plan.batch)
         self.frame = Frame(self.plan, target, draft)
         self._rounds = Rounds([target.engine, draft.engine])
@@ -198,7 +198,10 @@ class Diced:
         self.plans.append(plan)
         k = plan.draft_length
         accepted = [self.choose.randint(0, k) for _ in range(plan.batch)]
-        return [RowResult(count, k, [5 + i % 3 for i in range(count + 1)], [], None, (0.5,) * k) for count in accepted]
+        return [
+            RowResult(count, k, count, [5 + i % 3 for i in range(count + 1)], [], None, (0.5,) * k)
+            for count in accepted
+        ]
 
 
 @pytest.fixture

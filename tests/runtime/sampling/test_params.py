@@ -142,9 +142,21 @@ def decoder(tmp_path: Path):
             {},
             "prompt of 95 tokens and max_new_tokens 8 exceed the bundle's limit of 100 by 3; shorten either",
         ),
-        ([1], {"draft_length": 17}, "draft_length is 17, expected auto or a whole number from 0 to 16"),
-        ([1], {"draft_length": -1}, "draft_length is -1, expected auto or a whole number from 0 to 16"),
-        ([1], {"draft_length": 2.0}, "draft_length is 2.0, expected auto or a whole number from 0 to 16"),
+        (
+            [1],
+            {"draft_length": 17},
+            "draft_length is 17, expected auto or a whole number from 0 to 16, or a comb like 5+3",
+        ),
+        (
+            [1],
+            {"draft_length": -1},
+            "draft_length is -1, expected auto or a whole number from 0 to 16, or a comb like 5+3",
+        ),
+        (
+            [1],
+            {"draft_length": 2.0},
+            "draft_length is 2.0, expected auto or a whole number from 0 to 16, or a comb like 5+3",
+        ),
         (
             [1],
             {"drafter": "medusa"},

@@ -266,6 +266,20 @@ def test_every_drafter_has_a_row(bench, llama):
     assert all([other, "4"] in rows for other in others)
 
 
+def test_a_comb_has_a_row_behind_the_lines(bench):
+    result = bench("--draft-lengths", "3+2,1")
+    found = json.loads(result.out.splitlines()[-1])
+    assert [one["draft_length"] for one in found["settings"]] == [0, 1]
+    [comb] = found["combs"]
+    assert (comb["draft_length"], comb["siblings"]) == (3, 2)
+    assert comb["tokens_per_second"] > 0
+    assert any(line.split()[:1] == ["3+2"] for line in result.out.splitlines())
+
+
+def test_a_comb_that_cannot_be_is_refused_before_any_measuring(bench):
+    assert_refused(bench("--draft-lengths", "3+2", "--drafter", "lookup"), "drafter lookup can hang no siblings")
+
+
 def test_auto_has_a_row_once_costs_are_known(bench):
     with known_costs():
         result = bench("--drafter", "mixed")

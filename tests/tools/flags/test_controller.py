@@ -18,6 +18,17 @@ def test_by_entropy_the_text_is_that_of_plain_decoding_and_the_trace_tells_the_e
         assert all(entropy <= 0.95 for entropy in traced["entropies"])
 
 
+def test_a_comb_changes_no_greedy_text_and_the_trace_tells_its_siblings(run, llama):
+    asked = ("generate", "--bundle", llama.bundle, "--prompt", "def f(", "--max-new-tokens", 30)
+    plain = json.loads(run(*asked, "--json", "--draft-length", 0).out)
+    comb = (*asked, "--draft-length", "3+2", "--trace")
+    found = json.loads(run(*comb, "--json").out)
+    assert found["token_ids"] == plain["token_ids"]
+    assert any(traced["siblings"] for traced in found["trace"])
+    assert all(len(traced["siblings"]) <= 2 for traced in found["trace"])
+    assert run(*comb).code == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -27,6 +38,8 @@ def test_by_entropy_the_text_is_that_of_plain_decoding_and_the_trace_tells_the_e
         (("--controller", "entropy", "--longest", 17), "longest is 17, expected at most 16"),
         (("--controller", "entropy", "--drafter", "lookup"), "drafter lookup has no entropy"),
         (("--controller", "costs"), "run trt-spec tune"),
+        (("--draft-length", "3+"), "'3+', expected auto or a whole number, or a comb like 5+3"),
+        (("--draft-length", "3+10"), "draft_length is 3+10, expected a line of 1 to 16 proposals, at most 3 siblings"),
     ],
 )
 def test_flags_that_cannot_go_together_are_refused(run, llama, flags, message: str):
