@@ -2,7 +2,8 @@
 
 Their joint is compared with the exact one by a χ² that stops as soon as it knows (sequential.py). False alarms of all
 cases together are at most FALSE_ALARM. Each drafter, setting, rule and way to choose K is in a case, not each pair of
-them: that K is chosen as safely for one drafter as for another is shown by the same text, token by token.
+them: that K is chosen as safely for one drafter as for another is shown by the same text, token by token. Of combs each
+drafter, rule and shape are in a case together, because what is tested there depends on all of them.
 The same statistic at the same threshold must catch faults that are planted in the loop.
 """
 
@@ -11,16 +12,17 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle, islice
 
-from ...runtime import Decoder, EntropyRule, Speculation
+from ...runtime import CombLength, Decoder, EntropyRule, Speculation
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.lengths.drafting import DraftLength
+from ...runtime.sampling.params import RULES
 from .effort import Effort
 from .faults import fault
 from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, exact_cells, remembering
 from .grammars import usable
 from .probe import Probes
 from .sequential import SequentialTest
-from .subject import Finding, Progress, Subject, controllers, spelled
+from .subject import Finding, Progress, Subject, combs, controllers, spelled
 
 FALSE_ALARM = 1e-6
 POWER = 0.99
@@ -34,6 +36,8 @@ CASES = (  # of the first drafter; each other one has the first
     ("T 0.6, penalties, bias", "rejection", 2),
     ("T 0.6, grammar", "rejection", 2),
 )
+COMB_SHAPES = (CombLength(1, 3), CombLength(3, 3))  # all siblings at one place, and at several
+COMB_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
 COPIES = ("lookup", "suffix")  # are certain of what they propose: a second proposal is like the first
 CONTROLS = {
     "wrongly declared q": "T 0.5",
@@ -74,7 +78,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     progress("distribution: choosing prompts", 0, 1)
     with subject.open(capture=False) as decoder:
         logits = remembering(probes["target"])
-        cases = list_cases(subject, decoder, logits)
+        cases = list_cases(subject, decoder, logits, effort.each_comb)
         compiler = Compiler(subject.bundle)
         exact = [exact_cells(logits, case, compiler) for case in cases]
         alarm = FALSE_ALARM / len(cases)
@@ -131,7 +135,7 @@ def control(subject: Subject, name: str, case: Case, test: SequentialTest) -> Fi
     return Finding("distribution", f"planted: {name}", passed, detail, numbers | {"caught": caught})
 
 
-def list_cases(subject: Subject, decoder: Decoder, logits: Logits) -> list[Case]:
+def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_comb: bool) -> list[Case]:
     """Each drafter, setting, rule and way to choose K once, as far as they can share a case."""
     frequent = Counter(token for prompt in subject.prompts() for token in prompt)
     candidates = [token for token, _ in frequent.most_common(CANDIDATES)]
@@ -146,9 +150,20 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits) -> list[Case]
     settings, rule, most = CASES[0]
     choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
     choices |= ways_to_choose(decoder)
-    return cases + [
-        Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()
+    cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
+    return cases + [Case(*one, prompts[one[2]]) for one in comb_cases(decoder, each_comb)]
+
+
+def comb_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, CombLength]]:
+    """Settings, rule, drafter and comb: each of the last three with each other, or each rule once."""
+    pairs = [(one, drafter) for one in COMB_SHAPES for drafter in decoder.drafters if one in combs(decoder, drafter)]
+    found = [
+        (rule, drafter, comb)
+        for number, rule in enumerate(RULES)
+        for comb, drafter in (pairs if each or not pairs else [pairs[(2 + number) % len(pairs)]])
     ]
+    turns = len(COMB_SETTINGS)  # moved on after each turn, so that a drafter meets another with each rule
+    return [(COMB_SETTINGS[(i + i // turns) % turns], *one) for i, one in enumerate(found)]
 
 
 def ways_to_choose(decoder: Decoder) -> dict[str, DraftLength]:

@@ -12,6 +12,7 @@ class Effort:
     new_tokens: int  # of a text
     requests: int  # of the rollback
     each_length: bool  # rounds in which all rows have one drafter and one K, too
+    each_comb: bool  # the distribution of each comb by each drafter and rule
     engines: bool  # other engines, too
     work: Mapping[str, float]  # what each check takes, measured in CPU seconds for the demo's bundle
     left_out: tuple[str, ...] = ()
@@ -28,26 +29,29 @@ FULL = Effort(
     total_variation=0.05,
     prompts=6,
     new_tokens=32,
-    requests=10,
+    requests=14,
     each_length=True,
+    each_comb=True,
     engines=True,
-    work={"checkpoint": 14, "same text": 85, "semantics": 38, "rollback": 18, "distribution": 230},
+    work={"checkpoint": 14, "same text": 100, "semantics": 45, "rollback": 24, "distribution": 530},
 )
 QUICK = Effort(
     name="quick",
     total_variation=0.2,
     prompts=3,
     new_tokens=24,
-    requests=5,
+    requests=8,
     each_length=False,
+    each_comb=False,
     engines=False,
-    work={"checkpoint": 8, "same text": 16, "semantics": 19, "rollback": 6, "distribution": 33},
+    work={"checkpoint": 8, "same text": 12, "semantics": 19, "rollback": 8, "distribution": 39},
     left_out=(
         "rounds in which all requests have one draft length",
+        "the distribution of all combs but one for each rule",
         "other engines",
         "half of the prompts",
         "texts of more than 24 tokens",
         "what parameters mean on more than one prompt",
-        "caches after rollback of more than 5 requests",
+        "caches after rollback of more than 8 requests",
     ),
 )

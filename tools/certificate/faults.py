@@ -2,27 +2,35 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...runtime.drafters import propose as drafters
+from ...runtime.drafters import siblings
 from ...runtime.drafters.propose import propose
+from ...runtime.drafters.siblings import Candidates, worth_unseen
+from ...runtime.memory.model import Model
 from ...runtime.memory.row_cache import RowCache
 from ...runtime.requests.request import Request
 from ...runtime.round import result
 from ...runtime.round import round as round_
 from ...runtime.round.round import commit
-from ...runtime.round.rows import pick
-from ...runtime.sampling import acceptance, block
+from ...runtime.round.rows import counting, pick
+from ...runtime.sampling import acceptance, block, combs
 from ...runtime.sampling.acceptance import residual
+from ...runtime.sampling.combs import CombVerdict, at_nodes, examine_children
 from ...runtime.sampling.filters import Cut, penalties
 from ...runtime.sampling.noise import gumbels
 from ...runtime.sampling.transform import transform
 from ...runtime.scheduler import Scheduler
 
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Scheduler._commit, Request.commit, result._logprob_parts
+SCHEDULER_GIVE, STRAIGHTEN = Scheduler._give, RowCache.straighten
+MODEL_STEP: Any = Model.step
 
 
 @contextmanager
@@ -126,6 +134,81 @@ def log_probabilities_of_the_row_before(done: Any, top: int) -> Any:
     return LOGPROB_PARTS(done._replace(logits=done.logits.roll(1, 1)), top)
 
 
+def likeliest_siblings(q: Any, line: Any, u: Any, ranks: int) -> Any:
+    """Chosen, not drawn, and yet tested by q."""
+    values, tokens = q.scatter(2, line[:, :, None], 0.0).topk(ranks)
+    return Candidates(tokens, worth_unseen(q.shape[1], ranks, q.device) * (values > 0))
+
+
+def tested_by_all_of_q(*arguments: Any) -> Any:
+    """What has failed stays in q."""
+    with planted((Tensor, "scatter", lambda q, *_: q)):
+        return examine_children(*arguments)
+
+
+def what_the_line_leaves(p: Any, q: Any, comb: Any, *others: Any) -> Any:
+    """The token after siblings that failed is drawn as if only the line's had."""
+    passed, _ = examine_children(p, q, comb, *others)
+    line = copy(comb)
+    line.exists = comb.exists & (comb.nodes[1:] <= q.shape[1])
+    return passed, examine_children(p, q, line, *others)[1]
+
+
+def noise_of_nodes(tensor: Any, index: Any) -> Any:
+    """Pitfall 9: a token's noise depends on its place in the comb, not in the text."""
+    nodes, width = index.shape[1], tensor.shape[1]
+    return at_nodes(tensor, counting(nodes, index.device).expand_as(index) % width if nodes > width else index)
+
+
+def one_path_for_all(self: Any, start: Any, path: Any) -> None:
+    """Pitfall 6: every row's entries move as the first row's do."""
+    STRAIGHTEN(self, start, path[:1].expand_as(path))
+
+
+def left_where_they_are(*_: Any) -> None:
+    """The entry of an accepted sibling is never moved behind the line."""
+
+
+def telling(change: Any) -> Any:
+    """The graph of the target is told something else of each comb than what the round knows."""
+
+    def step(self: Any, *arguments: Any, comb: Any = None, **named: Any) -> Any:
+        if comb is None:
+            return MODEL_STEP(self, *arguments, **named)
+        told = copy(comb)
+        told.depths, told.ancestors = comb.depths.clone(), comb.ancestors.clone()
+        made = MODEL_STEP(self, *arguments, comb=told, **named)
+
+        def run() -> None:
+            told.depths.copy_(comb.depths)
+            told.ancestors.copy_(comb.ancestors)
+            change(told)
+            made.run()
+
+        return replace(made, run=run)
+
+    return step
+
+
+def siblings_see_siblings(comb: Any) -> None:
+    count = comb.places.shape[1]
+    comb.ancestors[:, -count:, -count:] = torch.ones(count, count, dtype=torch.bool).tril()
+
+
+def positions_by_column(comb: Any) -> None:
+    comb.depths.copy_(comb.nodes.expand_as(comb.depths))
+
+
+def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
+    """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
+    return SCHEDULER_GIVE(self, occupant, share, result._replace(on_line=result.accepted))
+
+
+def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
+    """Pitfall 16: what follows a sibling is read where the line's own token is."""
+    return tensor[:, : self.path.shape[1]]
+
+
 SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "wrongly declared q": ((round_, "propose", half_of_q),),
     "filter on one side only": ((round_, "transform", unfiltered),),
@@ -142,6 +225,16 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
+    "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
+    "q of a sibling not renormalised": ((combs, "examine_children", tested_by_all_of_q),),
+    "residual of the line after its siblings": ((combs, "examine_children", what_the_line_leaves),),
+    "noise of nodes, not of indices": ((combs, "at_nodes", noise_of_nodes),),
+    "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
+    "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
+    "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),
+    "positions by column": ((Model, "step", telling(positions_by_column)),),
+    "hole after a sibling": ((Scheduler, "_give", claims_a_sibling),),
+    "log-probabilities along the line": ((CombVerdict, "along", log_probabilities_along_the_line),),
 }
 
 

@@ -17,7 +17,7 @@ from ...runtime.lengths.drafting import DraftLength
 from .exact import scores
 from .grammars import LETTERS, excluded
 from .probe import Probe
-from .subject import spelled
+from .subject import spelled, width
 
 DEPTH = 3  # tokens of the joint
 LIKELY = 0.01  # of the joint: what is less likely counts as the rest of its prefix
@@ -69,11 +69,11 @@ def remembering(probe: Probe) -> Logits:
 def exact_cells(logits: Logits, case: Case, compiler: Compiler) -> Exact:
     """In the shapes of plain decoding and of a verify pass: the cells are of their mean."""
     cells: dict[Hashable, Tensor] = {}
-    widths = (1, case.draft_length + 1 if isinstance(case.draft_length, int) else DEPTH)
+    widths = (1, width(case.draft_length, DEPTH))
 
     def grow(prefix: Tokens, mass: Tensor) -> None:  # mass [2], one for each width
         context = (*case.prompt, *prefix)
-        read = [logits(context, width) for width in widths]
+        read = [logits(context, each) for each in widths]
         never = excluded(compiler, case.params, prefix, len(read[0]))
         each = [scores(one.masked_fill(never, -inf), case.prompt, prefix, case.params) for one in read]
         joint = mass[:, None] * torch.stack(each).softmax(-1)  # [2, V]

@@ -1,7 +1,8 @@
 """Whatever rounds did to a cache, what is live of it equals a fresh prefill: target and draft, every row.
 
-Requests with random draft lengths, which change from round to round as their drafters do, join, are cancelled and
-leave, so rows move and roll back in every pattern; sampling at temperature 1 both accepts and rejects.
+Requests with random draft lengths, lines and combs, which change from round to round as their drafters do, join, are
+cancelled and leave, so rows move and roll back in every pattern; sampling at temperature 1, by one rule or the other,
+both accepts and rejects.
 """
 
 import random
@@ -17,10 +18,12 @@ from ...runtime.drafters import DRAFTERS
 from ...runtime.memory.model import Model
 from .effort import Effort
 from .probe import Probe, Probes
-from .subject import Finding, Progress, Subject, controllers, draft_lengths
+from .same_text import Choice
+from .subject import Finding, Progress, Subject, combs, controllers, draft_lengths
 
 ROWS = 4
 COARSE = 0.3
+RULES = ("rejection", "coupled")
 CHANGE, CANCEL = 0.4, 0.01  # how likely in a round of a request
 
 
@@ -62,7 +65,9 @@ def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int)
     """Yields after each step, between rounds, how many requests have ended."""
     choose = random.Random(seed)
     drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if DRAFTERS[name].needs_model), "none"]
-    choices = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
+    lines: list[Choice] = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
+    hung: list[Choice] = [(drafter, comb) for drafter in drafters for comb in combs(decoder, drafter)]
+    kinds = [lines, hung or lines]
     prompts, most = subject.prompts(), subject.room(effort.new_tokens)
     waiting = [
         (choose.choice(prompts)[: choose.choice([1, 2, 3, 10, 40])], choose.randint(most // 2, most))
@@ -71,15 +76,16 @@ def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int)
     requests: list[Request] = []
     while waiting or not all(request.finished for request in requests):
         for prompt, new_tokens in waiting[: choose.randint(0, 2)]:
-            params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, ignore_eos=True, seed=len(requests))
-            drafter, draft_length = choose.choice(choices)
+            rule, seed = choose.choice(RULES), len(requests)
+            params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, ignore_eos=True, seed=seed, rule=rule)
+            drafter, draft_length = choose.choice(choose.choice(kinds))
             requests.append(decoder.submit(prompt, params, drafter=drafter, draft_length=draft_length))
             waiting.pop(0)
         decoder.step()
         yield sum(request.finished for request in requests)
         for request in requests:
             if choose.random() < CHANGE:
-                drafter, draft_length = choose.choice(choices)
+                drafter, draft_length = choose.choice(choose.choice(kinds))
                 request.draft(draft_length, drafter)
             if choose.random() < CANCEL:
                 decoder.cancel(request)

@@ -2,7 +2,8 @@
 is in the batch, and in every engine that is here. The arbiter rules on each difference.
 
 Alone, each drafter meets each prompt, rule and draft length; together, so does each drafter with each draft length.
-All prompts with all rules take part, but not with all drafters and lengths.
+All prompts with all rules take part, but not with all drafters and lengths. A comb is a draft length; where drafters
+and lengths are mixed, a request that can have no siblings takes its line, beside the combs of others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,24 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, islice
 
 from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
-from ...runtime import Decoder, Output, SamplingParams
+from ...runtime import CombLength, Decoder, Output, SamplingParams
 from ...runtime.lengths.drafting import DraftLength
 from ...runtime.prefill import NARROWEST
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
 from .probe import Probe, Probes
-from .subject import Finding, Progress, Subject, controllers, draft_lengths, spelled
+from .subject import (
+    Finding,
+    Progress,
+    Subject,
+    combs,
+    controllers,
+    draft_lengths,
+    shapes,
+    spelled,
+    takes_siblings,
+    width,
+)
 
 MANY_CASES = 4  # times the work of one case with all prompts and rules
 PREFIX_BYTES = 2**28
@@ -99,17 +111,25 @@ def ask_plain(
 
 def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice], judge: Arbiter) -> Tally:
     """Ask all again together, each with its drafter and draft length."""
+    own = [(drafter, as_asked(k, one.params)) for one, (drafter, k) in zip(asked, choices, strict=True)]
     requests = [
         decoder.submit(one.prompt, one.params, drafter=drafter, draft_length=k)
-        for one, (drafter, k) in zip(asked, choices, strict=True)
+        for one, (drafter, k) in zip(asked, own, strict=True)
     ]
     while decoder.step():
         pass
     tally = Tally()
-    for one, (drafter, k), request in zip(asked, choices, requests, strict=True):
-        width = k + 1 if isinstance(k, int) else decoder.longest_draft + 1
-        tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", width, decoder.max_batch)
+    for one, (drafter, k), request in zip(asked, own, requests, strict=True):
+        widest = width(k, decoder.longest_draft + 1)
+        tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", widest, decoder.max_batch)
     return tally
+
+
+def as_asked(draft_length: DraftLength, params: SamplingParams) -> DraftLength:
+    """The draft length, or the line of a comb where a request can have no siblings."""
+    if isinstance(draft_length, CombLength) and not takes_siblings(params):
+        return draft_length.length
+    return draft_length
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
@@ -132,9 +152,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
             cases = list_cases(decoder, apart=batch > 1 and effort.each_length)
             for number, (case, choices) in enumerate(cases):
                 report(f"{case}, {part}", part, number / len(cases))
-                some = each_prompt(asked, number)
-                # Shifted, so that a drafter whose few requests miss a length alone meets it together.
-                chosen = [choices[(2 * (number + batch) + i) % len(choices)] for i in range(len(some))]
+                some, chosen = in_turn(asked, choices, number, batch)
                 yield compare(decoder, some, chosen, judge).finding("same text", f"{case}, {part}")
     with subject.open() as decoder:
         case = f"drafters and K mixed, batch {subject.batch}"
@@ -160,27 +178,41 @@ def ask_all(subject: Subject, effort: Effort) -> list[Asked]:
     )
 
 
-def each_prompt(asked: Sequence[Asked], number: int) -> list[Asked]:
+def each_prompt(asked: Sequence[Asked], number: int, rules: int = len(RULES)) -> list[Asked]:
     """Each prompt once, the rules in turn, from another on for each number."""
-    prompts = len(asked) // len(RULES)
-    return [asked[(prompt + number) % len(RULES) * prompts + prompt] for prompt in range(prompts)]
+    prompts = len(asked) // rules
+    return [asked[(prompt + number) % rules * prompts + prompt] for prompt in range(prompts)]
+
+
+def in_turn(
+    asked: Sequence[Asked], choices: Sequence[Choice], number: int, batch: int
+) -> tuple[list[Asked], list[Choice]]:
+    """Each prompt once, and what it takes; of combs only requests that can have siblings."""
+    if any(isinstance(k, CombLength) for _, k in choices):
+        able = [one for one in asked if takes_siblings(one.params)]
+        some = each_prompt(able, number, sum(map(takes_siblings, RULES)))
+    else:
+        some = each_prompt(asked, number)
+    # Shifted, so that a drafter whose few requests miss a length alone meets it together.
+    return some, [choices[(2 * (number + batch) + i) % len(choices)] for i in range(len(some))]
 
 
 def list_cases(decoder: Decoder, apart: bool) -> list[tuple[str, list[Choice]]]:
     """What the requests of a case take in turn; the draft lengths `apart`, each in a case of its own, or together."""
-    lengths = draft_lengths(decoder)
     fixed: list[tuple[str, list[Choice]]] = [
         (f"{drafter}, K {','.join(map(str, each))}", [(drafter, k) for k in each])
         for drafter in decoder.drafters
-        for each in ([[k] for k in lengths] if apart else [lengths])
+        for kind in (draft_lengths(decoder), combs(decoder, drafter))
+        for each in ([[k] for k in kind] if apart else [kind] if kind else [])
     ]
     return fixed + [(f"{drafter}, {spelled(rule)}", [(drafter, rule)]) for drafter, rule in controllers(decoder)]
 
 
 def mixed(decoder: Decoder, count: int) -> list[Choice]:
     """The next drafter and the next draft length for each request, moved against each other."""
-    drafters, lengths = decoder.drafters, draft_lengths(decoder)
-    return [(drafters[i % len(drafters)], lengths[(i + i // len(drafters)) % len(lengths)]) for i in range(count)]
+    turns = [divmod(i, len(decoder.drafters)) for i in range(count)]
+    each = [(drafter, shapes(decoder, drafter)) for drafter in decoder.drafters]
+    return [(each[place][0], each[place][1][(4 * turn + place) % len(each[place][1])]) for turn, place in turns]
 
 
 def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> Finding:

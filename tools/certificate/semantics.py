@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from math import ceil, inf
 from typing import Any
 
@@ -12,7 +13,7 @@ from .effort import Effort
 from .grammars import usable
 from .probe import Probes
 from .same_text import TOGETHER, Asked, Choice, ask_plain, compare
-from .subject import Finding, Progress, Subject, draft_lengths
+from .subject import Finding, Progress, Subject, combs, draft_lengths, takes_siblings
 
 NEW_TOKENS = 24
 COUPLED = SamplingParams(temperature=0.8, rule="coupled", seed=5)
@@ -86,10 +87,13 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     with subject.open(batch) as decoder:
         lengths = draft_lengths(decoder)
         some = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+        hung: list[Choice] = [(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)]
         for number, (name, requests) in enumerate(asked.items(), 1):
             progress(f"semantics: {name}", number, 1 + len(asked))
             again, choices = taking_turns(requests, decoder.drafters, some)
-            yield compare(decoder, again, choices, judge).finding("semantics", name)
+            able = [one for one in requests if hung and takes_siblings(one.params)]
+            choices += islice(cycle(hung), len(able))
+            yield compare(decoder, again + able, choices, judge).finding("semantics", name)
 
 
 def taking_turns(

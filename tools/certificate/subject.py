@@ -7,9 +7,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...engines import ENGINES, Bundle, engines_of
-from ...runtime import Decoder, EntropyRule
+from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
+from ...runtime.sampling.filters import FILTERS
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
@@ -18,6 +19,9 @@ from ..measuring.shipped_prompts import PYTHON_PROMPTS
 # follows moves. Of the last two, 0.2 was measured. A wrong cache entry moves logits by what they are.
 ROUNDING = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 QUANTISED_ROUNDING = 5e-1
+
+# Siblings beside one token, beside each that may have some, fewer than that, and many beside a long line.
+COMBS = (CombLength(1, 3), CombLength(2, 6), CombLength(3, 3), CombLength(6, 10))
 
 Progress = Callable[[str, float, float], None]  # what is tried now; so much of the check is done, of so much
 
@@ -69,6 +73,33 @@ def draft_lengths(decoder: Decoder) -> list[int]:
     """1, 2, 4, 8 and the longest, where the engine can verify so many."""
     longest = decoder.longest_draft
     return sorted({k for k in (1, 2, 4, 8, longest) if 1 <= k <= longest})
+
+
+def combs(decoder: Decoder, drafter: str) -> list[CombLength]:
+    """Those that the drafter can hang siblings in, and the engine can verify."""
+    engine = decoder.target.engine
+    if not (engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
+        return []
+    return [one for one in COMBS if one.length <= decoder.longest_draft and width(one, 0) <= engine.verify_width]
+
+
+def shapes(decoder: Decoder, drafter: str) -> list[DraftLength]:
+    """All draft lengths that are tried of a drafter, combs among the lines."""
+    lines, hung = draft_lengths(decoder), combs(decoder, drafter)
+    each = [shape for pair in zip(hung, lines, strict=False) for shape in pair]
+    return [*each, *hung[len(lines) :], *lines[len(hung) :]]
+
+
+def takes_siblings(params: SamplingParams) -> bool:
+    """Whether a request can be given a comb."""
+    return not params.lenient and not any(one.reads_ahead and one.active(params) for one in FILTERS)
+
+
+def width(draft_length: DraftLength, otherwise: int) -> int:
+    """How many tokens a round verifies; `otherwise` where a rule chooses."""
+    if isinstance(draft_length, CombLength):
+        return draft_length.length + draft_length.siblings + 1
+    return draft_length + 1 if isinstance(draft_length, int) else otherwise
 
 
 def controllers(decoder: Decoder) -> list[tuple[str, DraftLength]]:

@@ -45,6 +45,8 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
         "grammars",
         "model, K 8, batch 4",
         "lookup, K 16, batch 4",
+        "model, K 3+3, batch 4",
+        "rejection, T 0.5, model, K 3+3",
         "in torch",
         "draft, batch 1",
         "logits",
@@ -72,7 +74,19 @@ def test_each_drafter_setting_rule_and_way_to_choose_a_draft_length_is_sampled(r
     assert result.code == 0, result.out
     cases = [one["case"] for one in json.loads((tmp_path / "found.json").read_text())["findings"]]
     assert ways == {"K by entropy", "K auto"}
-    for expected in (*drafters, *ways, *SETTINGS, "rejection", "tokenwise", "coupled", "mixed", "K 1", "K 2"):
+    for expected in (
+        *drafters,
+        *ways,
+        *SETTINGS,
+        "rejection",
+        "tokenwise",
+        "coupled",
+        "mixed",
+        "K 1",
+        "K 2",
+        "K 1+3",
+        "K 3+3",
+    ):
         assert any(expected in case for case in cases), expected
 
 
@@ -97,6 +111,8 @@ def test_quick_says_what_it_has_left_out(run, llama: Pair, tmp_path):
     assert "a fault that moves 0.2 of the probability" in result.out
     cases = {one["case"] for one in found["findings"]}
     assert {"model, K 1,2,4,8,16, batch 1", "model, K 1,2,4,8,16, batch 4", "draft, batch 4"} <= cases
+    assert "model, K 1+3,2+6,3+3,6+10, batch 1" in cases
+    assert sum(case.endswith(("+3", "+6", "+10")) for case in cases) == 3, "one comb's distribution for each rule"
     assert not {"model, K 8, batch 4", "in torch"} & cases, "as is said"
     assert {one["check"] for one in found["findings"]} == set(CLAIMS) - {"checkpoint"}
 
