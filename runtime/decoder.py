@@ -93,7 +93,7 @@ class Decoder:
                 longest = min(most, MAX_DRAFT_LENGTH)
                 controller = Controller(costs, longest) if costs else None
                 trees = self.target.engine.takes_trees
-                self._rules = DraftingRules(unavailable, longest, most if trees else 0, controller)
+                self._rules = DraftingRules(unavailable, longest, most if trees else None, controller)
                 self._scheduler = Scheduler(
                     self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture, kept
                 )
@@ -260,7 +260,7 @@ class Decoder:
             cache_salt=cache_salt,
             prediction=predicted,
         )
-        if not self._scheduler.seating.can_hold(request.most_entries):
+        if not self._scheduler.seating.can_hold(request.longest + request.widest):
             raise RequestError(
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
                 "cache_bytes allows; shorten either, or raise it"

@@ -83,10 +83,10 @@ class Planner:
             return False
         if self._live_entries(live) != self._plan.live:
             return False
-        asked = [(one.length, one.drafter, one.entropy_limit, one.siblings) for one in self.shares]
-        return asked == [
-            (one.length, one.drafter if one.length else None, one.entropy_limit, one.siblings) for one in wanted
-        ]
+        if [one.siblings for one in self._wanted] != [one.siblings for one in wanted]:
+            return False
+        asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
+        return asked == [(one.length, one.drafter if one.length else None, one.entropy_limit) for one in wanted]
 
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""

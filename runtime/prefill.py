@@ -10,9 +10,8 @@ from .requests.request import Request
 from .round.result import token_logprobs
 from .round.rows import Rows
 
-NARROWEST = 2 * (
-    MAX_DRAFT_LENGTH + 1
-)  # of a prompt's chunks: engines may round the tokens of narrow steps in another way
+# Of a prompt's chunks: engines may round the tokens of narrow steps in another way.
+NARROWEST = 2 * (MAX_DRAFT_LENGTH + 1)
 DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that a draft reads between two rounds, sooner than a target reads a chunk
 
 

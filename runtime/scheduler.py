@@ -15,7 +15,7 @@ from .planning import Planner, Share, make_plan
 from .prefill import Prefill
 from .requests.metrics import Outcome, Speculation
 from .requests.request import Request
-from .round.capture import Flight, Rounds
+from .round.capture import MOST_KINDS, Flight, Rounds
 from .round.frame import Frame
 from .round.plan import Plan
 from .round.result import RowResult
@@ -233,10 +233,10 @@ class Scheduler:
         for occupant in occupants:
             length = occupant.request.length
             for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
-                made, siblings = occupant.uniform_blocks[block % 2]
-                if made != block or plan.siblings > siblings:
+                made, with_siblings = occupant.uniform_blocks[block % 2]
+                if made != block or (plan.siblings and not with_siblings):
                     self._rows.fill_uniforms(occupant.row, block, plan.siblings > 0)
-                    occupant.uniform_blocks[block % 2] = block, plan.siblings
+                    occupant.uniform_blocks[block % 2] = block, plan.siblings > 0
 
     def _frame_for(self, plan: Plan, prefilled: bool = False) -> Frame:
         versions = [model.cache.version for model in self._models]
@@ -245,6 +245,9 @@ class Scheduler:
             self._rounds.forget()
             self._frames_of = versions
         key = (plan.batch, plan.draft_length, plan.siblings, plan.live, bool(plan.samplers), plan.with_model, prefilled)
+        if len(self._frames) >= MOST_KINDS and key not in self._frames:
+            self._frames.clear()
+            self._rounds.forget()
         if key not in self._frames:
             self._frames[key] = Frame(plan, self.target, self.draft, prefilled=prefilled)
         return self._frames[key]

@@ -30,7 +30,7 @@ class Occupant:
     row: int
     number: int  # the younger, the higher
     keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
-    uniform_blocks: list[tuple[int, int]] = field(default_factory=lambda: [(-1, 0)] * 2)  # whose uniforms are made
+    uniform_blocks: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)  # whose uniforms are made
 
     @property
     def wants_model(self) -> bool:
@@ -122,7 +122,8 @@ class Seating:
     def _has_memory(self, *joining: Request) -> bool:
         """Whether these requests fit beside those that have rows, however long all of them become."""
         together = [*(occupant.request for occupant in self.occupants), *joining]
-        return self._budget.admits([request.most_entries for request in together])
+        widest = max(request.widest for request in together)  # all rows of a round are as wide
+        return self._budget.admits([request.longest + widest for request in together])
 
     def go_live(self, occupant: Occupant) -> None:
         """Let a request take part in the rounds, in the row behind the live ones."""

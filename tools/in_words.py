@@ -19,7 +19,7 @@ def length_of_drafts(draft_length: DraftLength) -> str:
     """How many tokens a round proposes."""
     if isinstance(draft_length, EntropyRule):
         return f"K from {draft_length.shortest} to {draft_length.longest} by the draft's entropy"
-    return f"K = {draft_length}"
+    return f"{'K + M' if '+' in str(draft_length) else 'K'} = {draft_length}"
 
 
 def pair(result: dict[str, Any]) -> str:

@@ -40,8 +40,10 @@ class Marks:
                 entropy = f" H {traced.entropies[i]:.2f}" if traced.entropies else ""
                 parts.append(self._proposal(token, p, q, stands, tokenizer) + entropy)
                 if not stands:
-                    beside = [one for one in traced.siblings if one.place == i]
-                    parts += [self._proposal(one.token, one.p, one.q, one.stands, tokenizer) for one in beside]
+                    for one in (sibling for sibling in traced.siblings if sibling.place == i):
+                        parts.append(self._proposal(one.token, one.p, one.q, one.stands, tokenizer))
+                        if one.stands:
+                            break
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
         return "  ".join(parts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...engines import MAX_DRAFT_LENGTH
 from ..round.frame import Frame, Prepared
 from ..round.plan import Plan
 from ..round.rows import Rows
@@ -35,7 +36,8 @@ class Cascade(Copier):
     def unavailable(cls, resources: Resources) -> str | None:
         if resources.draft is None:
             return super().unavailable(resources)
-        ours, needed = resources.draft.engine.verify_width, resources.target.engine.verify_width
+        ours = resources.draft.engine.verify_width
+        needed = min(resources.target.engine.verify_width, MAX_DRAFT_LENGTH + 1)
         if ours < needed:
             return (
                 f"the draft model gives logits for {ours} tokens a step here, drafter cascade needs as many as the "

@@ -25,6 +25,11 @@ class CombLength:
     length: int
     siblings: int
 
+    def __post_init__(self) -> None:
+        for name in ("length", "siblings"):
+            if type(getattr(self, name)) is not int:
+                raise RequestError(f"{name} of a comb is {getattr(self, name)!r}, expected a whole number")
+
     @classmethod
     def read(cls, text: str) -> "CombLength | None":
         """Read a text like 5+3; None if it is none."""
@@ -49,16 +54,19 @@ class Drafting:
     def widest(self) -> int:
         """The most tokens that its rounds verify."""
         comb = self.length
-        return comb.length + comb.siblings + 1 if isinstance(comb, CombLength) else MAX_DRAFT_LENGTH + 1
+        proposals = comb.length + comb.siblings if isinstance(comb, CombLength) else 0
+        return max(proposals, MAX_DRAFT_LENGTH) + 1
 
 
 class DraftingRules:
     """The rules for what the requests of one decoder may ask for."""
 
-    def __init__(self, unavailable: Mapping[str, str], longest: int, most: int, controller: Controller | None) -> None:
+    def __init__(
+        self, unavailable: Mapping[str, str], longest: int, most: int | None, controller: Controller | None
+    ) -> None:
         self.unavailable = unavailable  # drafters that the decoder lacks, and why
         self.longest = longest  # the most proposals in a line
-        self.most = most  # the most in a comb; 0: the engine takes lines only
+        self.most = most  # the most in a comb; None: the engine takes lines only
         self.controller = controller
 
     @property
@@ -86,10 +94,9 @@ class DraftingRules:
         elif isinstance(length, CombLength):
             self._check_comb(length, drafter, params)
         elif type(length) is not int or not 0 <= length <= self.longest:
-            limit = "" if self.longest == MAX_DRAFT_LENGTH else ", the longest that a plan was compiled for"
             raise RequestError(
-                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{limit}, or a "
-                "comb like 5+3",
+                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{self._limit}, "
+                "or a comb like 5+3",
                 "draft_length",
             )
         assert isinstance(length, int | str | CombLength | EntropyRule)
@@ -120,15 +127,21 @@ class DraftingRules:
         assert self.controller is not None
         return [name for name, kind in DRAFTERS.items() if kind.in_mixed and name in self.controller.costs.acceptance]
 
+    @property
+    def _limit(self) -> str:
+        return "" if self.longest == MAX_DRAFT_LENGTH else ", the most that a plan was compiled for"
+
     def _check_comb(self, comb: CombLength, drafter: str, params: SamplingParams) -> None:
         self._require_sampler(drafter, "can hang no siblings beside its proposals")
-        if not self.most:
-            raise RequestError(f"this engine verifies lines of proposals only, not {comb}; give a number")
+        if self.most is None:
+            raise RequestError(
+                f"this engine verifies lines of proposals only, not {comb}; give a number", "draft_length"
+            )
         line, siblings = comb.length, comb.siblings
         if not (1 <= line <= self.longest and 0 <= siblings <= MOST_SIBLINGS * line and line + siblings <= self.most):
             raise RequestError(
                 f"draft_length is {comb}, expected a line of 1 to {self.longest} proposals, at most {MOST_SIBLINGS} "
-                f"siblings for each of them, and at most {self.most} together",
+                f"siblings for each of them, and at most {self.most} together{self._limit}",
                 "draft_length",
             )
         if siblings > self.most - self.longest and params.test != "coupled":

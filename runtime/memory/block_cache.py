@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, SPARE_BLOCK, Contract
-from ..round.rows import counting
 from .cache import CacheFull, KVCache
 
 FIRST_BLOCKS = 64  # of a pool that may grow
@@ -103,12 +102,6 @@ class BlockCache(KVCache):
     def free(self, row: int) -> None:
         super().free(row)
         self._release(row, 0)
-
-    def straighten(self, start: Tensor, path: Tensor) -> None:
-        index = start[:, None] + torch.stack([counting(path.shape[1], path.device).expand_as(path), path])  # to, from
-        blocks = self.table[: len(path)].long().expand(2, -1, -1).gather(2, index // BLOCK_TOKENS)
-        (to, source), (to_place, place) = blocks, index % BLOCK_TOKENS
-        self.whole[:, to, :, to_place] = self.whole[:, source, :, place]
 
     def read(self, row: int, name: str) -> Tensor:
         blocks = self.buffers[name][self._owned[row]]  # [blocks, kv_heads, 32, head_dim]

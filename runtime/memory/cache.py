@@ -42,10 +42,6 @@ class KVCache(ABC):
         """Let two rows change places."""
 
     @abstractmethod
-    def straighten(self, start: Tensor, path: Tensor) -> None:
-        """Move entries of the first rows, all [A, W] at once: those at start + path[i] to start + i."""
-
-    @abstractmethod
     def read(self, row: int, name: str) -> Tensor:
         """Return all entries [kv_heads, T, head_dim] that a row has memory for in one of the buffers."""
 

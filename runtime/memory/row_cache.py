@@ -59,6 +59,7 @@ class RowCache(KVCache):
         self.entries[one], self.entries[other] = self.entries[other], self.entries[one]
 
     def straighten(self, start: Tensor, path: Tensor) -> None:
+        """Move entries of the first rows, all [A, W] at once: those at start + path[i] to start + i."""
         row = counting(len(path), path.device)[:, None]
         to = start[:, None] + counting(path.shape[1], path.device)
         self.whole[:, row, :, to] = self.whole[:, row, :, start[:, None] + path]

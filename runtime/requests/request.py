@@ -61,7 +61,8 @@ class Request:
         self.trace: list[TracedRound] | None = [] if trace else None
         self.cancelled = False
         self._rules = rules
-        self.draft(draft_length, drafter)
+        self.drafting = rules.check(draft_length, drafter, params)
+        self.widest = self.drafting.widest  # the most tokens that its rounds may ever verify
         self._stop_ids = stop_ids
         self._text = text
         self._on_progress = on_progress
@@ -78,7 +79,14 @@ class Request:
 
     def draft(self, length: DraftLength, drafter: str) -> None:
         """Change draft length and drafter from the next round on; if one is refused, both stay as they were."""
-        self.drafting = self._rules.check(length, drafter, self.params)
+        drafting = self._rules.check(length, drafter, self.params)
+        if drafting.widest > self.widest:
+            raise RequestError(
+                f"draft_length {length} needs rounds of {drafting.widest} tokens, for which there may be no room; this "
+                f"request was submitted for {self.widest} at most, submit it with that draft_length",
+                "draft_length",
+            )
+        self.drafting = drafting
 
     @property
     def draft_length(self) -> DraftLength:
@@ -109,11 +117,6 @@ class Request:
     def longest(self) -> int:
         """The most tokens that prompt and output can have together."""
         return len(self.prompt) + self.params.max_new_tokens
-
-    @property
-    def most_entries(self) -> int:
-        """The most entries that it ever writes into a cache, proposals that do not stand included."""
-        return self.longest + self.drafting.widest
 
     @property
     def remaining(self) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from ...engines import ALIGNMENT, Step
 from ..memory.model import Model
+from ..memory.row_cache import RowCache
 from ..sampling.acceptance import Verdict, Winners
 from ..sampling.combs import CombVerdict
 from .comb import Comb
@@ -84,6 +85,7 @@ class Frame:
         if isinstance(verdict, CombVerdict):
             off_line = verdict.last != verdict.accepted
             if not self.on_cpu or bool(off_line.any()):
+                assert isinstance(self._target.cache, RowCache), "an engine that takes trees reads rows"
                 self._target.cache.straighten(self.position[1], verdict.path)
 
     def line_up(self) -> None:

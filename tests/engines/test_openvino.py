@@ -308,6 +308,18 @@ def test_text_is_that_of_onnxruntime_for_any_draft_and_batch(llama: Pair, draft_
             assert [one.token_ids for one in found] == expected
 
 
+def test_a_draft_here_takes_part_in_a_cascade_for_a_target_that_verifies_wider_steps(llama: Pair):
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    with Decoder.open(llama.bundle, draft_engine="openvino") as decoder:
+        expected, found = (
+            decoder.generate([[7, 8] * 9], params, drafter="cascade", draft_length=k)[0] for k in (0, 16)
+        )
+        assert found.token_ids == expected.token_ids
+        assert found.speculation.accepted
+        comb = decoder.generate([[7, 8] * 9], params, draft_length="3+4")[0]
+        assert comb.token_ids == expected.token_ids
+
+
 def test_each_row_verifies_only_what_it_proposes(llama: Pair):
     """One row with 8 proposals beside one without: 9 + 1 tokens, where rows of one width would be 18."""
     with Decoder.open(llama.bundle, "openvino", draft_engine="onnxruntime") as decoder:

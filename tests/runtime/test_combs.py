@@ -218,3 +218,38 @@ def test_a_comb_of_the_demo_pair_keeps_more_than_a_line_of_as_many_proposals(
                     total.add(output.speculation)
             kept[length] = total.tokens_per_round
     assert kept[comb] >= least * kept[8], kept
+
+
+def test_a_comb_of_other_than_whole_numbers_is_refused():
+    for length, siblings in ((5.0, 3), ("5", 3), (5, True)):
+        with pytest.raises(RequestError, match=r"of a comb is .*, expected a whole number"):
+            CombLength(length, siblings)
+
+
+def test_a_request_turns_to_no_comb_that_may_find_no_room(llama: Pair):
+    """Rounds are as wide as the widest comb beside the longest line: the budget of bytes counts on it."""
+    with Decoder.open(llama.bundle) as decoder:
+        request = decoder.submit([1, 2], SAMPLED, draft_length=4)
+        request.draft("4+12", "model")
+        with pytest.raises(
+            RequestError, match=r"draft_length 16\+48 needs rounds of 65 tokens.* submitted for 17 at most"
+        ):
+            request.draft("16+48", "model")
+        assert str(request.draft_length) == "4+12"
+        wide = decoder.submit([1, 2], SAMPLED, draft_length="16+48")
+        wide.draft(4, "model")
+        wide.draft("16+48", "model")
+
+
+def test_a_wide_comb_stays_within_the_bytes_of_the_caches(llama: Pair):
+    with Decoder.open(llama.bundle) as decoder:
+        each = sum(model.engine.contract.cache_bytes_per_token for model in (decoder.target, decoder.draft))
+    budget = 600
+    with Decoder.open(llama.bundle, cache_bytes=budget * each) as decoder:
+        long, short = (replace(RULES["greedy"], max_new_tokens=count) for count in (108, 130))
+        requests = [decoder.submit([3] * 100, long, draft_length=0)]
+        requests.append(decoder.submit([3] * 10, short, draft_length="16+48", drafter="random"))
+        while decoder.step():
+            cache = decoder.target.cache
+            assert cache.rows * cache.capacity <= budget
+        assert all(request.output().finish_reason == "length" for request in requests)

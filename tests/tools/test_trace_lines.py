@@ -51,7 +51,7 @@ def test_siblings_stand_behind_the_token_that_they_replace():
     plain = Marks(False)
     assert traced(2, True).standing == (1, 7)
     assert plain.line(1, traced(2, True), Vocabulary()) == (
-        "   1  +' self' 0.50/0.50  -'.x' 0.50/0.50  +'é' 0.30/0.20  -'\\u202e' 0.10/0.05  ='\\n' 0.75"
+        "   1  +' self' 0.50/0.50  -'.x' 0.50/0.50  +'é' 0.30/0.20  ='\\n' 0.75"
     )
     assert traced(1, False).standing == (1,)
     assert plain.line(1, traced(1, False), Vocabulary()) == (

@@ -24,7 +24,7 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
         type=_draft_length,
         metavar="K|K+M|auto",
         help="tokens to propose in each round; 0 decodes without a draft; K+M, like 5+3, puts M siblings beside a line "
-        "of K, where the draft was least sure; auto chooses for each round (default: auto "
+        "of K; auto chooses for each round (default: auto "
         f"once trt-spec tune has measured this machine, else {DEFAULT_DRAFT_LENGTH}, or less if plans are narrower)",
     )
     parser.add_argument(

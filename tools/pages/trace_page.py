@@ -50,8 +50,8 @@ class Written:
     def rejected(self) -> int | None:
         """The rejected proposal that this token replaces."""
         proposal = self.round.proposal
-        taken = self.from_draft and self.sibling is None
-        return None if taken or self.position >= len(proposal) else proposal[self.position]
+        unjudged = any(one.stands for one in self.round.siblings) or self.position >= len(proposal)
+        return proposal[self.position] if self.sibling or not (self.from_draft or unjudged) else None
 
     @property
     def sibling(self) -> TracedSibling | None:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound
+from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound, TracedSibling
 from trt_spec.runtime.drafters import DRAFTERS, NONE
 from trt_spec.runtime.lengths.drafting import MIXED, DraftingRules
 from trt_spec.runtime.requests.text import TextStream
 from trt_spec.tools.making.demo_bundle import TARGET
-from trt_spec.tools.pages.trace_page import trace_page, written
+from trt_spec.tools.pages.trace_page import Written, trace_page, written
 
 from ...runtime.lengths.test_controller import known_costs
 from ..conftest import assert_refused
@@ -145,3 +145,13 @@ def test_the_page_says_how_the_draft_length_was_chosen(generate, tmp_path, flags
         assert generate("--prompt", "def f(", *flags, "--trace-html", tmp_path / "trace.html").code == 0
     [about] = assert_self_contained((tmp_path / "trace.html").read_text()).find("p", "muted")
     assert f", {said}, seed " in about
+
+
+def test_behind_a_sibling_nothing_was_rejected():
+    """What followed the token that it replaced was proposed behind another text."""
+    siblings = (TracedSibling(0, 8, 0.25, 0.125, True),)
+    chances = (0.5, 0.5)
+    traced = TracedRound((5, 6), 1, 7, chances, chances, 0.5, siblings=siblings)
+    sibling, own = Written("a", 8, 1, traced, 0), Written("b", 7, 1, traced, 1)
+    assert (sibling.from_draft, sibling.sibling, sibling.rejected) == (True, siblings[0], 5)
+    assert (own.from_draft, own.sibling, own.rejected) == (False, None, None)
