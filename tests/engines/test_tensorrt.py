@@ -170,7 +170,7 @@ def test_plans_that_do_not_cover_one_another_are_all_used(llama: Pair, tmp_path:
         assert decoder.target.engine.verify_width == 5
     with open_decoder(path, max_batch=3) as decoder:
         assert decoder.target.engine.verify_width == 3, "what every batch can"
-        with pytest.raises(RequestError, match="from 0 to 2, the longest"):
+        with pytest.raises(RequestError, match="from 0 to 2, the most"):
             decoder.submit("x", draft_length=3)
 
 
@@ -186,7 +186,7 @@ def test_both_models_run_in_the_library_of_the_target(planned: Path, library: Fa
 
 def test_a_request_wider_than_the_plans_is_refused_when_it_is_submitted(planned: Path, library: FakeTensorRT) -> None:
     with open_decoder(planned) as decoder:
-        with pytest.raises(RequestError, match="from 0 to 3, the longest that a plan was compiled for"):
+        with pytest.raises(RequestError, match="from 0 to 3, the most that a plan was compiled for"):
             decoder.submit("x", draft_length=4)
         request = decoder.submit("x", draft_length=3)
         with pytest.raises(RequestError, match="from 0 to 3"):
