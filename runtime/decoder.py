@@ -260,7 +260,7 @@ class Decoder:
             cache_salt=cache_salt,
             prediction=predicted,
         )
-        if not self._scheduler.seating.can_hold(request.longest + request.widest):
+        if not self._scheduler.seating.can_hold(request.longest + request.drafting.widest):
             raise RequestError(
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
                 "cache_bytes allows; shorten either, or raise it"

@@ -122,7 +122,7 @@ class Seating:
     def _has_memory(self, *joining: Request) -> bool:
         """Whether these requests fit beside those that have rows, however long all of them become."""
         together = [*(occupant.request for occupant in self.occupants), *joining]
-        widest = max(request.widest for request in together)  # all rows of a round are as wide
+        widest = max(request.drafting.widest for request in together)  # all rows of a round are as wide
         return self._budget.admits([request.longest + widest for request in together])
 
     def go_live(self, occupant: Occupant) -> None:

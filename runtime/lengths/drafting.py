@@ -52,10 +52,9 @@ class Drafting:
 
     @property
     def widest(self) -> int:
-        """The most tokens that its rounds verify."""
-        comb = self.length
-        proposals = comb.length + comb.siblings if isinstance(comb, CombLength) else 0
-        return max(proposals, MAX_DRAFT_LENGTH) + 1
+        """The most tokens that its rounds verify, beside a neighbour with the longest line."""
+        siblings = self.length.siblings if isinstance(self.length, CombLength) else 0
+        return MAX_DRAFT_LENGTH + 1 + siblings
 
 
 class DraftingRules:

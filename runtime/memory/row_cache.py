@@ -103,10 +103,18 @@ class RowCache(KVCache):
         rows, capacity = max(rows, used), max([capacity, *self.entries])
         if not self.fits(rows, capacity):
             try:
-                self.resize(_ample_rows(rows), _ample(capacity))
+                self._resize_within_budget(_ample_rows(rows), _ample(capacity))
             except CacheFull:
                 if rows > self.rows or capacity > self.capacity:  # else they are merely larger than they need be
                     raise
+
+    def _resize_within_budget(self, rows: int, capacity: int) -> None:
+        if self._most_tokens is not None and rows * capacity > self._most_tokens:
+            raise CacheFull(
+                f"the cache has room for {self._most_tokens:,} tokens, not for {rows} rows of {capacity:,}; "
+                "raise cache_bytes"
+            )
+        self.resize(rows, capacity)
 
 
 def _ample_rows(rows: int) -> int:

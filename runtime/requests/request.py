@@ -62,7 +62,6 @@ class Request:
         self.cancelled = False
         self._rules = rules
         self.drafting = rules.check(draft_length, drafter, params)
-        self.widest = self.drafting.widest  # the most tokens that its rounds may ever verify
         self._stop_ids = stop_ids
         self._text = text
         self._on_progress = on_progress
@@ -78,15 +77,11 @@ class Request:
     # What was asked for.
 
     def draft(self, length: DraftLength, drafter: str) -> None:
-        """Change draft length and drafter from the next round on; if one is refused, both stay as they were."""
-        drafting = self._rules.check(length, drafter, self.params)
-        if drafting.widest > self.widest:
-            raise RequestError(
-                f"draft_length {length} needs rounds of {drafting.widest} tokens, for which there may be no room; this "
-                f"request was submitted for {self.widest} at most, submit it with that draft_length",
-                "draft_length",
-            )
-        self.drafting = drafting
+        """Change draft length and drafter from the next round on; if one is refused, both stay as they were.
+
+        Where a wider comb no longer fits into `cache_bytes`, the youngest request gives up its place.
+        """
+        self.drafting = self._rules.check(length, drafter, self.params)
 
     @property
     def draft_length(self) -> DraftLength:

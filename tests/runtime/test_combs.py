@@ -1,9 +1,11 @@
 """Combs of proposals: the same texts and log-probs as without, whatever is beside them; what cannot be is refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from trt_spec.engines import EngineError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import CombLength, Decoder, RequestError, SamplingParams, Speculation
 from trt_spec.runtime.drafters import DRAFTERS
@@ -226,30 +228,59 @@ def test_a_comb_of_other_than_whole_numbers_is_refused():
             CombLength(length, siblings)
 
 
-def test_a_request_turns_to_no_comb_that_may_find_no_room(llama: Pair):
-    """Rounds are as wide as the widest comb beside the longest line: the budget of bytes counts on it."""
-    with Decoder.open(llama.bundle) as decoder:
-        request = decoder.submit([1, 2], SAMPLED, draft_length=4)
-        request.draft("4+12", "model")
-        with pytest.raises(
-            RequestError, match=r"draft_length 16\+48 needs rounds of 65 tokens.* submitted for 17 at most"
-        ):
-            request.draft("16+48", "model")
-        assert str(request.draft_length) == "4+12"
-        wide = decoder.submit([1, 2], SAMPLED, draft_length="16+48")
-        wide.draft(4, "model")
-        wide.draft("16+48", "model")
+def bytes_for(tokens: int, decoder: Decoder) -> int:
+    return tokens * sum(model.engine.contract.cache_bytes_per_token for model in (decoder.target, decoder.draft))
 
 
-def test_a_wide_comb_stays_within_the_bytes_of_the_caches(llama: Pair):
+def steps_within(tokens: int, decoder: Decoder, turn: Callable[[], None] = lambda: None) -> None:
+    """Step to the end, and look at the target's cache after each round; `turn` is called after the tenth."""
+    cache, rounds = decoder.target.cache, 0
+    while decoder.step():
+        assert cache.rows * cache.capacity <= tokens
+        rounds += 1
+        if rounds == 10:
+            turn()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line", "sizes", "comb", "others"),
+    [(600, 0, (100, 108), "16+48", (10, 130)), (128, 16, (10, 28), "4+12", (10, 28))],
+    ids=["wide", "beside"],
+)
+def test_a_comb_beside_a_line_stays_within_the_bytes_of_the_caches(
+    llama: Pair, tokens: int, line: int, sizes: tuple[int, int], comb: str, others: tuple[int, int]
+):
+    """A round is as wide as the longest line and the most siblings together, whosever they are."""
     with Decoder.open(llama.bundle) as decoder:
-        each = sum(model.engine.contract.cache_bytes_per_token for model in (decoder.target, decoder.draft))
-    budget = 600
-    with Decoder.open(llama.bundle, cache_bytes=budget * each) as decoder:
-        long, short = (replace(RULES["greedy"], max_new_tokens=count) for count in (108, 130))
-        requests = [decoder.submit([3] * 100, long, draft_length=0)]
-        requests.append(decoder.submit([3] * 10, short, draft_length="16+48", drafter="random"))
-        while decoder.step():
-            cache = decoder.target.cache
-            assert cache.rows * cache.capacity <= budget
+        budget = bytes_for(tokens, decoder)
+    with Decoder.open(llama.bundle, cache_bytes=budget) as decoder:
+        requests = [
+            decoder.submit(
+                [3] * prompt, replace(RULES["greedy"], max_new_tokens=count), draft_length=length, drafter="random"
+            )
+            for (prompt, count), length in ((sizes, line), (others, comb))
+        ]
+        steps_within(tokens, decoder)
         assert all(request.output().finish_reason == "length" for request in requests)
+
+
+def test_a_request_that_turns_to_a_wide_comb_stays_within_the_bytes_of_the_caches(llama: Pair):
+    """It was admitted as a line: where both no longer fit, the younger waits, and goes on with the same text."""
+    greedy = replace(RULES["greedy"], max_new_tokens=120)
+    with Decoder.open(llama.bundle) as decoder:
+        budget = bytes_for(600, decoder)
+        alone = [output.token_ids for output in decoder.generate([[3] * 100, [5] * 10], greedy, draft_length=0)]
+    with Decoder.open(llama.bundle, cache_bytes=budget) as decoder:
+        older, younger = (decoder.submit(prompt, greedy, draft_length=4) for prompt in ([3] * 100, [5] * 10))
+        steps_within(600, decoder, turn=lambda: older.draft("16+48", "random"))
+        assert [request.output().token_ids for request in (older, younger)] == alone
+
+
+def test_a_request_that_turns_to_a_comb_too_wide_for_all_bytes_ends_with_an_error(llama: Pair):
+    with Decoder.open(llama.bundle) as decoder:
+        budget = bytes_for(192, decoder)
+    with Decoder.open(llama.bundle, cache_bytes=budget) as decoder:
+        request = decoder.submit([3] * 10, replace(RULES["greedy"], max_new_tokens=143), draft_length=4)
+        steps_within(192, decoder, turn=lambda: request.draft("16+48", "random"))
+        with pytest.raises(EngineError, match=r"room for 192 tokens, not for 1 rows of \d+; raise cache_bytes"):
+            request.output()
