@@ -18,6 +18,7 @@ GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder
 
 TARGET, DRAFT = "target", "draft"
 KINDS = (TARGET, DRAFT)  # the purposes of a bundle's models
+DRAFTS = (DRAFT, "draft2", "draft3", "draft4")  # the names under which export writes its drafts
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,24 @@ class Bundle:
     made_by: dict[str, str]  # library name to version
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
 
-    def first(self, kind: str) -> str | None:
-        """Return the name of the first model of a kind; None if there is none."""
-        return next((name for name, model in self.models.items() if model.kind == kind), None)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the target and of all drafts, in this order."""
+        return (next(name for name, model in self.models.items() if model.kind == TARGET), *self.drafts)
 
     @property
     def target(self) -> ModelEntry:
-        name = self.first(TARGET)
-        assert name is not None, "every open bundle has a target"
-        return self.models[name]
+        return self.models[self.names[0]]
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The names of all drafts, in the order in which drafters are named after them."""
+        return tuple(name for name, model in self.models.items() if model.kind == DRAFT)
 
     @property
     def draft(self) -> ModelEntry | None:
-        name = self.first(DRAFT)
-        return None if name is None else self.models[name]
+        """The first draft."""
+        return self.models[self.drafts[0]] if self.drafts else None
 
     def graph(self, name: str) -> Path:
         return self.path / name / GRAPH
@@ -137,6 +142,10 @@ class Bundle:
         if (kinds := [model.kind for model in bundle.models.values()]).count(TARGET) != 1:
             raise BundleError(
                 f"{path / MANIFEST} lists models of the kinds {kinds}, expected one target; export it again"
+            )
+        if len(bundle.drafts) > len(DRAFTS):
+            raise BundleError(
+                f"{path / MANIFEST} lists {len(bundle.drafts)} drafts, expected at most {len(DRAFTS)}; export fewer"
             )
         for model in bundle.models.values():
             if model.contract.vocab_size < bundle.tokenizer.vocab_size:

@@ -89,12 +89,12 @@ def open_engine(
 
 
 def together(target: str, draft: str | None) -> str:
-    """Name the engines of a decoder: one for both models, or the target's and the draft's."""
+    """Name the engines of a decoder: one for all models, or the target's and that of its drafts."""
     return target if draft in (None, target) else f"{target}+{draft}"
 
 
 def engines_of(name: str) -> tuple[str, str]:
-    """Return the engines of target and draft that `together` names."""
+    """Return the engines of the target and of its drafts that `together` names."""
     target, _, draft = name.partition("+")
     return target, draft or target
 

@@ -16,7 +16,7 @@ FORMAT = 2
 class PlanKey:
     """Everything that a plan depends on; its files are named after it."""
 
-    model: str  # target or draft
+    model: str  # its name in the bundle
     graph: str  # identity of its graph and weights
     engine: str
     version: str  # of the library that compiled it

@@ -1,4 +1,4 @@
-"""What target and draft must agree on, before any weight is read: tokens, special ids, the longest sequence."""
+"""What a target and its drafts must agree on, before any weight is read: tokens, special ids, the longest sequence."""
 
 from ..engines import ExportError, PairError
 from .checkpoint import Checkpoint

@@ -1,4 +1,4 @@
-"""Make a checked bundle of one or two checkpoints, or say in one sentence why not."""
+"""Make a checked bundle of a target's checkpoint and those of its drafts, or say in one sentence why not."""
 
 import gc
 import time
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..engines import Bundle, Contract, ExportError, ModelEntry
-from ..engines.bundle import GRAPH, WEIGHTS
+from ..engines.bundle import DRAFT, DRAFTS, GRAPH, TARGET, WEIGHTS
 from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
@@ -45,20 +45,20 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export has written, and what it measured of the pair."""
+    """What an export has written, and what it measured of target and drafts."""
 
     path: Path
     max_length: int
     models: list[ModelReport]
     notes: list[str]
-    overlap: dict[float, float]  # α on running text by temperature, of a checked pair
+    overlap: dict[str, dict[float, float]]  # α on running text by draft and temperature, if they were checked
     seconds: float
 
 
 def export_bundle(
     target: str | Path,
     out: str | Path,
-    draft: str | Path | None = None,
+    draft: str | Path | Sequence[str | Path] | None = None,
     max_length: int | None = None,
     dtype: str = "float32",
     weights: Quantisation = WIDE,
@@ -67,7 +67,13 @@ def export_bundle(
     check: bool = True,
     progress: Progress = lambda stage: None,
 ) -> ExportReport:
-    """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end."""
+    """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
+
+    Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`.
+    """
+    drafts = [] if draft is None else [draft] if isinstance(draft, str | Path) else draft
+    if len(drafts) > len(DRAFTS):
+        raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if dtype not in DTYPES:
         raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
     if check and find_spec("onnxruntime") is None:
@@ -77,27 +83,30 @@ def export_bundle(
     begun = time.perf_counter()
     with quiet_libraries(), _disk_errors(out), built_aside(Path(out)) as folder:
         progress("reading configurations and tokenizers")
-        checkpoints = {"target": open_checkpoint(target)}
-        if draft is not None:
-            checkpoints["draft"] = open_checkpoint(draft)
+        named = [(TARGET, target), *zip(DRAFTS, drafts, strict=False)]
+        checkpoints = {role: open_checkpoint(source) for role, source in named}
         length = agreed_length(list(checkpoints.values()), max_length)
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
-        notes = refuse_unequal(vocabularies["target"], vocabularies["draft"]) if draft is not None else []
-        tokens = vocabularies["target"].entry()
-        vocabularies["target"].save(folder / "tokenizer.json")
-        sample = _sample(vocabularies["target"].tokenizer, tokens.vocab_size, text, length) if check else None
-        stored = {"target": weights, "draft": draft_weights}
-        models, logits = [], []
+        ours = vocabularies[TARGET]
+        notes = [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
+        tokens = ours.entry()
+        ours.save(folder / "tokenizer.json")
+        sample = _sample(ours.tokenizer, tokens.vocab_size, text, length) if check else None
+        models, logits = [], {}
         for role, checkpoint in checkpoints.items():
             contract = checkpoint.shape.contract(length, dtype)
-            report, read = _export_model(role, checkpoint, folder, contract, stored[role], sample, progress)
+            stored = weights if role == TARGET else draft_weights
+            report, read = _export_model(role, checkpoint, folder, contract, stored, sample, progress)
             models.append(report)
-            logits += [] if read is None else [read[:, : tokens.vocab_size]]
+            if read is not None:
+                logits[role] = read[:, : tokens.vocab_size]
         progress("hashing the files")
         entries = {model.role: model.entry for model in models}
         Bundle(folder, entries, tokens, installed(MADE_BY), files={}).save()
-    alpha = {t: overlap(logits[0], logits[1], t) for t in TEMPERATURES} if len(logits) == 2 else {}
-    return ExportReport(Path(out), length, models, notes, alpha, time.perf_counter() - begun)
+    alpha = {
+        role: {t: overlap(logits[TARGET], logits[role], t) for t in TEMPERATURES} for role in logits if role != TARGET
+    }
+    return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, time.perf_counter() - begun)
 
 
 def _sample(tokenizer: Any, vocab_size: int, text: str | None, length: int) -> Sample:
@@ -143,7 +152,8 @@ def _export_model(
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
-    entry = ModelEntry(role, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
+    kind = TARGET if role == TARGET else DRAFT
+    entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits
 

@@ -24,7 +24,6 @@ from ..engines import (
     open_engines,
     together,
 )
-from ..engines.bundle import DRAFT, TARGET
 from ..engines.errors import first_line
 from .drafters import Resources, open_drafters
 from .engine_choice import resolve
@@ -69,17 +68,17 @@ class Decoder:
         if type(max_batch) is not int or max_batch < 1:
             raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         self.bundle = bundle
-        self.engine = engine  # that of both models, or the target's and the draft's
+        self.engine = engine  # that of all models, or the target's and that of the drafts
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = _read_tokenizer(bundle)
         self._grammars = Compiler(bundle)
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
-        names = [name for name in map(bundle.first, (TARGET, DRAFT)) if name is not None]
-        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
+        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
+        of_target, of_drafts = engines_of(engine)
         with ExitStack() as opened, self._on_stream:
             try:
-                opens: list[Engine] = open_engines(engines_of(engine)[: len(graphs)], graphs, device)
+                opens: list[Engine] = open_engines([of_target, *[of_drafts] * len(bundle.drafts)], graphs, device)
                 for one in opens:
                     opened.callback(one.close)
                 contracts = [one.contract for one in opens]
@@ -87,15 +86,16 @@ class Decoder:
                 self._room = max_batch * bundle.capacity if room is None else room
                 kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
                 models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]
-                self.target, self.draft = models[0], models[1] if len(models) > 1 else None
-                drafters, unavailable = open_drafters(Resources(bundle, self.target, self.draft, max_batch))
+                self.target, self.drafts = models[0], tuple(models[1:])
+                self.draft = self.drafts[0] if self.drafts else None
+                drafters, unavailable = open_drafters(Resources(bundle, self.target, self.drafts, max_batch))
                 most = self.target.engine.verify_width - 1
                 longest = min(most, MAX_DRAFT_LENGTH)
                 controller = Controller(costs, longest) if costs else None
                 trees = self.target.engine.takes_trees
                 self._rules = DraftingRules(unavailable, longest, most if trees else None, controller)
                 self._scheduler = Scheduler(
-                    self.target, self.draft, drafters, self._rules, max_batch, bundle.capacity, capture, kept
+                    self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept
                 )
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not _is_memory(error):
@@ -119,11 +119,11 @@ class Decoder:
         cache_bytes: int | None = None,
         prefix_bytes: int | None = None,
     ) -> Self:
-        """Verify a bundle and open its graphs in an engine, or the draft in an engine of its own.
+        """Verify a bundle and open its graphs in an engine, or its drafts in an engine of their own.
 
         Engine auto takes what `trt-spec tune --engine auto` found fastest here for each.
 
-        The caches of both models take at most `cache_bytes`; requests wait until what they may need fits. Up to
+        The caches of all models take at most `cache_bytes`; requests wait until what they may need fits. Up to
         `prefix_bytes` more keep what requests leave, so that one that begins like another is not read again; that turns
         no more than near ties. With `capture`, rounds that repeat run as one CUDA graph if engine and device can, which
         changes no token.

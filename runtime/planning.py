@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count, zip_longest
 from math import inf
 from typing import NamedTuple
 
 from .drafters import Drafter
-from .lengths.chooser import Wanted
+from .lengths.chooser import BESIDE, Wanted
 from .requests.request import Request
-from .round.plan import Plan
+from .round.plan import LEAST_WINDOW, Plan
 from .round.rows import Rows
 from .sampling.filters import FILTERS, TEMPERATURE
 from .sampling.params import SamplingParams
@@ -17,17 +18,27 @@ from .sampling.params import SamplingParams
 class Share(NamedTuple):
     """One row's part in a round: how many tokens it proposes, from which source, and at which entropy it stops.
 
-    Beside them it may have siblings.
+    Beside them it may have siblings, or more lines of as many tokens from other sources.
     """
 
     length: int = 0
     source: Drafter | None = None
     entropy_limit: float | None = None
     siblings: int = 0
+    beside: tuple[tuple[Drafter, int], ...] = ()
+
+    @property
+    def lines(self) -> tuple[tuple[Drafter, int], ...]:
+        """The source of each line, and how many tokens it proposes."""
+        return () if self.source is None else ((self.source, self.length), *self.beside)
+
+    @property
+    def longest(self) -> int:
+        return max((length for _, length in self.lines), default=0)
 
     @property
     def drafter(self) -> str | None:
-        return None if self.source is None else self.source.name
+        return BESIDE.join(source.name for source, _ in self.lines) or None
 
 
 class Planner:
@@ -48,26 +59,33 @@ class Planner:
         self._rows, self._drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
         self._most = most
         self._wanted: list[Wanted] = []
+        self._window = LEAST_WINDOW
         self.forget()
 
     def forget(self) -> None:
         """Drop the last plan, because the live rows have changed."""
         self.shares: tuple[Share, ...] | None = None  # of the last plan
 
-    def plan(self, live: Sequence[Request], wanted: Sequence[Wanted], draft_entries: Sequence[int]) -> Plan:
-        """Plan the next round of these requests; `draft_entries` counts the valid entries of the draft's cache."""
-        shares = self._within_reach(tuple(map(self._share, live, wanted, draft_entries)))
-        self._wanted = list(wanted)
-        if shares != self.shares:
-            self.shares = shares
+    def plan(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> Plan:
+        """Plan the next round of these requests."""
+        shares = self._within_reach(tuple(map(self._share, live, wanted, count())))
+        self._wanted, window = list(wanted), max(one.window for one in wanted)
+        if (shares, window) != (self.shares, self._window):
+            self.shares, self._window = shares, window
             self._plan = make_plan(
                 [request.params for request in live],
                 shares,
                 vocab_size=self._vocab_size,
                 traced=any(request.trace is not None for request in live),
+                window=window,
+            )
+            each = [{source: (length, line) for line, (source, length) in enumerate(one.lines)} for one in shares]
+            counts, lines = (
+                [[lines.get(source, (0, 0))[i] for source in self._drafters.values()] for lines in each] for i in (0, 1)
             )
             self._rows.ask(
-                [[one.length if one.source is source else 0 for source in self._drafters.values()] for one in shares],
+                counts,
+                lines,
                 [one.siblings for one in shares],
                 [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
             )
@@ -79,7 +97,7 @@ class Planner:
 
     def repeats(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> bool:
         """Whether the last plan also fits the next round of the same rows, whatever this round decides."""
-        if self.shares is None or any(one.source and one.source.reads_outputs for one in self.shares):
+        if self.shares is None or any(source.reads_outputs for one in self.shares for source, _ in one.lines):
             return False
         if self._live_entries(live) != self._plan.live:
             return False
@@ -90,35 +108,56 @@ class Planner:
 
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
-        width = self._plan.draft_length + self._plan.siblings + 1
+        width = self._plan.draft_length + self._plan.beyond + 1
         return self._bucket(max(request.length for request in live) + 2 * width)
 
+    @property
+    def several(self) -> bool:
+        """Whether some row has several lines in the last plan."""
+        return self.shares is not None and any(one.beside for one in self.shares)
+
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
-        """Leave out siblings for which the target's widest step has no room behind the longest line.
+        """Leave out what the target's widest step has no room for behind the longest line.
 
-        Then none of these rows is one whose text depends on its siblings.
+        Then none of these rows is one whose text depends on its siblings or on how many lines it has.
         """
-        room = self._most - max(one.length for one in shares)
-        if all(one.siblings <= room for one in shares):  # nearly always
+        if not any(one.siblings or one.beside for one in shares):
             return shares
-        return tuple(one._replace(siblings=min(one.siblings, room)) for one in shares)
+        longest = max(one.longest for one in shares)
+        room = self._most - longest
+        lines = room // longest
+        if all(one.siblings <= room and len(one.beside) <= lines for one in shares):
+            return shares
+        return tuple(one._replace(siblings=min(one.siblings, room), beside=one.beside[:lines]) for one in shares)
 
-    def _share(self, request: Request, wanted: Wanted, draft_entries: int) -> Share:
-        """Plan one row, which proposes nothing while its draft is behind or its drafter has nothing to offer."""
-        source = self._drafters.get(wanted.drafter)
-        nothing = Share(entropy_limit=wanted.entropy_limit)
-        if source is None or (source.needs_model and not 2 <= request.length <= draft_entries + 2):
-            return nothing
-        length = source.ready(request, wanted.length)
-        return Share(length, source, wanted.entropy_limit, wanted.siblings) if length else nothing
+    def _share(self, request: Request, wanted: Wanted, row: int) -> Share:
+        """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
+        lines = []
+        for source in filter(None, map(self._drafters.get, wanted.names)):
+            model = source.model
+            if model is not None and not 2 <= request.length <= model.cache.entries[row] + wanted.window:
+                continue
+            if length := source.ready(request, wanted.length):
+                lines.append((source, length))
+        if not lines:
+            return Share(entropy_limit=wanted.entropy_limit)
+        (source, length), *beside = lines
+        return Share(length, source, wanted.entropy_limit, wanted.siblings, tuple(beside))
 
 
 def make_plan(
-    params: Sequence[SamplingParams], shares: Sequence[Share], *, vocab_size: int, traced: bool = False
+    params: Sequence[SamplingParams],
+    shares: Sequence[Share],
+    *,
+    vocab_size: int,
+    traced: bool = False,
+    window: int = LEAST_WINDOW,
 ) -> Plan:
-    """Plan a round for rows with these parameters and shares."""
-    longest = max(one.length for one in shares)
-    wanted = {one.source for one in shares if one.source is not None}
+    """Plan a round for rows with these parameters and shares, whose draft models first read `window` tokens."""
+    longest = max(one.longest for one in shares)
+    each_line = zip_longest(*(one.lines for one in shares))  # the shares that have a line of this number, or None
+    lines = [{source for source, _ in filter(None, line)} for line in each_line] or [set()]
+    sources, *beside = (tuple(sorted(line, key=lambda source: source.place)) for line in lines)
     filters = [one for one in FILTERS if any(map(one.active, params))]
     own_draft = any(one.own_draft_temperature != one.temperature for one in params)
     limited = any(one.entropy_limit not in (None, 1) for one in shares)
@@ -128,14 +167,17 @@ def make_plan(
         batch=len(params),
         draft_length=longest,
         siblings=max(one.siblings for one in shares),
-        sources=tuple(sorted(wanted, key=lambda source: source.place)),
+        sources=sources,
+        beside=tuple(beside),
+        window=window,
         filters=tuple(filters),
         draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),
         own_draft=own_draft,
-        ragged=limited or any(one.length < longest or (one.source and one.source.may_come_short) for one in shares),
-        lines=any(one.siblings for one in shares)
+        ragged=limited
+        or any(one.length < longest or any(source.may_come_short for source, _ in one.lines) for one in shares),
+        alone=any(one.siblings or one.beside for one in shares)
         and any(
-            not one.siblings and (each.test != "coupled" or each.lenient)
+            not (one.siblings or one.beside) and (each.test != "coupled" or each.lenient)
             for one, each in zip(shares, params, strict=True)
         ),
         rejection="rejection" in tests,

@@ -12,14 +12,14 @@ from .round.rows import Rows
 
 # Of a prompt's chunks: engines may round the tokens of narrow steps in another way.
 NARROWEST = 2 * (MAX_DRAFT_LENGTH + 1)
-DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that a draft reads between two rounds, sooner than a target reads a chunk
+DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that drafts read between two rounds, sooner than a target reads a chunk
 
 
 class Prefill:
     """Feeds committed tokens to the models; the entries of their caches say how many."""
 
-    def __init__(self, rows: Rows, draft: Model | None) -> None:
-        self._rows, self._draft = rows, draft
+    def __init__(self, rows: Rows, drafts: Sequence[Model]) -> None:
+        self._rows, self._drafts = rows, drafts
 
     def read(self, model: Model, wanted: Mapping[int, int], budget: int) -> tuple[int, dict[int, Tensor]]:
         """Feed the next chunk of rows that lack some of their `wanted` entries, the first of them whatever it takes.
@@ -39,17 +39,20 @@ class Prefill:
         logits = model.prefill(list(fed), tokens)
         return sum(fed.values()), {row: logits[row - min(fed)] for row in fed}
 
-    def catch_up(self, live: Sequence[Request], with_draft: Sequence[bool]) -> None:
-        """Feed the draft all tokens except the last two, which its first step reads.
+    def catch_up(self, live: Sequence[Request], windows: Sequence[Mapping[Model, int]]) -> None:
+        """Feed the drafts that each row wants all tokens except the last ones, the window that its first step reads.
 
-        A row that lacks more than the draft reads at once drafts nothing until it has them.
+        A row that lacks more than the drafts read at once drafts nothing until it has them.
         """
-        if self._draft is None:
-            return
-        wanted = {row: one.length - 2 for row, (one, needed) in enumerate(zip(live, with_draft, strict=True)) if needed}
         left = DRAFT_BUDGET
-        while left > 0 and (fed := self.read(self._draft, wanted, PREFILL_WIDTH)[0]):
-            left -= fed
+        for draft in self._drafts:
+            wanted = {
+                row: one.length - own[draft]
+                for row, (one, own) in enumerate(zip(live, windows, strict=True))
+                if draft in own
+            }
+            while left > 0 and (fed := self.read(draft, wanted, PREFILL_WIDTH)[0]):
+                left -= fed
 
     def score(self, target: Model, request: Request, row: int) -> int:
         """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..engines import PREFILL_WIDTH, RequestError
 from .drafters import Drafter
+from .lengths.chooser import Wanted
 from .lengths.drafting import DraftingRules
 from .memory.cache import CacheFull
 from .memory.model import Model
@@ -29,7 +30,7 @@ class Scheduler:
     def __init__(
         self,
         target: Model,
-        draft: Model | None,
+        drafts: Sequence[Model],
         drafters: Mapping[str, Drafter],
         rules: DraftingRules,
         max_batch: int,
@@ -37,15 +38,15 @@ class Scheduler:
         capture: bool,
         kept_blocks: int,
     ) -> None:
-        self.target, self.draft = target, draft
+        self.target, self.drafts = target, drafts
         self.speculation = Speculation()
         self.frame: Frame | None = None  # of the last round
         self._drafters, self._rules = drafters, rules
-        self._models = [model for model in (target, draft) if model is not None]
+        self._models = [target, *drafts]
         self._rows = Rows.allocate(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
         self._planner = Planner(self._rows, drafters, target.vocab_size, target.engine.verify_width - 1, target.bucket)
         self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
-        self._prefill = Prefill(self._rows, draft)
+        self._prefill = Prefill(self._rows, drafts)
         self._frames: dict[object, Frame] = {}
         self._frames_of: list[int] = []  # cache versions that the frames were made for
         self._rounds = Rounds([model.engine for model in self._models] if capture else [])
@@ -169,12 +170,23 @@ class Scheduler:
         for occupant in self.live:
             self._follow(occupant)
         if self._rules.controller is not None:
-            entries = self._draft_entries()
-            behind = [one.request.length - 2 > count for one, count in zip(self.live, entries, strict=True)]
-            self._rules.controller.choose([occupant.chooser for occupant in self.live], behind)
+            choosers = [occupant.chooser for occupant in self.live]
+            self._rules.controller.choose(choosers, list(map(self._is_behind, self.live)))
 
-    def _draft_entries(self) -> list[int]:
-        return [0] * len(self.live) if self.draft is None else self.draft.cache.entries[: len(self.live)]
+    def _is_behind(self, occupant: Occupant) -> bool:
+        """Whether the draft that it may use lacks tokens; the first one, if it may use none."""
+        models = map(self._draft_of, occupant.chooser.drafters)
+        draft = next((model for model in models if model is not None), next(iter(self.drafts), None))
+        return occupant.request.length - 2 > (0 if draft is None else draft.cache.entries[occupant.row])
+
+    def _windows(self, wanted: Wanted) -> dict[Model, int]:
+        """Return which drafts a row may run next, and how many of the last tokens each of them reads then."""
+        drafts = map(self._draft_of, wanted.names if wanted.length else ())
+        return {draft: wanted.window for draft in drafts if draft is not None}
+
+    def _draft_of(self, drafter: str) -> Model | None:
+        source = self._drafters.get(drafter)
+        return None if source is None else source.model
 
     def _steady(self) -> bool:
         """Whether the next round has the same kind and rows, whatever the round in flight decides."""
@@ -200,20 +212,19 @@ class Scheduler:
         """Launch a round for the live rows as they are now."""
         self._choose()
         requests = [occupant.request for occupant in self.live]
-        self._prefill.catch_up(requests, [occupant.wants_model for occupant in self.live])
         wanted = [occupant.chooser.wanted for occupant in self.live]
-        plan = self._planner.plan(requests, wanted, self._draft_entries())
+        self._prefill.catch_up(requests, list(map(self._windows, wanted)))
+        plan = self._planner.plan(requests, wanted)
         lengths = [request.length for request in requests]
         span = max(lengths)
         assert self._planner.shares is not None
-        # Siblings lie behind the longest line of all.
-        widths = [share.length + plan.siblings + 1 for share in self._planner.shares]
+        # Siblings and further lines lie behind the longest line of all.
+        widths = [share.length + plan.beyond + 1 for share in self._planner.shares]
         self.target.cache.make_room(0, lengths, widths)
-        if plan.with_model:
-            assert self.draft is not None
-            self.draft.cache.make_room(0, lengths, [plan.draft_length + 1] * plan.batch)
+        for draft in plan.drafts:
+            draft.cache.make_room(0, lengths, [plan.draft_length + 1] * plan.batch)
         self._refresh_uniforms(plan, self.live)
-        for source in plan.sources:
+        for source in plan.drafters:
             source.load(requests, plan.draft_length)
         self.frame = self._frame_for(plan)
         return self._rounds.launch(self._planner.view, plan, self.frame, span)
@@ -233,10 +244,10 @@ class Scheduler:
         for occupant in occupants:
             length = occupant.request.length
             for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
-                made, with_siblings = occupant.uniform_blocks[block % 2]
-                if made != block or (plan.siblings and not with_siblings):
-                    self._rows.fill_uniforms(occupant.row, block, plan.siblings > 0)
-                    occupant.uniform_blocks[block % 2] = block, plan.siblings > 0
+                made, for_trees = occupant.uniform_blocks[block % 2]
+                if made != block or (plan.is_tree and not for_trees):
+                    self._rows.fill_uniforms(occupant.row, block, plan.is_tree)
+                    occupant.uniform_blocks[block % 2] = block, plan.is_tree
 
     def _frame_for(self, plan: Plan, prefilled: bool = False) -> Frame:
         versions = [model.cache.version for model in self._models]
@@ -244,12 +255,12 @@ class Scheduler:
             self._frames.clear()
             self._rounds.forget()
             self._frames_of = versions
-        key = (plan.batch, plan.draft_length, plan.siblings, plan.live, bool(plan.samplers), plan.with_model, prefilled)
+        key = (plan.steps, plan.live, prefilled)
         if len(self._frames) >= MOST_KINDS and key not in self._frames:
             self._frames.clear()
             self._rounds.forget()
         if key not in self._frames:
-            self._frames[key] = Frame(plan, self.target, self.draft, prefilled=prefilled)
+            self._frames[key] = Frame(plan, self.target, prefilled=prefilled)
         return self._frames[key]
 
     # Post-process.
@@ -276,7 +287,7 @@ class Scheduler:
 
     def _commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
         kept = self._give(occupant, share, result)
-        ended = result.on_line < result.accepted  # with a sibling, behind which nothing was proposed
+        ended = share.siblings > 0 and result.last != result.accepted  # with a sibling, which nothing follows
         outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
         for speculation in (self.speculation, occupant.request.speculation):
             speculation.add_round(*outcome)
@@ -288,9 +299,10 @@ class Scheduler:
         before = request.length
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
         self.target.cache.entries[row] = before + result.accepted
-        if share.source is not None and share.source.needs_model:  # the draft never saw its own last proposal
-            assert self.draft is not None
-            self.draft.cache.entries[row] = before + min(result.on_line, result.proposed - 1)
+        for source, _ in share.lines:
+            if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
+                own = 0 if self._planner.several else result.accepted - (result.last != result.accepted)
+                source.model.cache.entries[row] = before + min(own, result.proposed - 1)
         if request.trace is not None and result.trace is not None:
             traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
             ended_early = kept <= result.accepted

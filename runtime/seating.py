@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from ..engines import BLOCK_TOKENS, RequestError
-from .drafters import DRAFTERS, Drafter
+from .drafters import Drafter
 from .lengths.chooser import Chooser
 from .lengths.drafting import Drafting, DraftingRules
 from .memory.budget import Budget
@@ -31,11 +31,6 @@ class Occupant:
     number: int  # the younger, the higher
     keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
     uniform_blocks: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)  # whose uniforms are made
-
-    @property
-    def wants_model(self) -> bool:
-        wanted = self.chooser.wanted
-        return wanted.length > 0 and DRAFTERS[wanted.drafter].needs_model
 
 
 class Seating:

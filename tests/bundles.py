@@ -17,8 +17,11 @@ from trt_spec.engines import Bundle
 from trt_spec.engines.added_files import put_file
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from trt_spec.tools.making.count_ngrams import count_ngrams
+
+DRAFTERS_OF_A_PAIR = [name for name, kind in DRAFTERS.items() if not kind.which_draft]
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,20 @@ def pair_of(pair: Pair, bundle: Path) -> Pair:
     return replace(pair, bundle=bundle)
 
 
-def noisy_draft(bundle: Path, out: Path, noise: float, seed: int = 0) -> Path:
+def noisy_draft(bundle: Path, out: Path, noise: float, seed: int = 0, name: str = "draft") -> Path:
     """The bundle with a draft that is its target with noise in every weight, relative to the weight's own spread."""
     shutil.copytree(bundle, out, dirs_exist_ok=True)
-    shutil.rmtree(out / "draft", ignore_errors=True)
-    (out / "draft").mkdir()
+    shutil.rmtree(out / name, ignore_errors=True)
+    (out / name).mkdir()
     random = np.random.default_rng(seed)
 
     def disturb(weights: np.ndarray) -> np.ndarray:
         spread = np.float32(noise * weights.std())
         return weights + random.standard_normal(weights.shape, np.float32) * spread
 
-    rewrite_graph(out, "draft", out / "target" / "model.onnx", disturb)
+    rewrite_graph(out, name, out / "target" / "model.onnx", disturb)
     opened = Bundle.open(bundle)
-    models = {"target": opened.target, "draft": replace(opened.target, kind="draft")}
+    models = opened.models | {name: replace(opened.target, kind="draft")}
     replace(opened, path=out, models=models).save()
     return out
 

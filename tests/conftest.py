@@ -56,6 +56,12 @@ def twin(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="session")
+def drafts(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The same target and draft, and a second draft that agrees less often."""
+    return pair_of(llama, noisy_draft(llama.bundle, tmp_path_factory.mktemp("drafts"), 0.2, seed=1, name="draft2"))
+
+
+@pytest.fixture(scope="session")
 def unequal(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A draft of another architecture and depth that was exported beside its target."""
     folder = tmp_path_factory.mktemp("unequal")

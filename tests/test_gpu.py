@@ -9,12 +9,11 @@ from trt_spec.engines import Bundle, open_engine
 from trt_spec.export import export_bundle
 from trt_spec.export.quality import engine_logits
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round.round import run_round
 
-from .bundles import Pair
+from .bundles import DRAFTERS_OF_A_PAIR, Pair
 from .engines.parity import assert_engine_agrees
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +33,12 @@ def texts(bundle: Path, params: SamplingParams, engine: str, device: str, *, cap
     with Decoder.open(bundle, engine, device, max_batch=3, capture=captured) as decoder:
         found = []
         combs = [] if params.presence_penalty else COMBS  # which takes lines only
-        for drafter, draft_length in (("none", 0), ("model", 2), *((drafter, 4) for drafter in DRAFTERS), *combs):
+        for drafter, draft_length in (
+            ("none", 0),
+            ("model", 2),
+            *((drafter, 4) for drafter in DRAFTERS_OF_A_PAIR),
+            *combs,
+        ):
             outputs = decoder.generate(PROMPTS, params, draft_length=draft_length, drafter=drafter)
             found += [output.token_ids for output in outputs]
     return found

@@ -2,15 +2,24 @@
 
 from typing import Any
 
+from ..engines import Bundle
 from ..runtime import EntropyRule, Speculation
+from ..runtime.drafters import DRAFTERS
+from ..runtime.drafters.model import DraftModel
 from ..runtime.lengths.drafting import DraftLength
 
 
+def draft_of(bundle: Bundle, drafter: str) -> str | None:
+    """The name of the draft model that a drafter runs, or of the first one; None if the bundle has none."""
+    place = DRAFTERS[drafter].which_draft if drafter in DRAFTERS else 0
+    return bundle.models[bundle.drafts[place]].name if bundle.drafts else None
+
+
 def source_of_proposals(drafter: str, draft: str | None) -> str:
-    """Where proposals come from; `draft` is the name of the bundle's draft model."""
+    """Where proposals come from; `draft` is what `draft_of` says."""
     if drafter == "none":
         return "no draft"
-    if drafter == "model":
+    if drafter in DRAFTERS and issubclass(DRAFTERS[drafter], DraftModel):
         return f"draft {draft}"
     return f"lookup and draft {draft} in cascade" if drafter == "cascade" else f"proposals by {drafter}"
 

@@ -29,7 +29,7 @@ class Marks:
         )
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
-        """Proposals after the first that does not stand are left out."""
+        """Proposals after the first that does not stand are left out; other lines are in brackets."""
         leaf = any(one.stands for one in traced.siblings)  # nothing was proposed behind it
         goes_on = traced.accepted < len(traced.proposal) and traced.next_token is not None and not leaf
         examined = traced.accepted + goes_on
@@ -46,6 +46,7 @@ class Marks:
                             break
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
+        parts += [f"({' '.join(shown(token, tokenizer) for token in line)})" for line in traced.beside]
         return "  ".join(parts)
 
     def _proposal(self, token: int, p: float, q: float, stands: bool, tokenizer: Any) -> str:

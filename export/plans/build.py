@@ -48,7 +48,7 @@ def build_plans(
     with _compiler(options.engine) as compile_:
         for capability in options.compute_capabilities or [_capability_here()]:
             _refuse_unknown(capability, library)
-            for role in roles(options, bundle.draft is not None):
+            for role in roles(options, bundle.drafts):
                 key = PlanKey(
                     model=role.model,
                     graph=graph_identity(bundle.path, role.model),

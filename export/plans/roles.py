@@ -49,14 +49,14 @@ class BuildOptions:
                 raise ExportError(f"compute capability is {capability!r}, expected one like 8.9")
 
 
-def roles(options: BuildOptions, has_draft: bool) -> list[Role]:
-    """The target verifies, the draft decodes after a first step of two tokens; both prefill, one row at a time."""
+def roles(options: BuildOptions, drafts: Sequence[str]) -> list[Role]:
+    """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time."""
     k, prefill = options.draft_length, options.prefill_width
     found = [Role("verify", "target", k + 1, k + 1, options.batch)]
     if prefill:
         found.append(Role("prefill", "target", prefill, 1, (1, 1)))
-    if has_draft and k:
-        found += [Role("first", "draft", 2, 1, options.batch), Role("decode", "draft", 1, 1, options.batch)]
+    for draft in drafts if k else ():
+        found += [Role("first", draft, 2, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
         if prefill:
-            found.append(Role("prefill", "draft", prefill, 1, (1, 1)))
+            found.append(Role("prefill", draft, prefill, 1, (1, 1)))
     return found

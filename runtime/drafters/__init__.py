@@ -1,14 +1,16 @@
 """The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
 
+from ...engines.bundle import DRAFTS
 from .cascade import Cascade
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
 from .lookup import Lookup
-from .model import DraftModel
+from .model import DraftModel, further_draft
 from .ngram import NGram
 from .random import Random
 from .suffix import Suffix
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
+DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 NONE = "none"  # the name that means no drafter
 
 

@@ -34,9 +34,9 @@ class Cascade(Copier):
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
-        if resources.draft is None:
+        if not resources.drafts:
             return super().unavailable(resources)
-        ours = resources.draft.engine.verify_width
+        ours = resources.drafts[cls.which_draft].engine.verify_width
         needed = min(resources.target.engine.verify_width, MAX_DRAFT_LENGTH + 1)
         if ours < needed:
             return (
@@ -46,8 +46,8 @@ class Cascade(Copier):
         return None
 
     def prepare(self, frame: Frame) -> PreparedCascade:
-        assert self._draft is not None
-        k, model = frame.draft_length, self._draft
+        assert self.model is not None
+        k, model = frame.draft_length, self.model
         memory = model.logits(frame.batch, k)
         input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
         logits = memory[..., : model.vocab_size]

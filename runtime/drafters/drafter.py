@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from ...engines import Bundle
+from ...engines.bundle import DRAFTS
 from ..memory.model import Model
 from ..round.frame import Frame, Prepared
 from ..round.plan import Plan
@@ -21,7 +22,7 @@ class Resources:
 
     bundle: Bundle
     target: Model
-    draft: Model | None
+    drafts: Sequence[Model]
     max_batch: int
 
 
@@ -39,7 +40,8 @@ class Drafter:
 
     name: ClassVar[str]
     samples: ClassVar[bool] = False  # a Sampler, else a Copier
-    needs_model: ClassVar[bool] = False  # runs the draft model, whose cache must be complete by then
+    needs_model: ClassVar[bool] = False  # runs a draft model, whose cache must be complete by then
+    which_draft: ClassVar[int] = 0  # of the bundle's, if it needs one
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
     in_mixed: ClassVar[bool] = False  # drafter mixed chooses among these
@@ -47,13 +49,18 @@ class Drafter:
 
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
-        self._draft = resources.draft
+        self.model = resources.drafts[self.which_draft] if self.needs_model else None
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
         """Say why a decoder with these resources cannot have this drafter; None if it can."""
-        if cls.needs_model and resources.draft is None:
+        if cls.needs_model and not resources.drafts:
             return "the bundle has no draft model; use drafter lookup or none"
+        if cls.needs_model and cls.which_draft >= len(resources.drafts):
+            return (
+                f"the bundle has no {DRAFTS[cls.which_draft]}, which drafter {cls.name} runs; use drafter model, or "
+                "export with more --draft"
+            )
         return None
 
     # On the host, between rounds.
@@ -80,6 +87,10 @@ class Drafter:
     def asked(self, rows: Rows) -> Tensor:
         """Return how many proposals [A] each row takes from it."""
         return rows.asked[:, self.place]
+
+    def asked_for(self, line: int, rows: Rows, plan: Plan) -> Tensor:
+        """Return how many proposals [A] each row takes from it for this line."""
+        return self.asked(rows) * (rows.line[:, self.place] == line) if plan.beside else self.asked(rows)
 
 
 class Sampler(Drafter):

@@ -1,6 +1,8 @@
-"""Drafter model: the draft model proposes one token after another."""
+"""Drafter model: a draft model proposes one token after another; model2 and its like run a bundle's further drafts."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -9,28 +11,51 @@ from ..round.rows import Rows
 from .drafter import Sampler
 
 
+@dataclass
+class PreparedDraft(Prepared):
+    """The draft model's steps, and the logits [A, 1, V] that each of them overwrites."""
+
+    logits: Tensor
+
+
 class DraftModel(Sampler):
     name = "model"
     needs_model = True
     in_mixed = True
 
-    def prepare(self, frame: Frame) -> Prepared:
-        """Make K steps: the first reads the last two committed tokens, step i reads proposal i - 1."""
-        assert self._draft is not None
-        inputs = [frame.recent, *(winners.tokens for winners in frame.winners[:-1])]
-        starts = [frame.position[0], *frame.position[2 : frame.draft_length + 1]]
-        return Prepared(
-            [
-                self._draft.step(0, input_ids, start, frame.draft_memory, frame.live)
-                for input_ids, start in zip(inputs, starts, strict=True)
-            ]
-        )
+    def prepare(self, frame: Frame) -> PreparedDraft:
+        """Make K steps: the first reads the last committed tokens, step i reads proposal i - 1."""
+        assert self.model is not None
+        memory, logits, window = frame.draft_memory, frame.draft_logits, frame.window
+        if frame.draft_model is not self.model:  # another one comes first and writes there
+            memory = self.model.logits(frame.batch, 1)
+            logits = memory[..., : self.model.vocab_size]
+        step = partial(self.model.step, 0, logits=memory, live=frame.live)
+        if window is None:
+            first = step(frame.recent, frame.position[0])
+        else:
+            first = step(window.tokens, window.start, logit_rows=window.last)
+        inputs = [winners.tokens for winners in frame.winners[:-1]]
+        starts = frame.position[2 : frame.draft_length + 1]
+        return PreparedDraft([first, *map(step, inputs, starts)], logits)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        steps = frame.prepared[self.name].steps
+        prepared = frame.prepared[self.name]
+        assert isinstance(prepared, PreparedDraft)
 
         def of_proposal(i: int) -> Tensor:
-            steps[i].run()
-            return frame.draft_logits
+            prepared.steps[i].run()
+            return prepared.logits
 
         return of_proposal
+
+
+def further_draft(number: int) -> type[DraftModel]:
+    """Make the drafter of draft `number` of a bundle, counted from 1; drafter mixed leaves it out."""
+
+    class FurtherDraft(DraftModel):
+        name = f"model{number}"
+        which_draft = number - 1
+        in_mixed = False
+
+    return FurtherDraft

@@ -1,5 +1,7 @@
 """Fills a round with proposals; each row takes them from the source it asked for."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -12,40 +14,58 @@ from .drafter import Offer
 from .siblings import hang_siblings
 
 
+class Drawn(NamedTuple):
+    """The proposals of one line: how many of them each row has [A], their q [A, K, V] and entropies [A, K]."""
+
+    proposed: Tensor
+    probabilities: Tensor | None = None  # None: every proposal was certain
+    entropies: Tensor | None = None
+
+
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
-    """Return K tokens for every row, how many it proposes, and their q; every committed length is below `span`."""
-    count, probabilities, entropies = frame.nothing, None, None
-    if plan.samplers:
-        count, probabilities, entropies = draw(rows, plan, frame, noise)  # and hang siblings
+    """Return K tokens for each line of every row, how many it proposes, and their q; every length is below `span`."""
+    lines = [
+        draw(rows, plan, frame, noise, number) if samplers else Drawn(frame.nothing)  # and hang siblings
+        for number, samplers in enumerate(plan.samplers)
+    ]
     if plan.draft_length:
         frame.line_up()
-    alone = len(plan.sources) == 1
     for source in plan.copiers:
         offer = source.offer(rows, plan, frame, noise, span)
-        if alone:
-            frame.proposed.copy_(offer.tokens)
-            count, probabilities = offer.proposed, offer.probabilities
-        else:
-            mine = source.asked(rows)[:, None] > 0
-            probabilities = merge(offer, mine, frame, probabilities, plan)
-            count = count + offer.proposed
-    if frame.comb is not None:
-        frame.comb.end_lines(count)
-    return Proposal(frame.all_proposed, count, probabilities, entropies, frame.comb)
+        for number, sources in enumerate(plan.lines):
+            if source in sources:
+                asked = source.asked_for(number, rows, plan)
+                lines[number] = add(offer, asked, lines[number], number, plan, frame)
+    frame.put_siblings(rows)
+    first, tree = lines[0], frame.tree
+    if tree is None:
+        return Proposal(frame.all_proposed, *first)
+    counts = torch.stack([line.proposed for line in lines], 1)
+    tree.end_lines(counts)
+    return Proposal(frame.all_proposed, *first, tree, counts, tuple(line.probabilities for line in lines))
 
 
-def merge(offer: Offer, mine: Tensor, frame: Frame, others: Tensor | None, plan: Plan) -> Tensor | None:
-    """Put offered tokens into the rows `mine` [A, 1] that asked for them; return the q of all rows.
+def add(offer: Offer, asked: Tensor, drawn: Drawn, number: int, plan: Plan, frame: Frame) -> Drawn:
+    """Put offered tokens into a line of the rows that `asked` [A] for them; the others have what was drawn."""
+    proposed = frame.lines[number].proposed
+    if len(plan.lines[number]) == 1:
+        proposed.copy_(offer.tokens)
+        return Drawn(offer.proposed * (asked > 0) if plan.beside else offer.proposed, offer.probabilities)
+    mine = asked[:, None] > 0
+    count = drawn.proposed + (offer.proposed * mine[:, 0] if plan.beside else offer.proposed)
+    return drawn._replace(proposed=count, probabilities=merge(offer, mine, proposed, drawn.probabilities, frame))
+
+
+def merge(offer: Offer, mine: Tensor, proposed: Tensor, others: Tensor | None, frame: Frame) -> Tensor | None:
+    """Put offered tokens into the rows `mine` [A, 1] of those `proposed` [A, K]; return the q of all rows.
 
     `others` is the q of the other rows; None means that all their proposals were certain.
     """
-    frame.proposed.copy_(torch.where(mine, offer.tokens, frame.proposed))
+    proposed.copy_(torch.where(mine, offer.tokens, proposed))
     if others is None and offer.probabilities is None:
         return None
     vocab_size = frame.target_logits.shape[2]
-    q, rest = (
-        one_hot(frame.proposed, vocab_size) if known is None else known for known in (offer.probabilities, others)
-    )
+    q, rest = (one_hot(proposed, vocab_size) if known is None else known for known in (offer.probabilities, others))
     return torch.where(mine[:, :, None], q, rest)
 
 
@@ -53,50 +73,49 @@ def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
     return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter_(2, tokens[:, :, None], 1.0)
 
 
-def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sample K tokens one after another, each by the request's transform and rule.
+def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Drawn:
+    """Sample K tokens of a line one after another, each by the request's transform and rule.
 
-    Return how many each row proposes [A] and, if needed, their q [A, K, V] and the draft's entropies [A, K]. Sampling
-    ends early if the host sees that too high an entropy has stopped all rows.
+    Sampling ends early if the host sees that too high an entropy has stopped all rows.
     """
+    line, samplers = frame.lines[number], plan.samplers[number]
     probabilities: list[Tensor] = []
     entropies: list[Tensor] = []
-    found: list[Tensor] = []  # scores, which siblings are chosen by
-    draws = None if noise.draw is None else noise.draw[:, :, None].unbind(1)
-    each = [(source, source.logits(rows, frame)) for source in plan.samplers]
-    for i, winners in enumerate(frame.winners):
+    found: list[Tensor] = []  # scores with noise, which siblings are chosen by
+    uniforms = noise.to_draw(number, plan.draft_length)
+    draws = None if uniforms is None else uniforms[:, :, None].unbind(1)
+    each = [(source.asked_for(number, rows, plan), source.logits(rows, line)) for source in samplers]
+    count, entropic = each[0][0], plan.entropies and not number
+    for i, winners in enumerate(line.winners):
         token = winners.tokens  # [A, 1]
         logits = each[0][1](i)  # [A, 1, V]
-        for source, its_logits in each[1:]:
-            logits = torch.where(source.asked(rows)[:, None, None] > 0, its_logits(i), logits)
-        if plan.entropies:
+        for asked, its_logits in each[1:]:
+            logits = torch.where(asked[:, None, None] > 0, its_logits(i), logits)
+        if entropic:
             entropies.append(normalised_entropy(logits[:, 0]))
             if frame.on_cpu and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
-        scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, frame))
+        scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, line))
         if plan.probabilities:
             probabilities.append(scores.softmax(-1))
-        if plan.siblings:
-            found.append(scores.clone())  # else the next step may write there
         if plan.coupled:
-            winners.pick(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])
+            noisy = winners.pick(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])
+            if plan.siblings and not number:
+                found.append(noisy.clone() if noisy is scores else noisy)  # the next step may write over the scores
         if plan.draws:
             assert draws is not None
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
             drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
-    count = each[0][0].asked(rows)
-    for source, _ in each[1:]:
-        count = count + source.asked(rows)
+    for asked, _ in each[1:]:
+        count = count + asked
     sure = all_k(entropies, plan)
     if sure is not None:
         count = torch.minimum(count, (sure <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
     q = all_k(probabilities, plan)
-    if plan.siblings:
-        every = all_k(found, plan)
-        assert every is not None
-        hang_siblings(rows, plan, frame, noise, every, q, count)
-    return count, q, sure
+    if plan.siblings and not number:
+        hang_siblings(rows, plan, frame, noise, all_k(found, plan), q, count)
+    return Drawn(count, q, sure)
 
 
 def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Tensor | None:

@@ -15,7 +15,7 @@ from ..round.frame import Frame
 from ..round.plan import Plan
 from ..round.rows import Rows, counting
 from ..sampling.acceptance import Noise, inverse_cdf
-from ..sampling.noise import of_siblings
+from ..sampling.noise import of_rank
 
 REACHED, NEEDED = 0.75, 0.5  # of places, the part that the next one is reached from; of siblings, that fails
 
@@ -28,18 +28,19 @@ class Candidates(NamedTuple):
 
 
 def hang_siblings(
-    rows: Rows, plan: Plan, frame: Frame, noise: Noise, scores: Tensor, q: Tensor | None, proposed: Tensor
+    rows: Rows, plan: Plan, frame: Frame, noise: Noise, scores: Tensor | None, q: Tensor | None, proposed: Tensor
 ) -> None:
-    """Choose siblings by the draft's scores [A, K, V], and q if needed, for lines of `proposed` [A] tokens."""
-    comb, line = frame.comb, torch.cat([one.tokens for one in frame.winners], 1)  # [A, K]
-    assert comb is not None
+    """Choose siblings by the draft's scores with noise, or by q, both [A, K, V], for lines of `proposed` [A] tokens."""
+    tree, line = frame.tree, torch.cat([one.tokens for one in frame.winners], 1)  # [A, K]
+    assert tree is not None
     found = None
     if plan.coupled:
-        found = nearly_picked(scores, line, None if noise.gumbel is None else noise.gumbel[:, :-1], plan.ranks)
+        assert scores is not None
+        found = nearly_picked(scores, line, plan.ranks)
     if plan.draws:
         assert q is not None
-        assert noise.siblings is not None
-        drawn = drawn_without_replacement(q, line, noise.siblings[..., 0], plan.ranks)
+        assert noise.beyond is not None
+        drawn = drawn_without_replacement(q, line, noise.beyond[..., 0], plan.ranks)
         if found is None:
             found = drawn
         else:
@@ -50,16 +51,14 @@ def hang_siblings(
     worth, index = (found.worth * reached[:, :, None]).flatten(1).topk(plan.siblings)
     frame.siblings.copy_(found.tokens.flatten(1).gather(1, index))
     wanted = counting(plan.siblings, line.device) < rows.siblings[:, None]
-    comb.hang(index // plan.ranks, index % plan.ranks + 1, (worth > 0) & wanted)
+    tree.hang(index // plan.ranks, index % plan.ranks + 1, (worth > 0) & wanted, rows.siblings > 0)
 
 
-def nearly_picked(scores: Tensor, line: Tensor, gumbel: Tensor | None, ranks: int) -> Candidates:
-    """Return the runners-up of the draft's picks, as likely as the softmax of their scores with the noise says."""
-    if gumbel is not None:
-        scores = scores + gumbel
+def nearly_picked(scores: Tensor, line: Tensor, ranks: int) -> Candidates:
+    """Return the runners-up of the draft's picks, as likely as the softmax of their scores says, which are used up."""
     picked = line[:, :, None]
     best = scores.gather(2, picked)
-    values, tokens = scores.scatter(2, picked, -torch.inf).topk(ranks)
+    values, tokens = scores.scatter_(2, picked, -torch.inf).topk(ranks)
     shares = torch.cat([best, values], 2).softmax(-1)
     reached = shares[:, :, 0].cumprod(1).roll(1, 1)
     reached[:, 0] = 1
@@ -73,9 +72,7 @@ def drawn_without_replacement(q: Tensor, line: Tensor, u: Tensor, ranks: int) ->
     tokens, exist = [], []
     for rank in range(ranks):
         left = left.scatter(2, last, 0.0)
-        last = inverse_cdf(left.flatten(0, 1), u[:, of_siblings(rank + 1, length)].reshape(-1, 1)).view(
-            batch, length, 1
-        )
+        last = inverse_cdf(left.flatten(0, 1), u[:, of_rank(rank + 1, length)].reshape(-1, 1)).view(batch, length, 1)
         last.clamp_(max=vocab_size - 1)  # where nothing is left, and NaN logits, lead beyond the vocabulary
         tokens.append(last)
         exist.append(left.gather(2, last) > 0)

@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 from ..drafters import NONE
 from ..requests.metrics import Outcome
+from ..round.plan import LEAST_WINDOW
 
 
 class Wanted(NamedTuple):
     """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop.
 
-    Beside them there may be siblings.
+    Beside them there may be siblings. Several drafters, as in model+suffix, give a line of that length each.
     """
 
     length: int
@@ -18,7 +19,18 @@ class Wanted(NamedTuple):
     entropy_limit: float | None = None
     siblings: int = 0
 
+    @property
+    def names(self) -> list[str]:
+        """The drafter of each line."""
+        return self.drafter.split(BESIDE)
 
+    @property
+    def window(self) -> int:
+        """How many committed tokens a draft model reads first: all that a round commits if they may be another's."""
+        return self.length + 1 if self.length and BESIDE in self.drafter else LEAST_WINDOW
+
+
+BESIDE = "+"  # between the names of drafters that give a line each
 NOTHING = Wanted(0, NONE)
 
 
@@ -36,7 +48,7 @@ class Chooser:
     @property
     def drafters(self) -> Sequence[str]:
         """All drafters that it may ever use."""
-        return () if self._wanted is NOTHING else (self._wanted.drafter,)
+        return () if self._wanted is NOTHING else self._wanted.names
 
     def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float]) -> None:
         """Learn from a round that has ended; `entropies` are the draft's at the examined proposals."""

@@ -1,15 +1,15 @@
 """The drafting that a request asks for: how many proposals, and from where; both are checked together."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ..drafters import DRAFTERS, NONE
 from ..sampling.filters import FILTERS
-from ..sampling.noise import MOST_SIBLINGS
+from ..sampling.noise import MOST_LINES, MOST_SIBLINGS
 from ..sampling.params import SamplingParams
-from .chooser import Chooser, Wanted
+from .chooser import BESIDE, Chooser, Wanted
 from .controller import Controller
 from .entropy import ByEntropy, EntropyRule
 
@@ -54,7 +54,7 @@ class Drafting:
     def widest(self) -> int:
         """The most tokens that its rounds verify, beside a neighbour with the longest line."""
         siblings = self.length.siblings if isinstance(self.length, CombLength) else 0
-        return MAX_DRAFT_LENGTH + 1 + siblings
+        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + siblings
 
 
 class DraftingRules:
@@ -75,14 +75,21 @@ class DraftingRules:
 
     def check(self, length: object, drafter: object, params: SamplingParams) -> Drafting:
         """Refuse a choice that is impossible here or contradicts itself."""
-        names = (*DRAFTERS, NONE, MIXED)
-        if not isinstance(drafter, str) or drafter not in names:
-            raise RequestError(f"drafter is {drafter!r}, expected one of {', '.join(names)}", "drafter")
-        if drafter in self.unavailable:
-            raise RequestError(self.unavailable[drafter], "drafter")
+        known = (*DRAFTERS, NONE, MIXED)
+        names = drafter.split(BESIDE) if isinstance(drafter, str) else []
+        if not isinstance(drafter, str) or not set(names).issubset(DRAFTERS if len(names) > 1 else known):
+            listed = ", ".join((*self._listed, NONE, MIXED))
+            raise RequestError(
+                f"drafter is {drafter!r}, expected one of {listed}; or several, as model+suffix", "drafter"
+            )
+        for name in names:
+            if name in self.unavailable:
+                raise RequestError(self.unavailable[name], "drafter")
         if isinstance(length, str) and length != AUTO:
             length = CombLength.read(length) or length
-        if length == AUTO:
+        if len(names) > 1:
+            self._check_lines(length, names, params)
+        elif length == AUTO:
             self._require_costs(drafter)
         elif drafter == MIXED:
             raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
@@ -127,6 +134,11 @@ class DraftingRules:
         return [name for name, kind in DRAFTERS.items() if kind.in_mixed and name in self.controller.costs.acceptance]
 
     @property
+    def _listed(self) -> list[str]:
+        """The drafters that a refusal names: those of further drafts only where the bundle has these."""
+        return [name for name, kind in DRAFTERS.items() if not kind.which_draft or name not in self.unavailable]
+
+    @property
     def _limit(self) -> str:
         return "" if self.longest == MAX_DRAFT_LENGTH else ", the most that a plan was compiled for"
 
@@ -149,12 +161,38 @@ class DraftingRules:
                 f"engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no sibling",
                 "draft_length",
             )
-        ahead = [one for one in FILTERS if one.reads_ahead and one.active(params)]
-        if siblings and (params.lenient or ahead):
-            names = ["lenience"] if params.lenient else list(ahead[0].fields)
+        if siblings and (lack := _judged_in_lines_only(params)):
             raise RequestError(
-                f"draft_length {comb} has siblings, which {' or '.join(names)} cannot be used with; give a number",
+                f"draft_length {comb} has siblings, which {lack} cannot be used with; give a number", "draft_length"
+            )
+
+    def _check_lines(self, length: object, names: Sequence[str], params: SamplingParams) -> None:
+        drafter, count = BESIDE.join(names), len(names)
+        if len(set(names)) < count:
+            raise RequestError(f"drafter {drafter} names a source twice, whose lines would be the same", "drafter")
+        if "cascade" in names:
+            raise RequestError(
+                f"drafter {drafter} has a line of cascade, which goes with no other; leave it out", "drafter"
+            )
+        if self.most is None:
+            raise RequestError(f"this engine verifies one line of proposals only, not {drafter}; name one", "drafter")
+        if count > MOST_LINES:
+            raise RequestError(f"drafter {drafter} names {count} sources, expected at most {MOST_LINES}", "drafter")
+        most = min(self.longest, self.most // count)
+        if type(length) is not int or not 0 <= length <= most:
+            raise RequestError(
+                f"draft_length is {length!r}, expected a whole number from 0 to {most} for each source of {drafter}",
                 "draft_length",
+            )
+        if count * self.longest > self.most and params.test != "coupled":
+            raise RequestError(
+                f"drafter {drafter} needs steps of {count * self.longest + 1} tokens where lines are long, this engine "
+                f"verifies at most {self.most + 1}; use rule coupled, whose text depends on no line",
+                "drafter",
+            )
+        if lack := _judged_in_lines_only(params):
+            raise RequestError(
+                f"drafter {drafter} has several lines, which {lack} cannot be used with; name one", "drafter"
             )
 
     def _require_costs(self, drafter: str) -> None:
@@ -172,6 +210,14 @@ class DraftingRules:
             )
 
     def _require_sampler(self, drafter: str, lack: str) -> None:
-        samplers = [name for name, kind in DRAFTERS.items() if kind.samples]
+        samplers = [name for name in self._listed if DRAFTERS[name].samples]
         if drafter not in (*samplers, NONE):
             raise RequestError(f"drafter {drafter} {lack}; use {' or '.join(samplers)}, or give a number")
+
+
+def _judged_in_lines_only(params: SamplingParams) -> str | None:
+    """Name a parameter that is known for single lines only, if one is set."""
+    if params.lenient:
+        return "lenience"
+    ahead = [one for one in FILTERS if one.reads_ahead and one.active(params)]
+    return " or ".join(ahead[0].fields) if ahead else None

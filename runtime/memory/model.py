@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...engines import Engine, RequestError, Step, last_rows, make_step
 from ...engines.engine import chunks, line
-from ..round.comb import Comb
+from ..round.tree import Tree
 from .block_cache import BlockCache
 from .bucket import bucket
 from .cache import KVCache
@@ -58,9 +58,9 @@ class Model:
         live: int | None = None,
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
-        comb: Comb | None = None,
+        tree: Tree | None = None,
     ) -> Step:
-        """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a comb.
+        """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
 
         Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `live` entries of
         each row, and leaves out the tokens of each row beyond its `widths` [B].
@@ -74,7 +74,7 @@ class Model:
             "start": start,
             "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
         }
-        inputs |= self._line(batch, width) if comb is None else {"depths": comb.depths, "ancestors": comb.ancestors}
+        inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
             cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}

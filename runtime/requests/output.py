@@ -44,6 +44,7 @@ class TracedRound:
     next_p: float
     entropies: tuple[float, ...] = ()  # the draft's at each proposal, under an EntropyRule
     siblings: tuple[TracedSibling, ...] = ()  # in the order in which they are tested at each place
+    beside: tuple[tuple[int, ...], ...] = ()  # other lines that were proposed; `proposal` is the one that went furthest
 
     @property
     def standing(self) -> tuple[int, ...]:

@@ -1,10 +1,14 @@
 """The fixed tensors of a round, bound to the engines: made once for each shape and only filled after that.
 
 verify        reads the last committed token and all proposals
-draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry is missing
+draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry
+              is missing;
+              or all that one round commits, where proposals may stand that are not their own
 """
 
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -12,15 +16,15 @@ from ...engines import ALIGNMENT, Step
 from ..memory.model import Model
 from ..memory.row_cache import RowCache
 from ..sampling.acceptance import Verdict, Winners
-from ..sampling.combs import CombVerdict
-from .comb import Comb
-from .plan import Plan
-from .rows import Rows
+from ..sampling.trees import TreeVerdict
+from .plan import LEAST_WINDOW, Plan
+from .rows import Rows, counting
+from .tree import Tree
 
 
 @dataclass
 class Prepared:
-    """The part of a frame that belongs to a drafter: the draft model's steps that it runs."""
+    """The part of a frame that belongs to a drafter: its draft model's steps that it runs."""
 
     steps: list[Step]
 
@@ -28,13 +32,14 @@ class Prepared:
 class Frame:
     """Each shape of a round has a frame. Its tensors are valid until its next round, its logits until the next step."""
 
-    def __init__(self, plan: Plan, target: Model, draft: Model | None, *, prefilled: bool = False) -> None:
+    def __init__(self, plan: Plan, target: Model, *, prefilled: bool = False) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.on_cpu = device == "cpu"
         self.draft_length, self.batch, self.live = k, batch, plan.live
         self._target = target
-        self.comb = Comb(batch, k, plan.siblings, torch.device(device)) if plan.siblings else None
-        nodes = k + plan.siblings + 1
+        lines = len(plan.lines)
+        self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device)) if plan.is_tree else None
+        nodes = k + plan.beyond + 1
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each row begins at an address aligned as engines demand.
         aligned = ALIGNMENT // torch.int64.itemsize
@@ -48,46 +53,87 @@ class Frame:
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         else:
-            self.verify = target.step(0, input_ids, self.position[1], logits, self.live, self.widths, comb=self.comb)
-        self.target_logits = logits[..., : target.vocab_size]  # [A, K+M+1, V]; what lies beyond is padding
-        self.proposed = input_ids[:, 1 : k + 1]  # [A, K]
-        self.siblings = input_ids[:, k + 1 :]  # [A, M]
+            self.verify = target.step(0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree)
+        self.target_logits = logits[..., : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
+        self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
+        self._at_siblings = input_ids[:, k + 1 : k + 1 + plan.siblings]
+        self.siblings = self._at_siblings.clone() if plan.beside else self._at_siblings  # [A, M]
         self.all_proposed = input_ids[:, 1:]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
-        self.verdict = Verdict(self.target_logits) if self.comb is None else CombVerdict(self.target_logits, k)
+        self.verdict = Verdict(self.target_logits) if self.tree is None else TreeVerdict(self.target_logits, k)
 
         self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
         self._recent_index = self.position[2 - self.recent.shape[1] : 2].t()
-        self.winners: list[Winners] = []  # one for each of the K sampled proposals
-        if plan.samplers:
-            if draft is not None and plan.samplers[0].needs_model:
-                self.draft_memory = draft.logits(batch, 1)
+        self.window = Window(plan, device) if plan.window > LEAST_WINDOW else None
+        if any(plan.samplers):
+            self.draft_model = plan.drafts[0] if plan.drafts else None
+            if self.draft_model is not None:
+                self.draft_memory = self.draft_model.logits(batch, 1)
             else:  # no model runs: all tokens are equally likely
                 self.draft_memory = torch.zeros(batch, 1, target.vocab_size, device=device)
             self.draft_logits = self.draft_memory[..., : target.vocab_size]  # [A, 1, V]
-            for _ in range(k):
-                token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
-                self.winners.append(Winners(self.draft_logits, token))
-        self.prepared = {source.name: source.prepare(self) for source in plan.with_model}
-        self.draft_runs = [step for one in self.prepared.values() for step in one.steps]
-        self._columns = [self.recent[:, -1:], *(winners.tokens for winners in self.winners)]
-        self._lined_up = input_ids[:, : len(self._columns)]
+        self.winners: list[Winners] = []  # one for each of the K sampled proposals
+        self.prepared: dict[str, Prepared] = {}
+        self.lines = [self, *(copy(self) for _ in plan.beside)]  # frames that share all but one line of proposals each
+        for number, (line, sources) in enumerate(zip(self.lines, plan.lines, strict=True)):
+            line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
+            line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
+            line.prepared = {one.name: one.prepare(line) for one in sources if one.needs_model}
+        self.draft_runs = {name: one.steps for line in self.lines for name, one in line.prepared.items()}
+        self._columns = [[winners.tokens for winners in line.winners] for line in self.lines]
+        self._columns[0].insert(0, self.recent[:, -1:])
+        self._lined_up = [line.proposed for line in self.lines]
+        self._lined_up[0] = input_ids[:, : len(self._columns[0])]
+
+    def _winners(self) -> Winners:
+        return Winners(
+            self.draft_logits, torch.zeros(self.batch, 1, dtype=torch.int64, device=self.draft_logits.device)
+        )
 
     def begin(self, rows: Rows) -> None:
         """Load the lengths and last tokens of the rows."""
         torch.add(rows.length, self._offset, out=self.position).clamp_(min=0)
         torch.gather(rows.tokens, 1, self._recent_index, out=self.recent)
+        if self.window is not None:
+            self.window.begin(rows)
 
     def settle(self) -> None:
         """Let the cache's entries of the path that stands follow one another."""
         verdict = self.verdict
-        if isinstance(verdict, CombVerdict):
+        if isinstance(verdict, TreeVerdict):
             off_line = verdict.last != verdict.accepted
             if not self.on_cpu or bool(off_line.any()):
                 assert isinstance(self._target.cache, RowCache), "an engine that takes trees reads rows"
                 self._target.cache.straighten(self.position[1], verdict.path)
 
+    def put_siblings(self, rows: Rows) -> None:
+        """Write the siblings of rows that have some, where other rows have further lines."""
+        if self.siblings is not self._at_siblings:
+            mine = rows.siblings[:, None] > 0
+            self._at_siblings.copy_(torch.where(mine, self.siblings, self._at_siblings))
+
     def line_up(self) -> None:
         """Write the sampled proposals behind the last committed token."""
-        torch.cat(self._columns, 1, out=self._lined_up)
+        for columns, line in zip(self._columns, self._lined_up, strict=True):
+            if columns:
+                torch.cat(columns, 1, out=line)
+
+
+class Window:
+    """The last committed tokens, for a draft model that has not seen those that another line proposed.
+
+    A sequence may be shorter: the tokens that would come after it are garbage, and nothing sees them.
+    """
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        width, whole = plan.window, partial(torch.zeros, dtype=torch.int64, device=device)
+        self.tokens = whole(plan.batch, width)
+        self.start = whole(plan.batch)
+        self.last = whole(plan.batch, 1)  # where the last committed token is
+        self._places = counting(width, torch.device(device))
+
+    def begin(self, rows: Rows) -> None:
+        torch.sub(rows.length, len(self._places), out=self.start).clamp_(min=0)
+        torch.gather(rows.tokens, 1, self.start[:, None] + self._places, out=self.tokens)
+        torch.sub(rows.length - 1, self.start, out=self.last[:, 0])

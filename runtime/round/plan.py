@@ -8,7 +8,11 @@ from ..sampling.noise import MOST_SIBLINGS
 
 if TYPE_CHECKING:
     from ..drafters.drafter import Copier, Drafter, Sampler
+    from ..memory.model import Model
     from ..sampling.filters import Filter
+
+
+LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last proposal that stood, if it was its own
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Plan:
     draft_length: int  # K: the most that any live row proposes
     siblings: int = 0  # M: the most that any live row proposes beside its line
     live: int | None = None  # entries of a row that its steps read; None: all
-    sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose
+    sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose, of the first line of each
+    beside: "tuple[tuple[Drafter, ...], ...]" = ()  # of the second line of rows that have one, the third, …
+    window: int = LEAST_WINDOW  # committed tokens that a draft model reads first: as many as its cache may lack
     filters: "tuple[Filter, ...]" = ()  # filters that some row needs, in the order in which they apply
     draft_filters: "tuple[Filter, ...]" = ()  # if own_draft: the filters of the draft
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
     ragged: bool = False  # some row proposes fewer than K tokens
-    lines: bool = False  # beside rows with siblings, some row without any has a test that only lines have
+    alone: bool = False  # beside rows with more, some row has one line and a test that only a single line has
     rejection: bool = False  # some row samples by the rejection rule, which judges its proposals together
     tokenwise: bool = False  # some row samples by the rule that judges them one by one
     coupled: bool = False  # some row is greedy or samples by the coupled rule
@@ -39,20 +45,54 @@ class Plan:
             raise ValueError(f"a plan of {self.draft_length} proposals has no source that makes them")
 
     @cached_property
-    def samplers(self) -> "tuple[Sampler, ...]":
-        """The sources that draw their tokens one after another, the draft model first."""
-        found = [cast("Sampler", source) for source in self.sources if source.samples]
-        return tuple(sorted(found, key=lambda source: not source.needs_model))
+    def lines(self) -> "tuple[tuple[Drafter, ...], ...]":
+        """The drafters of each line that rows may have."""
+        return self.sources, *self.beside
+
+    @cached_property
+    def is_tree(self) -> bool:
+        """Whether some row has more than one line."""
+        return bool(self.siblings or self.beside)
+
+    @cached_property
+    def beyond(self) -> int:
+        """The most proposals that a row may have behind its first line."""
+        return max(self.siblings, len(self.beside) * self.draft_length)
+
+    @cached_property
+    def steps(self) -> tuple[object, ...]:
+        """What the tensors and the steps of a round depend on; `live`, too."""
+        own = [
+            (bool(samplers), *(source for source in sources if source.needs_model))
+            for samplers, sources in zip(self.samplers, self.lines, strict=True)
+        ]
+        return self.batch, self.draft_length, self.siblings, self.window, *own
+
+    @cached_property
+    def drafters(self) -> "tuple[Drafter, ...]":
+        """The drafters of all lines."""
+        return tuple(dict.fromkeys(source for sources in self.lines for source in sources))
+
+    @cached_property
+    def samplers(self) -> "tuple[tuple[Sampler, ...], ...]":
+        """The sources of each line that draw their tokens one after another, draft models first."""
+        each = [[cast("Sampler", source) for source in sources if source.samples] for sources in self.lines]
+        return tuple(tuple(sorted(found, key=lambda source: not source.needs_model)) for found in each)
 
     @cached_property
     def copiers(self) -> "tuple[Copier, ...]":
         """The sources that offer all their tokens at once."""
-        return tuple(cast("Copier", source) for source in self.sources if not source.samples)
+        return tuple(cast("Copier", source) for source in self.drafters if not source.samples)
 
     @cached_property
     def with_model(self) -> "tuple[Drafter, ...]":
-        """The sources that run the draft model."""
-        return tuple(source for source in self.sources if source.needs_model)
+        """The sources that run a draft model."""
+        return tuple(source for source in self.drafters if source.needs_model)
+
+    @cached_property
+    def drafts(self) -> "tuple[Model, ...]":
+        """The draft models that they run."""
+        return tuple(dict.fromkeys(source.model for source in self.with_model if source.model is not None))
 
     @property
     def ranks(self) -> int:

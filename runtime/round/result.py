@@ -9,17 +9,18 @@ import torch
 
 from ...engines import EngineError
 from ..requests.output import TokenLogprob, TracedRound, TracedSibling
-from ..sampling.acceptance import chosen
-from ..sampling.combs import at_nodes
+from ..sampling.acceptance import Proposal, chosen
+from ..sampling.trees import at_nodes
 from .plan import Plan
 from .round import Round
 from .rows import pick
+from .tree import Tree
 
 
 class RowResult(NamedTuple):
     accepted: int
     proposed: int
-    on_line: int  # of the accepted, those that are no siblings
+    last: int  # the node after which the next token comes; of a line, as many as are accepted
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None
@@ -29,7 +30,7 @@ class RowResult(NamedTuple):
 def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     """Gather all that the host needs of a round in one tensor, one row per request."""
     parts = [done.verdict.table]
-    if plan.siblings:
+    if plan.is_tree:
         parts.append(done.verdict.last[:, None])
     if plan.entropies:
         assert done.proposal.entropies is not None
@@ -44,33 +45,27 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
 
 def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = None) -> list[RowResult]:
     """Read a round's table; check the next tokens by the target's `logits` if given, else the device has done it."""
-    width = plan.draft_length + 1
+    width, k = plan.draft_length + 1, plan.draft_length
     results = []
     numbers = None if logits is None else logits.numpy()
     for index, row in enumerate(table.tolist()):
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
-        last = int(row[at]) if plan.siblings else accepted  # the node after which the next token comes
+        last = int(row[at]) if plan.is_tree else accepted  # the node after which the next token comes
         tokens = [int(token) for token in row[2 : 3 + accepted]]
         if proposed < 0 or (numbers is not None and not _finite(numbers[index, last], tokens[-1])):
             raise EngineError(
                 "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
-        trace, entropies, k, on_line = None, (), width - 1, accepted
-        if plan.siblings:
-            on_line, at = accepted - (last != accepted), at + 1
+        trace, entropies, at = None, (), at + plan.is_tree
         if plan.entropies:
             entropies, at = tuple(row[at : at + proposed]), at + k
         if plan.traced:
-            nodes = k + plan.siblings
-            each = [row[at + i * nodes : at + (i + 1) * nodes] for i in range(3)]
-            at += 3 * nodes + 1
-            proposal, p, q = (tuple(part[:proposed]) for part in each)
-            traced = tuple(map(int, proposal)), accepted, tokens[-1], p, q, row[at - 1], entropies
-            trace = TracedRound(*traced, _siblings(each, row[at : at + 2 * plan.siblings], k, last))
-            at += 2 * plan.siblings
+            traced = Traced(row[at:], plan)
+            at += traced.width
+            trace = traced.round(accepted, last, tokens[-1], entropies)
         logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
-        results.append(RowResult(accepted, proposed, on_line, tokens, logprobs, trace, entropies))
+        results.append(RowResult(accepted, proposed, last, tokens, logprobs, trace, entropies))
     return results
 
 
@@ -81,27 +76,72 @@ def _finite(logits: np.ndarray, token: int) -> bool:
 def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
     target, proposal = done.verdict.target_probabilities, done.proposal
     assert target is not None
-    tokens = proposal.tokens
+    tokens, tree = proposal.tokens, proposal.tree
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
     next_p = pick(target, done.verdict.last).gather(1, next_token)
-    if proposal.comb is None:
-        return [tokens, chosen(target, tokens), chosen(proposal.probabilities, tokens), next_p]
-    comb, q = proposal.comb, proposal.probabilities
-    ranks = comb.ranks * comb.exists[:, plan.draft_length :]
-    p = chosen(at_nodes(target, comb.parents), tokens)
-    q = chosen(q if q is None else at_nodes(q, comb.parents), tokens)
-    return [tokens, p, q, next_p, comb.places, ranks]
+    if tree is None or proposal.counts is None:
+        return [
+            tokens,
+            chosen(target, tokens),
+            chosen(proposal.probabilities, tokens),
+            next_p,
+            proposal.proposed[:, None],
+        ]
+    p = chosen(at_nodes(target, tree.parents), tokens)
+    shape = [proposal.counts, tree.places, tree.ranks * tree.hung]
+    return [tokens, p, _q_of_nodes(proposal, tree, plan.draft_length), next_p, *shape]
 
 
-def _siblings(each: Sequence[Sequence[float]], shape: Sequence[float], k: int, last: int) -> tuple[TracedSibling, ...]:
-    """Read tokens, p and q of all nodes, and places and ranks of the siblings; rank 0: there is none."""
-    count = len(shape) // 2
-    found = [
-        (shape[i], shape[count + i], TracedSibling(int(shape[i]), int(token), p, q, last == k + i + 1))
-        for i, (token, p, q) in enumerate(zip(*(part[k:] for part in each), strict=True))
-        if shape[count + i]
-    ]
-    return tuple(one for _, _, one in sorted(found, key=lambda one: one[:2]))
+def _q_of_nodes(proposal: Proposal, tree: Tree, k: int) -> torch.Tensor:
+    """Return the probability [A, N] of each token where it was drawn: siblings by the first line's q."""
+    q, tokens = proposal.probabilities, proposal.tokens
+    found = chosen(q if q is None else at_nodes(q, tree.parents.clamp(max=k - 1)), tokens)
+    if tree.lines > 1:
+        each = [chosen(law, tokens[:, i * k : (i + 1) * k]) for i, law in enumerate(proposal.laws)]
+        lines = torch.cat(each, 1)
+        hung = tree.hung.any(1, keepdim=True)
+        found[:, : lines.shape[1]] = torch.where(hung, found[:, : lines.shape[1]], lines)
+    return found
+
+
+class Traced:
+    """What a table says of a round's proposals: of each node token, p and q, and of what shape they are."""
+
+    def __init__(self, row: Sequence[float], plan: Plan) -> None:
+        nodes, self._k, lines = plan.draft_length + plan.beyond, plan.draft_length, len(plan.lines)
+        self._tokens, self._p, self._q = (row[i * nodes : (i + 1) * nodes] for i in range(3))
+        self._next_p, at = row[3 * nodes], 3 * nodes + 1
+        self._counts = [int(count) for count in row[at : at + lines]]
+        at += lines
+        self.width = at + 2 * plan.siblings
+        self._places, self._ranks = row[at : at + plan.siblings], row[at + plan.siblings : self.width]
+
+    def round(self, accepted: int, last: int, next_token: int, entropies: tuple[float, ...]) -> TracedRound:
+        siblings = self._siblings(last)
+        line = next((i for i, count in enumerate(self._counts) if count), 0)
+        if accepted and not any(one.stands for one in siblings):
+            line = (last - 1) // self._k
+        proposal, *others = (self._line(i) for i in (line, *range(line), *range(line + 1, len(self._counts))))
+        own = slice(line * self._k, line * self._k + self._counts[line])
+        p, q = tuple(self._p[own]), tuple(self._q[own])
+        beside = tuple(filter(None, others))
+        return TracedRound(proposal, accepted, next_token, p, q, self._next_p, entropies, siblings, beside)
+
+    def _line(self, number: int) -> tuple[int, ...]:
+        begin = number * self._k
+        return tuple(map(int, self._tokens[begin : begin + self._counts[number]]))
+
+    def _siblings(self, last: int) -> tuple[TracedSibling, ...]:
+        """Read places and ranks of the siblings; rank 0: there is none."""
+        each = zip(
+            self._places, self._ranks, self._tokens[self._k :], self._p[self._k :], self._q[self._k :], strict=False
+        )
+        found = [
+            (place, rank, TracedSibling(int(place), int(token), p, q, last == self._k + i + 1))
+            for i, (place, rank, token, p, q) in enumerate(each)
+            if rank
+        ]
+        return tuple(one for _, _, one in sorted(found, key=lambda one: one[:2]))
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

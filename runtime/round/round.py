@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..drafters.propose import propose
 from ..sampling.acceptance import Noise, Proposal, Verdict, flag_no_numbers
-from ..sampling.combs import accept
 from ..sampling.noise import gumbels
 from ..sampling.transform import transform
+from ..sampling.trees import accept
 from .clock import Clock
 from .frame import Frame
 from .plan import Plan
@@ -21,7 +21,7 @@ class Round(NamedTuple):
 
     proposal: Proposal
     verdict: Verdict
-    logits: Tensor  # [A, K+M+1, V] of the target, untransformed
+    logits: Tensor  # [A, N+1, V] of the target, untransformed
 
 
 def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
@@ -45,13 +45,13 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
 
 
 def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:
-    gumbel = draw = test = siblings = None
+    gumbel = draw = test = beyond = None
     if plan.gumbel:
         vocab_size = frame.target_logits.shape[2]
         gumbel = gumbels(rows.seed, frame.index, vocab_size) * rows.noise_scale[:, None, None]
     if plan.draws:
-        draw, test, siblings = rows.round_uniforms()
-    return Noise(gumbel, draw, test, siblings)
+        draw, test, beyond = rows.round_uniforms()
+    return Noise(gumbel, draw, test, beyond)
 
 
 def commit(rows: Rows, plan: Plan, frame: Frame) -> None:

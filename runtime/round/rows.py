@@ -37,7 +37,9 @@ class Rows:
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
     asked: Tensor  # [M, sources] int64, how many proposals the row takes from each source
-    siblings: Tensor  # [M] int64, how many it has beside them
+    line: Tensor  # [M, sources] int64, for which of its lines
+    lines: Tensor  # [M] int64, how many it has
+    siblings: Tensor  # [M] int64, how many proposals it has beside its only line
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     block: Tensor  # [M] bool: the rejection rule, which judges proposals together
@@ -64,6 +66,8 @@ class Rows:
             tokens=tokens,
             length=whole(),
             asked=whole(sources),
+            line=whole(sources),
+            lines=whole(),
             siblings=whole(),
             entropy_limit=real(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
@@ -120,21 +124,29 @@ class Rows:
             if one.active(params):
                 one.commit(own, tokens, last)
 
-    def ask(self, counts: Sequence[Sequence[int]], siblings: Sequence[int], entropy_limits: Sequence[float]) -> None:
-        """Set how many proposals the live rows take from each source, and beside them, and the entropy at the end."""
+    def ask(
+        self,
+        counts: Sequence[Sequence[int]],
+        lines: Sequence[Sequence[int]],
+        siblings: Sequence[int],
+        entropy_limits: Sequence[float],
+    ) -> None:
+        """Set what the live rows take of each source, for which line, how many siblings, and the entropy at its end."""
         self.asked[: len(counts)] = torch.tensor(counts)
+        self.line[: len(counts)] = torch.tensor(lines)
+        self.lines[: len(counts)] = torch.tensor([max(each, default=0) + 1 for each in lines])
         self.siblings[: len(counts)] = torch.tensor(siblings)
         self.entropy_limit[: len(counts)] = torch.tensor(entropy_limits)
 
-    def fill_uniforms(self, row: int, block: int, siblings: bool = False) -> None:
-        """Make the uniforms of all rounds that begin at a length of this block, those of siblings only if asked for."""
-        width = WIDEST_STEP if siblings else LINE
+    def fill_uniforms(self, row: int, block: int, beyond: bool = False) -> None:
+        """Make the uniforms of all rounds that begin at a length of this block, those beyond a line only if asked."""
+        width = WIDEST_STEP if beyond else LINE
         length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
         place = block % 2 * BLOCK
         self.uniforms[row, place : place + BLOCK, :width] = uniforms(self.seed[row], length, width)
 
     def round_uniforms(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the uniforms [A, 17] of this round, to draw each token and to test it, and those of siblings."""
+        """Return the uniforms [A, 17] of this round, to draw each token and to test it, and those beyond."""
         found = pick(self.uniforms, self.length % (2 * BLOCK))
         draw, test = found[:, :LINE].unbind(-1)
         return draw, test, found[:, LINE:]

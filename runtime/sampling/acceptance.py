@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..round.comb import Comb
 from ..round.plan import Plan
 from ..round.rows import Rows, counting, pick
+from ..round.tree import Tree
 from .block import Block, Chances
+from .noise import of_rank
 
 NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
 
@@ -28,17 +29,32 @@ class Noise(NamedTuple):
     gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
     draw: Tensor | None  # [A, 17] uniforms that draw tokens: column i draws proposal i, the last the next token
     test: Tensor | None  # [A, 17] uniforms that test proposals
-    siblings: Tensor | None = None  # [A, 48, 2] uniforms that draw and test siblings
+    beyond: Tensor | None = None  # [A, 48, 2] uniforms that draw and test siblings and further lines
+
+    def to_draw(self, line: int, length: int) -> Tensor | None:
+        """Return the uniforms [A, K] that draw the proposals of a line."""
+        return self._of_line(line, length, self.draw, 0)
+
+    def to_test(self, line: int, length: int) -> Tensor | None:
+        return self._of_line(line, length, self.test, 1)
+
+    def _of_line(self, line: int, length: int, first: Tensor | None, purpose: int) -> Tensor | None:
+        if first is None or not line:
+            return first if first is None else first[:, :length]
+        assert self.beyond is not None
+        return self.beyond[:, of_rank(line, length), purpose]
 
 
 class Proposal(NamedTuple):
     """What the drafters propose, and the distribution each proposal was truly sampled from."""
 
-    tokens: Tensor  # [A, K], or [A, K+M] of a comb
+    tokens: Tensor  # [A, K], or [A, N] of a tree
     proposed: Tensor  # [A] how many of the first K each row proposes
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
     entropies: Tensor | None = None  # [A, K] the draft's entropy at each, if asked for
-    comb: Comb | None = None  # None: a line
+    tree: Tree | None = None  # None: a line
+    counts: Tensor | None = None  # [A, D] how many each of several lines proposes
+    laws: tuple[Tensor | None, ...] = ()  # of each of several lines what `probabilities` is of the first
 
 
 class Winners:
@@ -53,13 +69,15 @@ class Winners:
         if self._on_cpu:  # numpy's vectorised search takes a tenth of torch's time
             self._logits, self._tokens = logits.numpy(), tokens.numpy()
 
-    def pick(self, scores: Tensor, gumbel: Tensor | None) -> None:
+    def pick(self, scores: Tensor, gumbel: Tensor | None) -> Tensor:
+        """Pick the best; return the scores with noise that they were picked by."""
         if gumbel is not None:
             scores = scores + gumbel
         if self._on_cpu:
             (self._logits if scores is self.logits else scores.numpy()).argmax(-1, self._tokens)
         else:
             torch.argmax(scores, -1, out=self.tokens)
+        return scores
 
 
 class Verdict:
@@ -79,7 +97,7 @@ class Verdict:
         self.passed = stands[:, :-1]  # [A, K]
         self.standing = stands.view(torch.uint8)
         self.block = Block(logits)
-        self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a comb
+        self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a tree
 
     def along(self, tensor: Tensor) -> Tensor:
         """Return what a tensor says [A, K+1, …] of the committed tokens."""
@@ -95,6 +113,13 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
 def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
     """Judge proposals by the target's transformed `scores` [A, K+1, V]."""
     p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
+    judge(proposal, scores, p, rows, plan, noise, verdict)
+
+
+def judge(
+    proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
+) -> Tensor | None:
+    """Judge a line; return what rows that draw their next token have drawn it from [A, V]."""
     verdict.proposed.copy_(proposal.proposed)
     if plan.coupled:
         verdict.winners.pick(scores, noise.gumbel)
@@ -104,16 +129,25 @@ def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: No
         if plan.lenient and plan.coupled:  # what stands need not be what the target would have picked
             stands = counting(plan.draft_length, scores.device) < verdict.accepted[:, None]
             verdict.leading.copy_(torch.where(stands, proposal.tokens, verdict.leading))
-    if plan.draws:
-        assert p is not None
-        assert noise.draw is not None
-        drawn = inverse_cdf(residual(proposal, p, verdict.accepted, share), noise.draw[:, -1:])
-        if plan.coupled:
-            tokens = torch.cat([proposal.tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
-            verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens))
-        else:
-            verdict.leading.copy_(proposal.tokens)
-            verdict.tokens.scatter_(1, verdict.next_index, drawn)
+    if not plan.draws:
+        return None
+    assert p is not None
+    assert noise.draw is not None
+    law = residual(proposal, p, verdict.accepted, share)
+    put_next(law, proposal.tokens, rows, plan, noise, verdict)
+    return law
+
+
+def put_next(law: Tensor, tokens: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
+    """Draw the next token of rows that draw it, and write it behind those of `tokens` [A, K] that stand."""
+    assert noise.draw is not None
+    drawn = inverse_cdf(law, noise.draw[:, -1:])
+    if plan.coupled:
+        tokens = torch.cat([tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
+        verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens))
+    else:
+        verdict.leading.copy_(tokens)
+        verdict.tokens.scatter_(1, verdict.next_index, drawn)
 
 
 def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:

@@ -17,7 +17,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
 LINE = MAX_DRAFT_LENGTH + 1  # uniforms of a line's proposals, and of the next token
-MOST_SIBLINGS = 3  # beside one proposal; each of them has uniforms behind those of the lines
+MOST_SIBLINGS = 3  # beside one proposal; each of them has uniforms behind those of the line
+MOST_LINES = 1 + MOST_SIBLINGS  # of one row; each further line has the uniforms that a rank of siblings would have
 
 _GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw
 
@@ -78,7 +79,7 @@ def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
     return torch.stack([uniform(words[0], words[1]), uniform(words[2], words[3])], -1)
 
 
-def of_siblings(rank: int, length: int) -> slice:
-    """Return where among the siblings' uniforms those are of the siblings of a rank, beside a line of this length."""
+def of_rank(rank: int, length: int) -> slice:
+    """Return where among the uniforms beyond the line's those of a rank of siblings are, or of a further line."""
     begin = (rank - 1) * MAX_DRAFT_LENGTH
     return slice(begin, begin + length)

@@ -28,7 +28,7 @@ from trt_spec.engines.tensorrt_plans import read_plan
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round import capture
 
-from ..bundles import Pair
+from ..bundles import Pair, noisy_draft
 from ..recorder import Recorder
 from . import fake_tensorrt
 from .fake_tensorrt import FakeTensorRT, write_plans
@@ -100,6 +100,19 @@ def test_the_draft_steps_run_in_their_own_plans(planned: Path, library: FakeTens
     draft = [width for model, width, _ in library.runs if model == "draft" and width != 8]
     assert draft[:3] == [2, 1, 1]
     assert set(draft) == {1, 2}
+
+
+def test_every_draft_runs_in_plans_of_its_own(planned: Path, library: FakeTensorRT, tmp_path: Path) -> None:
+    path = noisy_draft(planned, tmp_path / "two", 0.2, seed=1, name="draft2")
+    shutil.rmtree(path / "plans")
+    write_plans(path, batch=(1, 3))
+    params = SamplingParams(max_new_tokens=12, temperature=0)
+    with open_decoder(path) as decoder:
+        expected = decoder.generate(PROMPTS, params, draft_length=0)
+        library.runs.clear()
+        found = decoder.generate(PROMPTS, params, draft_length=3, drafter="model2")
+    assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+    assert {model for model, _, _ in library.runs} == {"target", "draft2"}
 
 
 def test_a_step_that_is_widened_runs_a_tree_and_continues_the_line_behind_it(

@@ -57,6 +57,12 @@ def test_perplexity_and_acceptance_are_measured_on_the_text_that_is_given(tmp_pa
     assert tokens == set(map(int, re.findall(r"on a text of (\d+) tokens", done.stdout)))
     assert tokens != {64}, "not the text that is taken without --text"
     assert "acceptance expected of the draft on the text: " in done.stdout
+    again = [*COMMAND, *arguments, "--draft", str(checkpoint), "--text", str(tmp_path / "text")]
+    both = subprocess.run(again, capture_output=True, text=True)
+    assert both.returncode == 0, both.stderr
+    assert Bundle.open(tmp_path / "bundle").drafts == ("draft", "draft2")
+    for which in ("draft", "draft2"):
+        assert f"acceptance expected of {which} on the text: " in both.stdout
 
     (tmp_path / "text").write_bytes(b"abc\xff")
     for path, said in ((tmp_path / "text", "is not UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
@@ -128,7 +134,9 @@ def test_help_needs_no_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--no-check"], ["--weights", "int8"], ["--draft"], ["--draft", "--draft-weights", "int4"]], ids=" ".join
+    "flags",
+    [["--no-check"], ["--weights", "int8"], ["--draft"], ["--draft", "--draft", "--draft-weights", "int4"]],
+    ids=" ".join,
 )
 def test_the_bar_counts_all_stages_that_the_exporter_names(tmp_path: Path, flags: list[str]) -> None:
     checkpoint = str(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, hidden_size=64, intermediate_size=64))

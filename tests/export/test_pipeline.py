@@ -14,10 +14,12 @@ from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.agreement import refuse_unequal
 from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.runtime import Decoder, SamplingParams
 
 from ..faults import no_file_larger_than
-from ..models import tiny_gemma2, tiny_llama
+from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 from .contents import contents
 
 
@@ -60,6 +62,57 @@ def test_report_counts_nodes_bytes_and_rewrites(exported: ExportReport) -> None:
     assert (target.fired["fuse_norms"], target.fired["fuse_rotary"]) == (3, 2)
     assert target.weight_bytes == (exported.path / "target" / "weights.bin").stat().st_size
     assert exported.notes == []
+
+
+@pytest.fixture(scope="module")
+def two_drafts(tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+    """A Llama of two layers, a shallower one and a GPT2 with fewer positions as its drafts."""
+    folder = tmp_path_factory.mktemp("two_drafts")
+    target = tiny_llama(folder / "target")
+    drafts = [tiny_llama(folder / "shallow", seed=5, num_hidden_layers=1), tiny_gpt2(folder / "other", n_layer=1)]
+    return export_bundle(target, folder / "bundle", draft=drafts, draft_weights=Quantisation("int8"))
+
+
+def test_several_drafts_are_models_of_their_own_each_checked_and_measured(two_drafts: ExportReport) -> None:
+    bundle = Bundle.open(two_drafts.path)
+    assert bundle.names == ("target", "draft", "draft2")
+    assert bundle.drafts == ("draft", "draft2")
+    assert [model.kind for model in bundle.models.values()] == ["target", "draft", "draft"]
+    assert [model.name for model in bundle.models.values()] == ["target", "shallow", "other"]
+    assert bundle.draft is bundle.models["draft"]
+    assert bundle.max_length == 128, "the positions of the second draft"
+    for name, model in bundle.models.items():
+        assert 0 < model.check["worst_error"] < model.check["tolerance"]
+        assert (two_drafts.path / name / "model.onnx").is_file()
+        assert model.weights == ("none" if name == "target" else "int8")
+    assert list(two_drafts.overlap) == ["draft", "draft2"]
+    assert two_drafts.overlap["draft"] != two_drafts.overlap["draft2"]
+    assert all(0 < alphas[1.0] < 1 for alphas in two_drafts.overlap.values())
+
+
+def test_exported_drafts_of_other_shapes_propose_to_the_same_text(two_drafts: ExportReport) -> None:
+    params, prompts = SamplingParams(max_new_tokens=30, ignore_eos=True), [[5, 6, 7], [9] * 20]
+    with Decoder.open(two_drafts.path) as decoder:
+        plain = decoder.generate(prompts, params, draft_length=0)
+        requests = [
+            decoder.submit(prompt, params, drafter=drafter)
+            for prompt, drafter in zip(prompts, ("model", "model2"), strict=True)
+        ]
+        while decoder.step():
+            pass
+    assert [request.output().token_ids for request in requests] == [one.token_ids for one in plain]
+    assert all(request.speculation.proposed for request in requests)
+
+
+def test_one_draft_alone_in_a_sequence_is_the_draft(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
+    contents_of = []
+    for number, draft in enumerate((checkpoint, [str(checkpoint)])):
+        report = export_bundle(checkpoint, tmp_path / str(number), draft=draft, check=False)
+        assert report.overlap == {}
+        contents_of.append(Bundle.open(report.path).files)
+    assert contents_of[0] == contents_of[1]
+    assert Bundle.open(export_bundle(checkpoint, tmp_path / "none", draft=[], check=False).path).drafts == ()
 
 
 def test_half_precision_graph_is_checked_as_a_float32_copy_after_the_checkpoint_left_memory(tmp_path: Path) -> None:

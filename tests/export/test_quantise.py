@@ -168,7 +168,7 @@ def test_speculation_is_lossless_on_quantised_models(tmp_path: Path) -> None:
         draft_weights=Quantisation("int4"),
     )
     assert [model.entry.weights for model in report.models] == ["int8", "int4"]
-    assert 0.5 < report.overlap[1.0] < 1
+    assert 0.5 < report.overlap["draft"][1.0] < 1
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)
     prompts = [[5, 6, 7], [40, 41, 42, 43, 9], [11] * 20]
     with Decoder.open(tmp_path / "bundle") as decoder:

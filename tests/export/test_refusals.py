@@ -291,3 +291,15 @@ def test_length_beyond_the_positions_is_refused_by_how_much(llama: Path, tmp_pat
 
 def test_unknown_dtype_is_refused(llama: Path) -> None:
     assert "dtype is 'int3', expected float32, float16, bfloat16" in refusal(llama, dtype="int3")
+
+
+def test_every_draft_must_have_the_tokens_of_the_target(llama: Path, tmp_path: Path) -> None:
+    other = tiny_llama(tmp_path / "other", vocab=63)
+    with pytest.raises(PairError, match=r"the tokenizers of target and draft differ: id 63 .* no token in .*other"):
+        export_bundle(llama, tmp_path / "bundle", draft=[llama, other])
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_more_than_four_drafts_are_refused_before_any_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="there are 5 drafts, expected at most 4; leave the others out"):
+        export_bundle(tmp_path / "missing", tmp_path / "bundle", draft=5 * [tmp_path / "missing"])

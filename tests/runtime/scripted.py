@@ -85,20 +85,22 @@ def scripted_decoder(
     tokenizer: Tokenizer | None = None,
     max_length: int = 2048,
     costs: Costs | None = None,
+    draft2: NextToken | None = None,
     **fields: Any,
 ) -> Decoder:
-    """The engines are at `decoder.target.engine` and `decoder.draft.engine`."""
+    """The engines are at `decoder.target.engine` and `decoder.draft.engine`, or those of `decoder.drafts`."""
     tokenizer = tokenizer or byte_tokenizer(extra)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
     contract = Contract(1, 1, 1, 1, size, max_length, "float32")
-    models = {kind: ModelEntry(kind, "scripted", "none", 1, contract) for kind in ("target", "draft")}
-    if draft is None:
-        del models["draft"]
+    given = {"target": target, "draft": draft, "draft2": draft2}
+    scripts = {name: script for name, script in given.items() if script is not None}
+    models = {
+        name: ModelEntry("draft" if name != "target" else name, "scripted", "none", 1, contract) for name in scripts
+    }
     vocabulary = TokenizerEntry(**({"vocab_size": size, "bos_token_id": None, "eos_token_ids": (EOS,)} | fields))
     bundle = Bundle(folder, models, vocabulary, {}, {})
-    scripts = {"target": target, "draft": draft or target}
 
     def open_engines(
         engines: Sequence[str], graphs: Sequence[tuple[Path, Contract]], device: str

@@ -8,10 +8,9 @@ from itertools import product
 import pytest
 import torch
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.sampling.noise import gumbels
 
-from ..bundles import Pair
+from ..bundles import DRAFTERS_OF_A_PAIR, Pair
 from .lengths.test_controller import known_costs
 from .test_greedy import arbiter_of, random_prompts, stdlib_prompts
 
@@ -45,7 +44,7 @@ def test_one_seed_gives_one_text_for_every_draft_length_drafter_and_batch(pairs,
     assert len(set(expected)) == len(expected)
     for batch in (1, 4):
         with known_costs(), Decoder.open(pair.bundle, max_batch=batch) as decoder:
-            settings = [("model", 1), ("model", 8), *((drafter, 3) for drafter in list(DRAFTERS)[: 2 * batch])]
+            settings = [("model", 1), ("model", 8), *((drafter, 3) for drafter in DRAFTERS_OF_A_PAIR[: 2 * batch])]
             for drafter, k in [*settings, ("model", "auto"), ("mixed", "auto"), ("model", ENTROPY)]:
                 outputs = decoder.generate(prompts, params, draft_length=k, drafter=drafter)
                 assert [output.token_ids for output in outputs] == expected, f"batch {batch}, {drafter}, K {k}"
@@ -116,7 +115,7 @@ def test_a_neighbour_with_a_larger_draft_length_changes_nothing(llama: Pair, kin
     with Decoder.open(llama.bundle) as decoder:
         [alone] = decoder.generate([prompt], params, draft_length=2)
         for name, neighbour in neighbours.items():
-            for drafter in DRAFTERS if name == "coupled" else ("model", "lookup"):
+            for drafter in DRAFTERS_OF_A_PAIR if name == "coupled" else ("model", "lookup"):
                 other = decoder.submit([9, 8, 7, 9, 8, 7], neighbour, draft_length=7, drafter=drafter)
                 request = decoder.submit(prompt, params, draft_length=2)
                 while not request.finished:

@@ -61,6 +61,13 @@ def test_siblings_stand_behind_the_token_that_they_replace():
     assert cut.standing == (1,), "the text ended before the sibling"
 
 
+def test_other_lines_come_last():
+    several = TracedRound((1, 2), 1, 3, (0.5,) * 2, (0.5,) * 2, 0.75, beside=((1, 1), (2,)))
+    assert Marks(False).line(1, several, Vocabulary()) == (
+        "   1  +' self' 0.50/0.50  -'.x' 0.50/0.50  ='\\n' 0.75  (' self' ' self')  ('.x')"
+    )
+
+
 def test_a_round_without_proposals_is_its_next_token():
     plain = TracedRound((), accepted=0, next_token=2, p=(), q=(), next_p=0.5)
     assert Marks(False).line(1, plain, Vocabulary()) == "   1  ='.x' 0.50"

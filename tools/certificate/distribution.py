@@ -14,6 +14,7 @@ from itertools import accumulate, cycle, islice
 
 from ...runtime import CombLength, Decoder, EntropyRule, Speculation
 from ...runtime.grammars.compiler import Compiler
+from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import DraftLength
 from ...runtime.sampling.params import RULES
 from .effort import Effort
@@ -22,7 +23,7 @@ from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, 
 from .grammars import usable
 from .probe import Probes
 from .sequential import SequentialTest
-from .subject import Finding, Progress, Subject, combs, controllers, spelled
+from .subject import Finding, Progress, Subject, combs, controllers, several, spelled
 
 FALSE_ALARM = 1e-6
 POWER = 0.99
@@ -37,7 +38,8 @@ CASES = (  # of the first drafter; each other one has the first
     ("T 0.6, grammar", "rejection", 2),
 )
 COMB_SHAPES = (CombLength(1, 3), CombLength(3, 3))  # all siblings at one place, and at several
-COMB_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
+TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
+LINE_LENGTH = 2  # of several lines: behind it they differ, or no line was chosen from another
 COPIES = ("lookup", "suffix")  # are certain of what they propose: a second proposal is like the first
 CONTROLS = {
     "wrongly declared q": "T 0.5",
@@ -78,7 +80,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     progress("distribution: choosing prompts", 0, 1)
     with subject.open(capture=False) as decoder:
         logits = remembering(probes["target"])
-        cases = list_cases(subject, decoder, logits, effort.each_comb)
+        cases = list_cases(subject, decoder, logits, effort.each_tree)
         compiler = Compiler(subject.bundle)
         exact = [exact_cells(logits, case, compiler) for case in cases]
         alarm = FALSE_ALARM / len(cases)
@@ -135,7 +137,7 @@ def control(subject: Subject, name: str, case: Case, test: SequentialTest) -> Fi
     return Finding("distribution", f"planted: {name}", passed, detail, numbers | {"caught": caught})
 
 
-def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_comb: bool) -> list[Case]:
+def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bool) -> list[Case]:
     """Each drafter, setting, rule and way to choose K once, as far as they can share a case."""
     frequent = Counter(token for prompt in subject.prompts() for token in prompt)
     candidates = [token for token, _ in frequent.most_common(CANDIDATES)]
@@ -151,10 +153,11 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_comb: bo
     choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
     choices |= ways_to_choose(decoder)
     cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
-    return cases + [Case(*one, prompts[one[2]]) for one in comb_cases(decoder, each_comb)]
+    trees = [*comb_cases(decoder, each_tree), *line_cases(decoder, each_tree)]
+    return cases + [Case(*one, prompts[one[2].split(BESIDE)[0]]) for one in trees]
 
 
-def comb_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, CombLength]]:
+def comb_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, DraftLength]]:
     """Settings, rule, drafter and comb: each of the last three with each other, or each rule once."""
     pairs = [(one, drafter) for one in COMB_SHAPES for drafter in decoder.drafters if one in combs(decoder, drafter)]
     found = [
@@ -162,8 +165,17 @@ def comb_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, CombLe
         for number, rule in enumerate(RULES)
         for comb, drafter in (pairs if each or not pairs else [pairs[(2 + number) % len(pairs)]])
     ]
-    turns = len(COMB_SETTINGS)  # moved on after each turn, so that a drafter meets another with each rule
-    return [(COMB_SETTINGS[(i + i // turns) % turns], *one) for i, one in enumerate(found)]
+    turns = len(TREE_SETTINGS)  # moved on after each turn, so that a drafter meets another with each rule
+    return [(TREE_SETTINGS[(i + i // turns) % turns], *one) for i, one in enumerate(found)]
+
+
+def line_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, DraftLength]]:
+    """Settings, rule, drafters and K: all drafters with a rule in turn, or each rule once."""
+    some = several(decoder) if each else several(decoder)[: len(RULES)]
+    return [
+        (TREE_SETTINGS[i // len(RULES) % len(TREE_SETTINGS)], RULES[i % len(RULES)], drafter, min(k, LINE_LENGTH))
+        for i, (drafter, k) in enumerate(some)
+    ]
 
 
 def ways_to_choose(decoder: Decoder) -> dict[str, DraftLength]:

@@ -12,7 +12,7 @@ class Effort:
     new_tokens: int  # of a text
     requests: int  # of the rollback
     each_length: bool  # rounds in which all rows have one drafter and one K, too
-    each_comb: bool  # the distribution of each comb by each drafter and rule
+    each_tree: bool  # the distribution of each comb and of several lines by each drafter and rule
     engines: bool  # other engines, too
     work: Mapping[str, float]  # what each check takes, measured in CPU seconds for the demo's bundle
     left_out: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ FULL = Effort(
     new_tokens=32,
     requests=14,
     each_length=True,
-    each_comb=True,
+    each_tree=True,
     engines=True,
     work={"checkpoint": 14, "same text": 100, "semantics": 45, "rollback": 24, "distribution": 530},
 )
@@ -40,18 +40,18 @@ QUICK = Effort(
     total_variation=0.2,
     prompts=3,
     new_tokens=24,
-    requests=8,
+    requests=12,
     each_length=False,
-    each_comb=False,
+    each_tree=False,
     engines=False,
     work={"checkpoint": 8, "same text": 12, "semantics": 19, "rollback": 8, "distribution": 39},
     left_out=(
         "rounds in which all requests have one draft length",
-        "the distribution of all combs but one for each rule",
+        "the distribution of all combs, and of several lines, but one for each rule",
         "other engines",
         "half of the prompts",
         "texts of more than 24 tokens",
         "what parameters mean on more than one prompt",
-        "caches after rollback of more than 8 requests",
+        "caches after rollback of more than 12 requests",
     ),
 )

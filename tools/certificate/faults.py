@@ -7,30 +7,33 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...runtime.drafters import propose as drafters
 from ...runtime.drafters import siblings
+from ...runtime.drafters.model import DraftModel
 from ...runtime.drafters.propose import propose
 from ...runtime.drafters.siblings import Candidates, worth_unseen
 from ...runtime.memory.model import Model
 from ...runtime.memory.row_cache import RowCache
+from ...runtime.planning import Planner
 from ...runtime.requests.request import Request
 from ...runtime.round import result
 from ...runtime.round import round as round_
 from ...runtime.round.round import commit
 from ...runtime.round.rows import counting, pick
-from ...runtime.sampling import acceptance, block, combs
-from ...runtime.sampling.acceptance import residual
-from ...runtime.sampling.combs import CombVerdict, at_nodes, examine_children
+from ...runtime.sampling import acceptance, block, combs, lines, trees
+from ...runtime.sampling.acceptance import Noise, residual
+from ...runtime.sampling.combs import examine_siblings
 from ...runtime.sampling.filters import Cut, penalties
 from ...runtime.sampling.noise import gumbels
 from ...runtime.sampling.transform import transform
+from ...runtime.sampling.trees import TreeVerdict, at_nodes
 from ...runtime.scheduler import Scheduler
 
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Scheduler._commit, Request.commit, result._logprob_parts
 SCHEDULER_GIVE, STRAIGHTEN = Scheduler._give, RowCache.straighten
 MODEL_STEP: Any = Model.step
+LAWS_AT = lines.laws_at
 
 
 @contextmanager
@@ -106,8 +109,8 @@ def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
 def claims_a_hole(self: Any, occupant: Any, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never wrote the entry of its own last proposal."""
     SCHEDULER_COMMIT(self, occupant, share, result)
-    if share.drafter == "model":
-        self.draft.cache.entries[occupant.row] = self.target.cache.entries[occupant.row]
+    if isinstance(share.source, DraftModel) and share.source.model is not None:
+        share.source.model.cache.entries[occupant.row] = self.target.cache.entries[occupant.row]
 
 
 def moves_without_its_memory(self: Any, source: int, destination: int) -> None:
@@ -140,22 +143,18 @@ def likeliest_siblings(q: Any, line: Any, u: Any, ranks: int) -> Any:
     return Candidates(tokens, worth_unseen(q.shape[1], ranks, q.device) * (values > 0))
 
 
-def tested_by_all_of_q(*arguments: Any) -> Any:
+def all_of_q(q: Any, token: Any) -> Any:
     """What has failed stays in q."""
-    with planted((Tensor, "scatter", lambda q, *_: q)):
-        return examine_children(*arguments)
+    return q
 
 
-def what_the_line_leaves(p: Any, q: Any, comb: Any, *others: Any) -> Any:
+def what_the_line_leaves(law: Any, *others: Any) -> Any:
     """The token after siblings that failed is drawn as if only the line's had."""
-    passed, _ = examine_children(p, q, comb, *others)
-    line = copy(comb)
-    line.exists = comb.exists & (comb.nodes[1:] <= q.shape[1])
-    return passed, examine_children(p, q, line, *others)[1]
+    return examine_siblings(law, *others)[0], law
 
 
 def noise_of_nodes(tensor: Any, index: Any) -> Any:
-    """Pitfall 9: a token's noise depends on its place in the comb, not in the text."""
+    """Pitfall 9: a token's noise depends on its place in the tree, not in the text."""
     nodes, width = index.shape[1], tensor.shape[1]
     return at_nodes(tensor, counting(nodes, index.device).expand_as(index) % width if nodes > width else index)
 
@@ -170,18 +169,18 @@ def left_where_they_are(*_: Any) -> None:
 
 
 def telling(change: Any) -> Any:
-    """The graph of the target is told something else of each comb than what the round knows."""
+    """The graph of the target is told something else of each tree than what the round knows."""
 
-    def step(self: Any, *arguments: Any, comb: Any = None, **named: Any) -> Any:
-        if comb is None:
+    def step(self: Any, *arguments: Any, tree: Any = None, **named: Any) -> Any:
+        if tree is None:
             return MODEL_STEP(self, *arguments, **named)
-        told = copy(comb)
-        told.depths, told.ancestors = comb.depths.clone(), comb.ancestors.clone()
-        made = MODEL_STEP(self, *arguments, comb=told, **named)
+        told = copy(tree)
+        told.depths, told.ancestors = tree.depths.clone(), tree.ancestors.clone()
+        made = MODEL_STEP(self, *arguments, tree=told, **named)
 
         def run() -> None:
-            told.depths.copy_(comb.depths)
-            told.ancestors.copy_(comb.ancestors)
+            told.depths.copy_(tree.depths)
+            told.ancestors.copy_(tree.ancestors)
             change(told)
             made.run()
 
@@ -190,18 +189,34 @@ def telling(change: Any) -> Any:
     return step
 
 
-def siblings_see_siblings(comb: Any) -> None:
-    count = comb.places.shape[1]
-    comb.ancestors[:, -count:, -count:] = torch.ones(count, count, dtype=torch.bool).tril()
+def siblings_see_siblings(tree: Any) -> None:
+    count = tree.places.shape[1]
+    theirs = slice(tree.length + 1, tree.length + 1 + count)
+    tree.ancestors[:, theirs, theirs] |= torch.ones(count, count, dtype=torch.bool).tril()
 
 
-def positions_by_column(comb: Any) -> None:
-    comb.depths.copy_(comb.nodes.expand_as(comb.depths))
+def positions_by_column(tree: Any) -> None:
+    tree.depths.copy_(tree.nodes.expand_as(tree.depths))
+
+
+def lines_see_lines(tree: Any) -> None:
+    tree.ancestors[:, tree.length + 1 :, 1 : tree.length + 1] |= tree.lines > 1
+
+
+def drawn_from_the_first(place: int, proposal: Any, proposed: Any, p: Any) -> Any:
+    """Each line is tested by the q of the first."""
+    each = LAWS_AT(place, proposal, proposed, p)
+    return each[:, :1].expand_as(each)
+
+
+def uniforms_of_the_first(self: Any, line: int, length: int, first: Any, purpose: int) -> Any:
+    """All lines are drawn and tested by the same uniforms, so that they are not independent."""
+    return first if first is None else first[:, :length]
 
 
 def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
     """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
-    return SCHEDULER_GIVE(self, occupant, share, result._replace(on_line=result.accepted))
+    return SCHEDULER_GIVE(self, occupant, share, result._replace(last=result.accepted))
 
 
 def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
@@ -226,15 +241,19 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
     "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
-    "q of a sibling not renormalised": ((combs, "examine_children", tested_by_all_of_q),),
-    "residual of the line after its siblings": ((combs, "examine_children", what_the_line_leaves),),
-    "noise of nodes, not of indices": ((combs, "at_nodes", noise_of_nodes),),
+    "q of a sibling not renormalised": ((combs, "without", all_of_q),),
+    "residual of the line after its siblings": ((trees, "examine_siblings", what_the_line_leaves),),
+    "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),
     "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
     "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),
     "positions by column": ((Model, "step", telling(positions_by_column)),),
     "hole after a sibling": ((Scheduler, "_give", claims_a_sibling),),
-    "log-probabilities along the line": ((CombVerdict, "along", log_probabilities_along_the_line),),
+    "line seen by another": ((Model, "step", telling(lines_see_lines)),),
+    "line tested by the q of another": ((lines, "laws_at", drawn_from_the_first),),
+    "lines that share their uniforms": ((Noise, "_of_line", uniforms_of_the_first),),
+    "hole after another line": ((Planner, "several", False),),
+    "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
 }
 
 

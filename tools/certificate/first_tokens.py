@@ -69,7 +69,7 @@ def remembering(probe: Probe) -> Logits:
 def exact_cells(logits: Logits, case: Case, compiler: Compiler) -> Exact:
     """In the shapes of plain decoding and of a verify pass: the cells are of their mean."""
     cells: dict[Hashable, Tensor] = {}
-    widths = (1, width(case.draft_length, DEPTH))
+    widths = (1, width(case.drafter, case.draft_length, DEPTH))
 
     def grow(prefix: Tokens, mass: Tensor) -> None:  # mass [2], one for each width
         context = (*case.prompt, *prefix)

@@ -1,8 +1,8 @@
-"""Whatever rounds did to a cache, what is live of it equals a fresh prefill: target and draft, every row.
+"""Whatever rounds did to a cache, what is live of it equals a fresh prefill: target and drafts, every row.
 
-Requests with random draft lengths, lines and combs, which change from round to round as their drafters do, join, are
-cancelled and leave, so rows move and roll back in every pattern; sampling at temperature 1, by one rule or the other,
-both accepts and rejects.
+Requests with random draft lengths, one line or several, and combs, which change from round to round as their drafters
+do, join, are cancelled and leave, so rows move and roll back in every pattern; sampling at temperature 1, by one rule
+or the other, both accepts and rejects.
 """
 
 import random
@@ -15,11 +15,11 @@ import torch
 from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.chooser import BESIDE
 from ...runtime.memory.model import Model
 from .effort import Effort
 from .probe import Probe, Probes
-from .same_text import Choice
-from .subject import Finding, Progress, Subject, combs, controllers, draft_lengths
+from .subject import Choice, Finding, Progress, Subject, combs, controllers, draft_lengths, several
 
 ROWS = 4
 COARSE = 0.3
@@ -67,7 +67,11 @@ def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int)
     drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if DRAFTERS[name].needs_model), "none"]
     lines: list[Choice] = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
     hung: list[Choice] = [(drafter, comb) for drafter in drafters for comb in combs(decoder, drafter)]
-    kinds = [lines, hung or lines]
+    beside: list[Choice] = [*several(decoder)]
+    beside += 3 * [
+        (drafter, k) for drafter, k in beside if any(DRAFTERS[name].needs_model for name in drafter.split(BESIDE))
+    ]
+    kinds = [lines, hung or lines, beside or lines]
     prompts, most = subject.prompts(), subject.room(effort.new_tokens)
     waiting = [
         (choose.choice(prompts)[: choose.choice([1, 2, 3, 10, 40])], choose.randint(most // 2, most))
@@ -92,14 +96,14 @@ def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int)
 
 
 def compare_all(decoder: Decoder, probes: Mapping[str, Probe], worst: Mapping[str, Worst]) -> None:
-    """Every live row of both models with a fresh prefill of its tokens."""
+    """Every live row of all models with a fresh prefill of its tokens."""
     for row, request in enumerate(occupant.request for occupant in decoder.live):
         if request.finished:  # its row is kept until a round in flight is read
             continue
         tokens = [*request.prompt, *request.token_ids]
         assert decoder.target.cache.entries[row] == len(tokens) - 1, "all committed tokens but the last"
-        for role, model in (("target", decoder.target), ("draft", decoder.draft)):
-            if model is not None and (entries := model.cache.entries[row]):
+        for role, model in zip(decoder.bundle.names, (decoder.target, *decoder.drafts), strict=True):
+            if entries := model.cache.entries[row]:
                 with decoder.between_rounds():
                     worst[role].add(*deviation(model, row, tokens[: entries + 1], probes[role]))
 

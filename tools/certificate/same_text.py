@@ -2,8 +2,8 @@
 is in the batch, and in every engine that is here. The arbiter rules on each difference.
 
 Alone, each drafter meets each prompt, rule and draft length; together, so does each drafter with each draft length.
-All prompts with all rules take part, but not with all drafters and lengths. A comb is a draft length; where drafters
-and lengths are mixed, a request that can have no siblings takes its line, beside the combs of others.
+All prompts with all rules take part, but not with all drafters and lengths. A comb is a draft length, several lines are
+a drafter; where all are mixed, a request that can have only a line takes the first, beside the trees of others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,21 +12,24 @@ from itertools import accumulate, cycle, islice
 
 from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
 from ...runtime import CombLength, Decoder, Output, SamplingParams
-from ...runtime.lengths.drafting import DraftLength
+from ...runtime.lengths.chooser import BESIDE
 from ...runtime.prefill import NARROWEST
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
 from .probe import Probe, Probes
 from .subject import (
+    Choice,
     Finding,
     Progress,
     Subject,
     combs,
     controllers,
     draft_lengths,
+    is_tree,
+    several,
     shapes,
     spelled,
-    takes_siblings,
+    takes_trees,
     width,
 )
 
@@ -38,8 +41,6 @@ RULES = (
     SamplingParams(temperature=1.0, rule="coupled"),
     SamplingParams(temperature=0.8, top_p=0.95, top_k=50, repetition_penalty=1.1, rule="coupled"),
 )
-
-Choice = tuple[str, DraftLength]  # a drafter and its draft length
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def ask_plain(
 
 def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice], judge: Arbiter) -> Tally:
     """Ask all again together, each with its drafter and draft length."""
-    own = [(drafter, as_asked(k, one.params)) for one, (drafter, k) in zip(asked, choices, strict=True)]
+    own = [as_asked(choice, one.params) for one, choice in zip(asked, choices, strict=True)]
     requests = [
         decoder.submit(one.prompt, one.params, drafter=drafter, draft_length=k)
         for one, (drafter, k) in zip(asked, own, strict=True)
@@ -120,16 +121,17 @@ def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice],
         pass
     tally = Tally()
     for one, (drafter, k), request in zip(asked, own, requests, strict=True):
-        widest = width(k, decoder.longest_draft + 1)
+        widest = width(drafter, k, decoder.longest_draft + 1)
         tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", widest, decoder.max_batch)
     return tally
 
 
-def as_asked(draft_length: DraftLength, params: SamplingParams) -> DraftLength:
-    """The draft length, or the line of a comb where a request can have no siblings."""
-    if isinstance(draft_length, CombLength) and not takes_siblings(params):
-        return draft_length.length
-    return draft_length
+def as_asked(choice: Choice, params: SamplingParams) -> Choice:
+    """The choice, or its first line where a request can have no more."""
+    drafter, k = choice
+    if takes_trees(params):
+        return choice
+    return drafter.split(BESIDE)[0], k.length if isinstance(k, CombLength) else k
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
@@ -187,10 +189,10 @@ def each_prompt(asked: Sequence[Asked], number: int, rules: int = len(RULES)) ->
 def in_turn(
     asked: Sequence[Asked], choices: Sequence[Choice], number: int, batch: int
 ) -> tuple[list[Asked], list[Choice]]:
-    """Each prompt once, and what it takes; of combs only requests that can have siblings."""
-    if any(isinstance(k, CombLength) for _, k in choices):
-        able = [one for one in asked if takes_siblings(one.params)]
-        some = each_prompt(able, number, sum(map(takes_siblings, RULES)))
+    """Each prompt once, and what it takes; of trees only requests that can have them."""
+    if any(is_tree(*choice) for choice in choices):
+        able = [one for one in asked if takes_trees(one.params)]
+        some = each_prompt(able, number, sum(map(takes_trees, RULES)))
     else:
         some = each_prompt(asked, number)
     # Shifted, so that a drafter whose few requests miss a length alone meets it together.
@@ -205,14 +207,17 @@ def list_cases(decoder: Decoder, apart: bool) -> list[tuple[str, list[Choice]]]:
         for kind in (draft_lengths(decoder), combs(decoder, drafter))
         for each in ([[k] for k in kind] if apart else [kind] if kind else [])
     ]
+    lines: list[Choice] = [*several(decoder)]
+    if lines:
+        fixed += [(f"{one[0]}, K {one[1]}", [one]) for one in lines] if apart else [("several lines", lines)]
     return fixed + [(f"{drafter}, {spelled(rule)}", [(drafter, rule)]) for drafter, rule in controllers(decoder)]
 
 
 def mixed(decoder: Decoder, count: int) -> list[Choice]:
-    """The next drafter and the next draft length for each request, moved against each other."""
-    turns = [divmod(i, len(decoder.drafters)) for i in range(count)]
-    each = [(drafter, shapes(decoder, drafter)) for drafter in decoder.drafters]
-    return [(each[place][0], each[place][1][(4 * turn + place) % len(each[place][1])]) for turn, place in turns]
+    """The next drafter and the next of its shapes for each request, moved against each other."""
+    each = [shapes(decoder, drafter) for drafter in decoder.drafters]
+    turns = [divmod(i, len(each)) for i in range(count)]
+    return [each[place][(4 * turn + place) % len(each[place])] for turn, place in turns]
 
 
 def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> Finding:

@@ -12,8 +12,8 @@ from .arbiter import Arbiter
 from .effort import Effort
 from .grammars import usable
 from .probe import Probes
-from .same_text import TOGETHER, Asked, Choice, ask_plain, compare
-from .subject import Finding, Progress, Subject, combs, draft_lengths, takes_siblings
+from .same_text import TOGETHER, Asked, ask_plain, compare
+from .subject import Choice, Finding, Progress, Subject, combs, draft_lengths, several, takes_trees
 
 NEW_TOKENS = 24
 COUPLED = SamplingParams(temperature=0.8, rule="coupled", seed=5)
@@ -87,12 +87,13 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     with subject.open(batch) as decoder:
         lengths = draft_lengths(decoder)
         some = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-        hung: list[Choice] = [(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)]
+        trees: list[Choice] = [(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)]
+        trees += several(decoder)
         for number, (name, requests) in enumerate(asked.items(), 1):
             progress(f"semantics: {name}", number, 1 + len(asked))
             again, choices = taking_turns(requests, decoder.drafters, some)
-            able = [one for one in requests if hung and takes_siblings(one.params)]
-            choices += islice(cycle(hung), len(able))
+            able = [one for one in requests if trees and takes_trees(one.params)]
+            choices += islice(cycle(trees), len(able))
             yield compare(decoder, again + able, choices, judge).finding("semantics", name)
 
 

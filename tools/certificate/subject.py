@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -9,8 +10,10 @@ from tokenizers import Tokenizer
 from ...engines import ENGINES, Bundle, engines_of
 from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams
 from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
 from ...runtime.sampling.filters import FILTERS
+from ...runtime.sampling.noise import MOST_LINES
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
@@ -23,6 +26,7 @@ QUANTISED_ROUNDING = 5e-1
 # Siblings beside one token, beside each that may have some, fewer than that, and many beside a long line.
 COMBS = (CombLength(1, 3), CombLength(2, 6), CombLength(3, 3), CombLength(6, 10))
 
+Choice = tuple[str, DraftLength]  # a drafter and its draft length
 Progress = Callable[[str, float, float], None]  # what is tried now; so much of the check is done, of so much
 
 
@@ -76,30 +80,51 @@ def draft_lengths(decoder: Decoder) -> list[int]:
 
 
 def combs(decoder: Decoder, drafter: str) -> list[CombLength]:
-    """Those that the drafter can hang siblings in, and the engine can verify."""
-    engine = decoder.target.engine
-    if not (engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
+    """Those that the drafter can hang siblings in, and the engine can verify beside lines of others, by any rule."""
+    if not (decoder.target.engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
         return []
-    return [one for one in COMBS if one.length <= decoder.longest_draft and width(one, 0) <= engine.verify_width]
+    longest = decoder.longest_draft
+    room = decoder.target.engine.verify_width - 1 - longest
+    return [one for one in COMBS if one.length <= longest and one.siblings <= room]
 
 
-def shapes(decoder: Decoder, drafter: str) -> list[DraftLength]:
-    """All draft lengths that are tried of a drafter, combs among the lines."""
-    lines, hung = draft_lengths(decoder), combs(decoder, drafter)
-    each = [shape for pair in zip(hung, lines, strict=False) for shape in pair]
-    return [*each, *hung[len(lines) :], *lines[len(hung) :]]
+def several(decoder: Decoder) -> list[tuple[str, int]]:
+    """Two sources at once, each with its neighbour, and as many as can be, with proposals of all lengths."""
+    if not decoder.target.engine.takes_trees:
+        return []
+    names = [name for name in decoder.drafters if name != "cascade"]
+    most = min(MOST_LINES, len(names), (decoder.target.engine.verify_width - 1) // max(1, decoder.longest_draft))
+    if most < 2:
+        return []
+    pairs = [BESIDE.join(pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+    drafters = [*(pairs if len(names) > 2 else pairs[:1]), BESIDE.join(reversed(names[:most]))]
+    lengths = draft_lengths(decoder)
+    return [(drafter, lengths[i % len(lengths)]) for i, drafter in enumerate(drafters)]
 
 
-def takes_siblings(params: SamplingParams) -> bool:
-    """Whether a request can be given a comb."""
+def is_tree(drafter: str, draft_length: DraftLength) -> bool:
+    """Whether a request that has it needs more than a line in a round."""
+    return BESIDE in drafter or isinstance(draft_length, CombLength)
+
+
+def shapes(decoder: Decoder, drafter: str) -> list[Choice]:
+    """All that is tried of a drafter: lines, combs, and lines beside those of others, one after another."""
+    lines = [(drafter, k) for k in draft_lengths(decoder)]
+    hung = [(drafter, comb) for comb in combs(decoder, drafter)]
+    beside = [choice for choice in several(decoder) if choice[0].startswith(f"{drafter}{BESIDE}")]
+    return [choice for each in zip_longest(hung, lines, beside) for choice in each if choice is not None]
+
+
+def takes_trees(params: SamplingParams) -> bool:
+    """Whether a request can be given more than a line."""
     return not params.lenient and not any(one.reads_ahead and one.active(params) for one in FILTERS)
 
 
-def width(draft_length: DraftLength, otherwise: int) -> int:
+def width(drafter: str, draft_length: DraftLength, otherwise: int) -> int:
     """How many tokens a round verifies; `otherwise` where a rule chooses."""
     if isinstance(draft_length, CombLength):
         return draft_length.length + draft_length.siblings + 1
-    return draft_length + 1 if isinstance(draft_length, int) else otherwise
+    return len(drafter.split(BESIDE)) * draft_length + 1 if isinstance(draft_length, int) else otherwise
 
 
 def controllers(decoder: Decoder) -> list[tuple[str, DraftLength]]:

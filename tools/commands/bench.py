@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...engines import RequestError
 from ...runtime import CombLength, Decoder, SamplingParams
-from ...runtime.drafters import DRAFTERS
+from ...runtime.drafters import DRAFTERS, NONE
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
 from ..console import in_bytes, progress, table
 from ..flags.controller import SOURCES_HELP
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter",
-        choices=(*DRAFTERS, MIXED),
+        metavar="|".join((*DRAFTERS, MIXED)),
         help=SOURCES_HELP,
     )
     parser.add_argument(
@@ -108,6 +109,10 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
+    if drafter == NONE:
+        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
+    if drafter != MIXED:
+        decoder.cancel(decoder.submit([0], params, draft_length=min(1, decoder.longest_draft), drafter=drafter))
     fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
     for comb in arguments.draft_lengths or ():

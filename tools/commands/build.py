@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH, EngineError
+from ...engines.bundle import DRAFTS
 from ..console import in_bytes, progress, table
 from ..extras import install_command
 from ..flags.sampling import LARGEST_BATCH, positive
@@ -100,8 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,
     )
-    has_draft = (arguments.bundle / "draft").is_dir()  # build_plans is the one to verify the bundle
-    plans = len(roles(options, has_draft)) * max(1, len(options.compute_capabilities))
+    drafts = [name for name in DRAFTS if (arguments.bundle / name).is_dir()]  # build_plans verifies the bundle
+    plans = len(roles(options, drafts)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)
     if arguments.json:

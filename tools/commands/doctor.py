@@ -38,7 +38,11 @@ PURPOSES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--target", metavar="DIR_OR_ID", help="a checkpoint, or a bundle that holds a draft")
-    parser.add_argument("--draft", metavar="DIR_OR_ID", help="the checkpoint that would draft for it")
+    parser.add_argument(
+        "--draft",
+        metavar="DIR_OR_ID",
+        help="the checkpoint that would draft for it; in a bundle of several drafts, which one: draft2 and so on",
+    )
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="compare the two on this text (default: a short one that is shipped)"
     )

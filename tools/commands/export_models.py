@@ -1,4 +1,4 @@
-"""The command `export-models`: from one or two checkpoints to a bundle."""
+"""The command `export-models`: from the checkpoints of a target and its drafts to a bundle."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def stages(arguments: argparse.Namespace) -> int:
     """How many stages the exporter will name: each model is loaded, traced, written and perhaps checked."""
-    kinds = [arguments.weights, *([arguments.draft_weights] if arguments.draft else [])]
+    kinds = [arguments.weights, *[arguments.draft_weights] * len(arguments.draft)]
     checks = 0 if arguments.no_check else sum(2 + (kind != "none") for kind in kinds)
     return 3 + 3 * len(kinds) + checks
 
@@ -58,9 +58,10 @@ def _shown(report: "ExportReport") -> str:
     if any(model.entry.check.get("as_float32_copy") for model in report.models):
         lines.append("checked as float32 copy: the same weights file, computed in float32")
     lines += [_quality(model.role, model.entry.check["quality"]) for model in report.models if model.entry.check]
-    if report.overlap:
-        accepted = ", ".join(f"{alpha:.3f} at temperature {t:g}" for t, alpha in report.overlap.items())
-        lines.append(f"acceptance expected of the draft on the text: {accepted}")
+    for role, alphas in report.overlap.items():
+        accepted = ", ".join(f"{alpha:.3f} at temperature {t:g}" for t, alpha in alphas.items())
+        which = "the draft" if len(report.overlap) == 1 else role
+        lines.append(f"acceptance expected of {which} on the text: {accepted}")
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"{report.path}: sequences up to {report.max_length} tokens, written in {report.seconds:.1f} s")
     return "\n".join(lines)
@@ -102,7 +103,7 @@ def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
 def _parser() -> Parser:
     parser = Parser(
         prog=PROGRAM,
-        description="Turn a checkpoint, and a smaller one that drafts for it, into a bundle: the folder of ONNX graphs "
+        description="Turn a checkpoint, and smaller ones that draft for it, into a bundle: the folder of ONNX graphs "
         "that trt-spec runs. Each graph is compared with its checkpoint before the bundle is written.",
     )
     parser.add_argument("--version", action="version", version=version_of(PROGRAM))
@@ -117,8 +118,11 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--draft",
+        action="append",
+        default=[],
         metavar="DIR_OR_ID",
-        help="the checkpoint of a smaller model with the same tokenizer, which proposes tokens to the target",
+        help="the checkpoint of a smaller model with the same tokenizer, which proposes tokens to the target; may be "
+        "repeated, for up to four of them, which are drafters model, model2 and so on",
     )
     parser.add_argument(
         "--max-length",
@@ -132,7 +136,7 @@ def _parser() -> Parser:
         default="float32",
         help="number type of weights and cache (default float32)",
     )
-    for flag, model in (("--weights", "target's"), ("--draft-weights", "draft's")):
+    for flag, model in (("--weights", "target's"), ("--draft-weights", "drafts'")):
         parser.add_argument(
             flag,
             choices=("none", "int8", "int4"),

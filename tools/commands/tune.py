@@ -58,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
     )
+    parser.add_argument(
+        "--all-drafts", action="store_true", help="measure every draft of the bundle as a drafter, not the first alone"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
     add_sampling_flags(parser, only=SAMPLING, max_new_tokens=NEW_TOKENS)
@@ -100,7 +103,11 @@ def _measure_all(
     decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
 ) -> Grid:
     assert params.seed is not None
-    drafters = [name for name in decoder.drafters if name != "random"]
+    drafters = [
+        name
+        for name in decoder.drafters
+        if name != "random" and (arguments.all_drafts or not DRAFTERS[name].which_draft)
+    ]
     settings = [Setting(0, "none")]
     for drafter in drafters:
         alone = [k for k in lengths if 0 < k <= MOST_OF_COPY][-1:]  # of such a drafter only the acceptance is measured

@@ -115,7 +115,7 @@ def _result(subject: Subject, effort: Effort, findings: list[Finding], seconds: 
     return {
         "bundle": str(bundle.path),
         "target": bundle.target.name,
-        "draft": None if bundle.draft is None else bundle.draft.name,
+        "draft": " and ".join(bundle.models[name].name for name in bundle.drafts) or None,
         "dtype": bundle.target.contract.dtype,
         "weights": bundle.target.weights,
         "engine": subject.engine,

@@ -11,9 +11,11 @@ from ...runtime.lengths.entropy import HELP
 from .sampling import FORMS, flag
 
 SOURCES_HELP = (
-    "where proposals come from (default: model if the bundle has a draft, else lookup). model: the draft model; "
-    "lookup: what followed the same words earlier; suffix: longer matches, also in earlier outputs; ngram: the table "
-    "of trt-spec ngram; cascade: the draft over what lookup finds; random: any token; mixed: chosen for each round"
+    "where proposals come from (default: model if the bundle has a draft, else lookup). model: the draft model, the "
+    "first if the bundle has several; model2 and so on: the others; lookup: what followed the same words earlier; "
+    "suffix: longer matches, also in earlier outputs; ngram: the table of trt-spec ngram; cascade: the draft over what "
+    "lookup finds; random: any token; mixed: chosen for each round. Several, as model+suffix, give a line of proposals "
+    "each, verified together"
 )
 CONTROLLERS = ("costs", "entropy")
 

@@ -17,7 +17,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help=f"what runs the models (default {first}; {AUTO_ENGINE}: what trt-spec tune --engine {AUTO_ENGINE} found "
         "fastest for each)",
     )
-    parser.add_argument("--draft-engine", choices=ENGINES, help="what runs the draft (default: the same)")
+    parser.add_argument("--draft-engine", choices=ENGINES, help="what runs the drafts (default: the same)")
     parser.add_argument("--device", default="cpu", metavar="D", help=f"where it runs (default cpu; {where})")
 
 

@@ -13,7 +13,7 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         "--max-batch", default=8, type=batch_size, metavar="N", help="requests to decode together (default 8)"
     )
     parser.add_argument(
-        "--cache-memory", type=_bytes, metavar="SIZE", help="the most memory for both caches, for instance 2GiB"
+        "--cache-memory", type=_bytes, metavar="SIZE", help="the most memory for all caches, for instance 2GiB"
     )
     parser.add_argument(
         "--prefix-memory",

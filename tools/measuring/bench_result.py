@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from ...runtime import Decoder, SamplingParams
+from ..in_words import draft_of
 from .conditions import conditions
 from .peers import Peer
 from .theirs import Texts, Theirs
@@ -41,6 +42,7 @@ def bench_result(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     bundle, plain = decoder.bundle, measured[0]
+    drafter = [one.setting.drafter for one in measured if not one.setting.beside][-1]
     # A tied embedding is stored twice and read once. In quantised weights the embedding is a small part.
     target = bundle.target
     size = 4 if target.contract.dtype == "float32" else 2
@@ -50,10 +52,10 @@ def bench_result(
         "bundle": str(arguments.bundle),
         "target": bundle.target.name,
         "weights": target.contract.dtype if target.weights == "none" else target.weights,
-        "draft": None if bundle.draft is None else bundle.draft.name,
+        "draft": draft_of(bundle, drafter),
         "engine": decoder.engine,
         "device": arguments.device,
-        "drafter": [one.setting.drafter for one in measured if not one.setting.beside][-1],
+        "drafter": drafter,
         "batch": arguments.batch,
         "prompts": prompts,
         "prompts_from": arguments.prompts,
@@ -121,7 +123,7 @@ def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
         "tokens_per_round": counts.tokens_per_round,
         "round_overhead": measured.round_overhead,
         "speed_up": rate / median(plain.tokens_per_second),
-        "predicted": None if measured.setting.siblings else expected / (c * k + v),
+        "predicted": None if measured.setting.is_tree else expected / (c * k + v),
         "c": c,
         "v": v,
         "proposing": proposing,

@@ -1,6 +1,6 @@
 """Time the steps of a bundle's models in every engine that runs here, in turn, and find the fastest for each model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from statistics import geometric_mean, median
 from time import perf_counter
@@ -19,9 +19,8 @@ Times = dict[str, dict[str, float]]  # milliseconds of a step, the geometric mea
 def fastest_engines(bundle: Bundle, device: str, show: Callable[[str], None]) -> tuple[str, Times]:
     """Return the fastest engines, as `together` names them, and what was measured."""
     kinds = [one.name for one in ENGINES.values() if device.partition(":")[0] in one.devices and not one.computes_in]
-    names = [name for name in map(bundle.first, (TARGET, DRAFT)) if name is not None]
     times: Times = {}
-    for name in names:
+    for name in bundle.names:
         times[name] = {}
         seconds: dict[str, dict[int, list[float]]] = {}
         with ExitStack() as opened:
@@ -50,5 +49,11 @@ def fastest_engines(bundle: Bundle, device: str, show: Callable[[str], None]) ->
                     seconds.setdefault(kind, {}).setdefault(width, []).append(perf_counter() - began)
         for kind, by_width in seconds.items():
             times[name][kind] = 1e3 * geometric_mean(map(median, by_width.values()))
-    best = [min(times[name], key=times[name].__getitem__) for name in names]
-    return together(best[0], best[1] if len(best) > 1 else None), times
+    target, *drafts = (times[name] for name in bundle.names)
+    return together(_fastest([target]), _fastest(drafts) if drafts else None), times
+
+
+def _fastest(models: Sequence[dict[str, float]]) -> str:
+    """Return the engine that runs all of these models in the least time, of those that run each of them."""
+    in_all = [kind for kind in models[0] if all(kind in times for times in models)]
+    return min(in_all, key=lambda kind: sum(times[kind] for times in models))

@@ -34,7 +34,7 @@ class Side:
 
 
 def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, Any]:
-    """Examine two checkpoints, or the two models of one bundle."""
+    """Examine two checkpoints, or target and draft of one bundle, the first draft if none is named."""
     text = SAMPLE.read_text(encoding="utf-8") if text is None else text
     with quiet_libraries():
         if (Path(target) / "manifest.json").exists():
@@ -79,23 +79,25 @@ def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int) -> Side:
 
 
 def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, Any], list[Side]]:
-    if draft is not None:
-        raise PairError(f"{path} is a bundle, which holds its own draft; leave out --draft {draft}")
     bundle = Bundle.open(path)
-    if bundle.draft is None:
+    if draft not in (None, *bundle.drafts):
+        raise PairError(f"{path} is a bundle, which holds its own draft; leave out --draft {draft}")
+    if not bundle.drafts:
         raise PairError(f"{path} holds no draft model; export it with --draft")
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(bundle.tokenizer_file))
     tokens = _read(tokenizer, text, bundle.max_length)
-    engines = open_engines("onnxruntime", [(bundle.graph(role), m.contract) for role, m in bundle.models.items()])
+    names = [bundle.names[0], draft or bundle.drafts[0]]
+    entries = [bundle.models[name] for name in names]
+    engines = open_engines("onnxruntime", [(bundle.graph(name), bundle.models[name].contract) for name in names])
     sides = []
-    for engine, entry in zip(engines, bundle.models.values(), strict=True):
+    for engine, entry in zip(engines, entries, strict=True):
         logits = engine_logits(engine, tokens)[:, : bundle.tokenizer.vocab_size]
         sides.append(
             Side(entry.name, logits, blank_step(engine, blank_cache(engine.contract, 1, GRANULE), 0, 1, 1, 1).run)
         )
-    positions = [entry.contract.max_length for entry in bundle.models.values()]
+    positions = [entry.contract.max_length for entry in entries]
     return {"source": "bundle", "notes": [], "positions": positions, "tokens": len(tokens)}, sides
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ...engines import RequestError, Step
 from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
+from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, CombLength, DraftLength
 from ...runtime.requests.request import State
 from .bandwidth import wait_for
@@ -32,6 +33,11 @@ class Setting:
     siblings: int = 0  # beside the line of a comb
 
     @property
+    def is_tree(self) -> bool:
+        """Whether its rounds verify more than one line, for which theory has no formula here."""
+        return bool(self.siblings) or BESIDE in self.drafter
+
+    @property
     def length(self) -> DraftLength:
         """What its requests ask for."""
         if self.auto:
@@ -46,8 +52,8 @@ class Setting:
 class Bare:
     """Milliseconds of the engine's own runs."""
 
-    first_draft: list[float] = field(default_factory=list)  # two tokens wide, or all in one step
-    draft: list[float] = field(default_factory=list)
+    first_draft: dict[str, list[float]] = field(default_factory=dict)  # by drafter: wider than those that follow
+    draft: dict[str, list[float]] = field(default_factory=dict)
     verify: list[float] = field(default_factory=list)
 
 
@@ -87,10 +93,12 @@ class Measured:
     @property
     def draft_ms(self) -> float:
         """The bare draft steps of a round together."""
-        k = self.setting.draft_length
-        if not self.bare.first_draft:
-            return 0.0
-        return median(self.bare.first_draft) + (k - 1) * (median(self.bare.draft) if self.bare.draft else 0.0)
+        more = self.setting.draft_length - 1
+        firsts, others = self.bare.first_draft, self.bare.draft
+        return sum(
+            median(runs) + (more * median(others[drafter]) if drafter in others else 0.0)
+            for drafter, runs in firsts.items()
+        )
 
     @property
     def verify_ms(self) -> float:
@@ -183,8 +191,10 @@ def _replay(decoder: Decoder, bare: Bare) -> None:
     frame, device = decoder.last_frame, decoder.target.engine.device
     assert frame is not None
     with decoder.between_rounds():
-        for first, step in enumerate(frame.draft_runs):
-            (bare.draft if first else bare.first_draft).append(_run_ms(step, device))
+        for drafter, runs in frame.draft_runs.items():
+            for first, step in enumerate(runs):
+                kind = bare.draft if first else bare.first_draft
+                kind.setdefault(drafter, []).append(_run_ms(step, device))
         bare.verify.append(_run_ms(frame.verify, device))
         frame.settle()
 

@@ -82,10 +82,10 @@ def _key_figures(result: dict[str, Any], fastest: dict[str, Any] | None) -> str:
     plain = result["settings"][0]
     figures = [(f"{plain['tokens_per_second']:.1f}", "tokens/s without a draft")]
     if fastest is not None:
-        k = fastest["draft_length"]
+        k, predicted = fastest["draft_length"], fastest["predicted"]
         figures += [
             (f"{fastest['tokens_per_second']:.1f}", f"tokens/s at K = {k}, the fastest"),
-            (f"{fastest['speed_up']:.2f} ×", f"as fast; predicted {fastest['predicted']:.2f} ×"),
+            (f"{fastest['speed_up']:.2f} ×", "as fast" + (f"; predicted {predicted:.2f} ×" if predicted else "")),
             (_optional(fastest["acceptance"]), "acceptance α, of proposals examined"),
             (f"{fastest['tokens_per_round']:.2f}", f"tokens a round of at most {k + 1}"),
         ]

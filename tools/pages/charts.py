@@ -55,7 +55,9 @@ def speed_over_draft_length(result: dict[str, Any]) -> Any:
     lengths = [one["draft_length"] for one in settings]
     plain = settings[0]["tokens_per_second"]
     _rates(axes, settings, "measured", "blue", "o")
-    axes.plot(lengths, [one["predicted"] * plain for one in settings], "--", color=COLOURS["orange"], label="predicted")
+    if all(one["predicted"] is not None for one in settings):
+        expected = [one["predicted"] * plain for one in settings]
+        axes.plot(lengths, expected, "--", color=COLOURS["orange"], label="predicted")
     if compared := result["compared"]:
         _rates(axes, compared["settings"], compared["name"], "violet", "s")
     axes.set_xticks(lengths)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...runtime import Decoder, Output, Request, TracedRound, TracedSibling
 from ...runtime.requests.text import TextStream
-from ..in_words import length_of_drafts, source_of_proposals, summary
+from ..in_words import draft_of, length_of_drafts, source_of_proposals, summary
 from ..trace_lines import shown
 from .page import page
 
@@ -80,7 +80,7 @@ def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
 
 def _about(request: Request, decoder: Decoder) -> str:
     bundle = decoder.bundle
-    source = source_of_proposals(request.drafter, bundle.draft.name if bundle.draft else None)
+    source = source_of_proposals(request.drafter, draft_of(bundle, request.drafter))
     return f"{bundle.target.name} with {source}, {length_of_drafts(request.draft_length)}, seed {request.seed}"
 
 
@@ -109,6 +109,11 @@ def _token(one: Written, tokenizer: Any) -> str:
 
 
 def _tip(one: Written, tokenizer: Any) -> str:
+    others = [" ".join(shown(token, tokenizer) for token in line) for line in one.round.beside]
+    return "\n".join([_origin(one, tokenizer), *(f"another line of this round: {line}" for line in others)])
+
+
+def _origin(one: Written, tokenizer: Any) -> str:
     traced, i = one.round, one.position
     token = f"{shown(one.token, tokenizer)}, token {one.token}, in round {one.number}"
     if one.sibling is not None:

@@ -28,7 +28,7 @@ from trt_spec.export.plans import build
 from trt_spec.export.plans.audit import audit
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import Compiler, prepare
-from trt_spec.export.plans.roles import BuildOptions
+from trt_spec.export.plans.roles import BuildOptions, roles
 from trt_spec.export.scenarios import RowCall, random_tree
 from trt_spec.tools.cli import main
 
@@ -145,6 +145,14 @@ def test_all_roles_of_a_pair_are_compiled_once_and_described(half: Path) -> None
     assert {file: file.stat().st_mtime_ns for file in half.rglob("*.plan")} == before
     assert not [file for file in half.rglob(".*") if file.is_file()]
     Bundle.open(half)  # plans are no part of what was exported
+
+
+def test_every_draft_of_a_bundle_has_the_roles_of_a_draft() -> None:
+    settings = options(batch=(1, 8), draft_length=3, prefill_width=32)
+    of_one, of_two = roles(settings, ["draft"]), roles(settings, ["draft", "draft2"])
+    assert of_two[: len(of_one)] == of_one
+    assert of_two[len(of_one) :] == [replace(role, model="draft2") for role in of_one if role.model == "draft"]
+    assert len(of_two) == 8
 
 
 def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.engine import chunks
-from trt_spec.runtime.drafters import DRAFTERS, Drafter, Resources, open_drafters
+from trt_spec.runtime.drafters import Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.sampling.filters import FILTERS
+
+from ...bundles import DRAFTERS_OF_A_PAIR
 
 KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
     "plain": {"draft_length": 0, "coupled": True},
@@ -49,13 +51,13 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "filters": ["repetition_penalty"],
     },
     "one guess": {"draft_length": 1, "sources": ["cascade"], "coupled": True, "ragged": True},
-    "all drafters": {"sources": list(DRAFTERS), "rejection": True, "coupled": True, "ragged": True},
+    "all drafters": {"sources": DRAFTERS_OF_A_PAIR, "rejection": True, "coupled": True, "ragged": True},
     "filters": {
         "sources": ["model"],
         "rejection": True,
         "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
     },
-    "comb": {"sources": ["model"], "siblings": 2, "rejection": True, "lines": True},
+    "comb": {"sources": ["model"], "siblings": 2, "rejection": True, "alone": True},
     "coupled comb": {"sources": ["model"], "siblings": 2, "coupled": True, "gumbel": True},
     "comb of all kinds": {
         "sources": ["model", "lookup"],
@@ -64,7 +66,25 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "tokenwise": True,
         "coupled": True,
         "gumbel": True,
-        "lines": True,
+        "alone": True,
+        "ragged": True,
+        "entropies": True,
+        "logprobs": 2,
+        "traced": True,
+        "filters": ["top_k", "top_p"],
+    },
+    "lines": {"sources": ["model"], "beside": [["random"], ["lookup"]], "rejection": True, "window": 4, "ragged": True},
+    "coupled lines": {"sources": ["ngram"], "beside": [["model"]], "coupled": True, "gumbel": True, "window": 4},
+    "lines and combs of all kinds": {
+        "sources": ["model", "lookup"],
+        "beside": [["model", "suffix"]],
+        "siblings": 4,
+        "window": 4,
+        "rejection": True,
+        "tokenwise": True,
+        "coupled": True,
+        "gumbel": True,
+        "alone": True,
         "ragged": True,
         "entropies": True,
         "logprobs": 2,
@@ -80,6 +100,7 @@ def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
     by_field = {name: one for one in FILTERS for name in one.fields}
     fields = {"draft_length": 3} | KINDS[kind]
     fields |= {"sources": tuple(drafters[name] for name in fields.get("sources", ()))}
+    fields["beside"] = tuple(tuple(drafters[name] for name in line) for line in fields.get("beside", ()))
     for name in ("filters", "draft_filters"):
         fields[name] = tuple(by_field[one] for one in fields.get(name, ()))
     return Plan(2, **fields)
@@ -116,6 +137,6 @@ def idle_models(bundle: Bundle, device: str, max_batch: int) -> tuple[Model, Mod
     target, draft = (
         Model(IdleEngine(entry.contract, device), vocab, max_batch, bundle.capacity) for entry in bundle.models.values()
     )
-    drafters, _ = open_drafters(Resources(bundle, target, draft, max_batch))
-    assert list(drafters) == list(DRAFTERS)
+    drafters, _ = open_drafters(Resources(bundle, target, [draft], max_batch))
+    assert list(drafters) == DRAFTERS_OF_A_PAIR
     return target, draft, drafters

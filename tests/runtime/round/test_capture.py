@@ -11,7 +11,6 @@ from torch import Tensor
 from trt_spec.engines import Bundle
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams
-from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round import clock as clock_module
 from trt_spec.runtime.round.clock import PARTS, Clock
@@ -21,7 +20,7 @@ from trt_spec.runtime.round.round import run_round
 from trt_spec.runtime.round.rows import Rows
 from trt_spec.runtime.sampling.noise import constants
 
-from ...bundles import Pair
+from ...bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...recorder import Recorder
 from ..memory.test_cache import probes, require_all_fresh
 from ..test_greedy import random_prompts
@@ -33,11 +32,11 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
     """On meta tensors, which have no values to read, and which take the same branches as those of a GPU."""
     bundle = Bundle.open(llama.bundle)
     vocab = bundle.tokenizer.vocab_size
-    target, draft, drafters = idle_models(bundle, "meta", max_batch=4)
+    target, _, drafters = idle_models(bundle, "meta", max_batch=4)
     plan = plan_of(kind, drafters)
     rows = Rows.allocate(4, bundle.capacity, vocab, len(drafters), "meta").view(plan.batch)
     before = vars(rows) | rows.columns
-    frame = Frame(plan, target, draft)
+    frame = Frame(plan, target)
     constants(rows.length.device)  # made in the two rounds before a capture
     brought = AssertionError("a number of the host is brought to the device, for which the GPU waits")
     with (
@@ -85,7 +84,7 @@ def recorder() -> Iterator[Recorder]:
         SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
     ],
 )
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", DRAFTERS_OF_A_PAIR)
 def test_replayed_rounds_write_the_same_text(
     llama: Pair, recorder: Recorder, params: SamplingParams, drafter: str
 ) -> None:

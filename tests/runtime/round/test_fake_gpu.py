@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trt_spec.engines import Bundle, Contract
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.drafters import DRAFTERS
+from trt_spec.runtime.drafters.siblings import worth_unseen
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round.capture import Rounds
 from trt_spec.runtime.round.frame import Frame
@@ -30,7 +30,7 @@ from trt_spec.runtime.round.rows import Rows, counting
 from trt_spec.runtime.sampling.filters import Change, Columns
 from trt_spec.runtime.sampling.noise import constants
 
-from ...bundles import Pair
+from ...bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...recorder import Recorder
 from .kinds import KINDS, IdleEngine, idle_models, plan_of
 
@@ -78,7 +78,7 @@ def watch() -> Iterator[Watch]:
             return launched(*arguments)
 
     def forget() -> None:
-        for made_once in (counting, constants):
+        for made_once in (counting, constants, worth_unseen):
             made_once.cache_clear()
 
     forget()
@@ -113,10 +113,15 @@ class Stage:
             whole.fill_uniforms(row, 0, True)
             whole.fill_uniforms(row, 1, True)
         whole.move(2, 1)
-        asked = [self.plan.draft_length if source in self.plan.sources else 0 for source in drafters.values()]
-        whole.ask([asked, asked], [0, self.plan.siblings], [0.5, torch.inf])
+        k, each_line = self.plan.draft_length, list(enumerate(self.plan.lines))
+        asked = [k if source in self.plan.drafters else 0 for source in drafters.values()]
+        lines = [max((i for i, sources in each_line if source in sources), default=0) for source in drafters.values()]
+        first = [
+            count if source in self.plan.sources else 0 for source, count in zip(drafters.values(), asked, strict=True)
+        ]
+        whole.ask([first, asked], [[0] * len(first), lines], [self.plan.siblings, 0], [0.5, torch.inf])
         self.rows = whole.view(self.plan.batch)
-        self.frame = Frame(self.plan, target, draft)
+        self.frame = Frame(self.plan, target)
         self._rounds = Rounds([target.engine, draft.engine])
 
     def launch(self) -> Tensor:
@@ -235,7 +240,7 @@ def test_a_decoder_sends_what_a_round_needs_and_reads_nothing_but_its_table(
     with patch.object(capture, "read_table", dice):
         requests = [
             decoder.submit([5, 6, 7] * (2 + 10 * i), settings[i % 3], draft_length=3, drafter=name, trace=i == 1)
-            for i, name in enumerate(DRAFTERS)
+            for i, name in enumerate(DRAFTERS_OF_A_PAIR)
         ]
         requests[3].draft(EntropyRule(longest=4), "ngram")
         while decoder.step():
@@ -243,11 +248,11 @@ def test_a_decoder_sends_what_a_round_needs_and_reads_nothing_but_its_table(
                 continue
             one = dice.choose.choice(decoder.live).request
             if dice.choose.random() < 0.1:
-                one.draft(dice.choose.choice([0, 2, 3]), dice.choose.choice(list(DRAFTERS)))
+                one.draft(dice.choose.choice([0, 2, 3]), dice.choose.choice(DRAFTERS_OF_A_PAIR))
             if len(requests[2].token_ids) > 9:
                 decoder.cancel(requests[2])
     assert [request.finish_reason for request in requests] == ["length"] * 2 + ["cancelled"] + ["length"] * 3
-    assert {source.name for plan in dice.plans for source in plan.sources} == set(DRAFTERS)
+    assert {source.name for plan in dice.plans for source in plan.sources} == set(DRAFTERS_OF_A_PAIR)
     assert {plan.batch for plan in dice.plans} >= {2, 3}, "rows were freed"
     assert recorder.most_unread >= 2
     assert all(count > 100 for count in watch.operations.values())

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.drafters import siblings
-from trt_spec.runtime.round.comb import Comb
 from trt_spec.runtime.round.rows import Rows
-from trt_spec.runtime.sampling import combs
+from trt_spec.runtime.round.tree import Tree
+from trt_spec.runtime.sampling import acceptance, combs, trees
 from trt_spec.runtime.sampling.acceptance import Noise, Proposal
-from trt_spec.runtime.sampling.combs import CombVerdict, accept_comb
-from trt_spec.runtime.sampling.noise import MOST_SIBLINGS, of_siblings
+from trt_spec.runtime.sampling.noise import MOST_SIBLINGS, of_rank
+from trt_spec.runtime.sampling.trees import TreeVerdict, accept_tree
 
 from ..states import make_plan
 from .laws import EXACT, Models, V, random_models, with_exclusions
@@ -98,25 +98,25 @@ class Combs:
         """Judge the combs at `index` [A] by uniforms u [A, N]."""
         batch, length, hung = len(index), self.length, self.hung
         p, q = self.p[index], self.q[index]
-        comb = Comb(batch, length, len(hung), torch.device("cpu"))
+        tree = Tree(batch, length, 1, len(hung), torch.device("cpu"))
         places, ranks = (torch.tensor([one[i] for one in hung]).expand(batch, -1) for i in range(2))
-        comb.hang(places, ranks, torch.ones(batch, len(hung), dtype=torch.bool))
-        comb.end_lines(torch.full((batch,), length))
+        tree.hang(places, ranks, torch.ones(batch, len(hung), dtype=torch.bool), torch.ones(batch, dtype=torch.bool))
+        tree.end_lines(torch.full((batch, 1), length))
         own = torch.zeros(batch, 3 * 16, 2, dtype=u.dtype)
         for s, one in enumerate(hung):
-            own[:, of_siblings(one.rank, length).start + one.place, 1] = u[:, length + s]
+            own[:, of_rank(one.rank, length).start + one.place, 1] = u[:, length + s]
         draw = torch.full((batch, 1), 0.5, dtype=torch.float64)
         rows = Rows.allocate(1, 1, V, 1, "cpu")
         rows.admit(0, [0], params, 0, V)
         rows.siblings.fill_(len(hung))
         plan = make_plan([params] * batch, length, siblings=len(hung))
-        verdict, seen = CombVerdict(p.log(), length), []
-        pick = combs.inverse_cdf
+        verdict, seen = TreeVerdict(p.log(), length), []
+        pick = acceptance.inverse_cdf
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(combs, "inverse_cdf", lambda weights, u: (seen.append(weights), pick(weights, u))[1])
-            proposal = Proposal(self.tokens[index], torch.full((batch,), length), q, None, comb)
-            accept_comb(proposal, p.log(), rows, plan, Noise(gumbel, draw, u[:, :length], own), verdict)
-        return Judged(verdict.path, verdict.accepted, seen[0] if seen else p[:, 0], verdict.tokens)
+            patch.setattr(acceptance, "inverse_cdf", lambda weights, u: (seen.append(weights), pick(weights, u))[1])
+            proposal = Proposal(self.tokens[index], torch.full((batch,), length), q, None, tree)
+            accept_tree(proposal, p.log(), rows, plan, Noise(gumbel, draw, u[:, :length], own), verdict)
+        return Judged(verdict.path, verdict.accepted, seen[-1] if seen else p[:, 0], verdict.tokens)
 
     def thresholds(self, params: SamplingParams) -> Tensor:
         """The uniform up to which each node passes [A, N] if it comes to it, found by asking the code that runs."""
@@ -168,9 +168,10 @@ def error(models: Models, shape: str, params: SamplingParams = REJECTION) -> flo
     return (law - models.target_after((), length + 1).flatten()).abs().max().item()
 
 
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE], ids=["rejection", "tokenwise"])
 @pytest.mark.parametrize("shape", [*SHAPES, *(pytest.param(shape, marks=pytest.mark.exhaustive) for shape in LONG)])
-def test_what_a_round_on_a_comb_commits_is_distributed_as_the_targets(shape: str):
-    assert error(random_models(0, (SHAPES | LONG)[shape][0], torch.float64), shape) <= EXACT
+def test_what_a_round_on_a_comb_commits_is_distributed_as_the_targets(shape: str, params: SamplingParams):
+    assert error(random_models(0, (SHAPES | LONG)[shape][0], torch.float64), shape, params) <= EXACT
 
 
 def test_filters_that_leave_tokens_out_change_nothing_of_it():
@@ -192,28 +193,37 @@ def test_each_sibling_is_one_more_chance():
     models = random_models(0, 1, torch.float64)
     kept = [law_of_a_round(models, 1, [count], REJECTION)[1] for count in (1, 2, 3)]
     assert kept[0] < kept[1] < kept[2] == pytest.approx(1), "with all tokens of the vocabulary proposed, one stands"
-    assert law_of_a_round(models, 1, [2], TOKENWISE)[1] == kept[1], "the rules differ on lines only"
+    assert law_of_a_round(models, 1, [2], TOKENWISE)[1] == pytest.approx(kept[1]), "at one place the rules are one"
 
 
-EXAMINE = combs.examine_children
+def test_behind_a_block_siblings_are_one_more_chance_too():
+    """So the rejection rule keeps more of a comb than tokenwise, as it does of a line."""
+    models = random_models(0, 2, torch.float64)
+    fewer, hung, by_token = (
+        law_of_a_round(models, 2, counts, params)[1]
+        for counts, params in (([0, 1], REJECTION), ([1, 1], REJECTION), ([1, 1], TOKENWISE))
+    )
+    assert fewer < hung
+    assert by_token < hung
 
 
-def keeps_q(p: Tensor, q: Tensor, comb: Comb, tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """A planted fault: what was tested stays in q."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tensor, "scatter", lambda q, dim, index, value: q)
-        return EXAMINE(p, q, comb, tokens, *rest)
+EXAMINE = trees.examine_siblings
 
 
-def keeps_p(p: Tensor, q: Tensor, comb: Comb, tokens: Tensor, uniforms: Any, ranks: int) -> tuple[Tensor, Tensor]:
-    """A planted fault: the next token is drawn as if only the line had been tested."""
-    return EXAMINE(p, q, comb, tokens, uniforms, ranks)[0], (p - q).relu_()
-
-
-@pytest.mark.parametrize("careless", [keeps_q, keeps_p])
-def test_the_enumeration_sees_a_law_that_is_not_renormalised(monkeypatch: pytest.MonkeyPatch, careless: Any):
-    monkeypatch.setattr(combs, "examine_children", careless)
-    assert error(random_models(0, 2, torch.float64), "uneven") > 1e-4
+@pytest.mark.parametrize(
+    ("owner", "name", "careless"),
+    [
+        (combs, "without", lambda q, token: q),
+        (trees, "examine_siblings", lambda law, *others: (EXAMINE(law, *others)[0], law)),
+    ],
+    ids=["what was tested stays in q", "the next token is drawn as if only the line had been tested"],
+)
+@pytest.mark.parametrize("params", [REJECTION, TOKENWISE], ids=["rejection", "tokenwise"])
+def test_the_enumeration_sees_a_law_that_is_not_renormalised(
+    monkeypatch: pytest.MonkeyPatch, params: SamplingParams, owner: Any, name: str, careless: Any
+):
+    monkeypatch.setattr(owner, name, careless)
+    assert error(random_models(0, 2, torch.float64), "uneven", params) > 1e-4
 
 
 def test_siblings_are_drawn_from_what_is_left(monkeypatch: pytest.MonkeyPatch):
@@ -230,7 +240,7 @@ def test_siblings_are_drawn_from_what_is_left(monkeypatch: pytest.MonkeyPatch):
 def test_no_sibling_is_the_lines_own_token_or_an_excluded_one():
     scores = torch.tensor([[[5.0, 5.0, 1.0, -torch.inf]]])
     for own in (0, 1):
-        found = siblings.nearly_picked(scores, torch.tensor([[own]]), None, 3)
+        found = siblings.nearly_picked(scores.clone(), torch.tensor([[own]]), 3)
         assert found.tokens[0, 0, :2].tolist() == [1 - own, 2]
         assert (found.worth > 0).tolist() == [[[True, True, False]]]
 

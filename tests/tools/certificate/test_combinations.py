@@ -4,12 +4,23 @@ from itertools import product
 
 import pytest
 from trt_spec.engines import Bundle, RequestError
+from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import CombLength, SamplingParams
+from trt_spec.runtime.sampling.noise import MOST_LINES
 from trt_spec.runtime.sampling.params import RULES as TESTS
-from trt_spec.tools.certificate.distribution import COMB_SETTINGS, COMB_SHAPES, comb_cases
+from trt_spec.tools.certificate.distribution import COMB_SHAPES, TREE_SETTINGS, comb_cases, line_cases
 from trt_spec.tools.certificate.same_text import RULES, Asked, as_asked, each_prompt, in_turn, list_cases, mixed
 from trt_spec.tools.certificate.semantics import taking_turns
-from trt_spec.tools.certificate.subject import COMBS, Subject, combs, controllers, draft_lengths, shapes, takes_siblings
+from trt_spec.tools.certificate.subject import (
+    COMBS,
+    Subject,
+    combs,
+    controllers,
+    draft_lengths,
+    several,
+    shapes,
+    takes_trees,
+)
 
 from ...bundles import Pair
 from ...runtime.lengths.test_controller import known_costs, table
@@ -47,15 +58,16 @@ def test_semantics_meets_each_drafter_with_each_length_and_each_request_twice(re
 def test_the_same_text_meets_each_drafter_with_each_length_together(llama: Pair):
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
     with known_costs(table(batches=(1,))), subject.open() as decoder:
-        everything = {(drafter, k) for drafter in decoder.drafters for k in shapes(decoder, drafter)}
+        everything = {choice for drafter in decoder.drafters for choice in shapes(decoder, drafter)}
         apart = list_cases(decoder, apart=True)
         in_turn = list_cases(decoder, apart=False)
         assert {choice for _, choices in apart for choice in choices} == everything | set(controllers(decoder))
         assert {choice for _, choices in in_turn for choice in choices} == everything | set(controllers(decoder))
         hanging = [drafter for drafter in decoder.drafters if combs(decoder, drafter)]
-        assert len(in_turn) == len(decoder.drafters) + len(hanging) + len(controllers(decoder))
+        assert len(in_turn) == len(decoder.drafters) + len(hanging) + bool(several(decoder)) + len(controllers(decoder))
         assert len(set(mixed(decoder, len(everything)))) > 0.6 * len(everything)
-        assert {drafter for drafter, _ in mixed(decoder, PROMPTS)} == set(decoder.drafters)
+        first = [drafter.split("+")[0] for drafter, _ in mixed(decoder, PROMPTS)]
+        assert set(first) == set(decoder.drafters)
 
 
 def test_combs_are_tried_where_the_decoder_takes_them(llama: Pair):
@@ -63,28 +75,65 @@ def test_combs_are_tried_where_the_decoder_takes_them(llama: Pair):
     with subject.open() as decoder:
         assert {drafter for drafter in decoder.drafters if combs(decoder, drafter)} == {"model", "ngram", "random"}
         assert combs(decoder, "model") == list(COMBS)
-        assert set(shapes(decoder, "model")) == {*draft_lengths(decoder), *COMBS}
-        assert shapes(decoder, "lookup") == draft_lengths(decoder)
+        tried = {k for drafter, k in shapes(decoder, "model") if drafter == "model"}
+        assert tried == {*draft_lengths(decoder), *COMBS}
+        assert [k for drafter, k in shapes(decoder, "lookup") if drafter == "lookup"] == draft_lengths(decoder)
         assert any(isinstance(k, CombLength) for _, k in mixed(decoder, PROMPTS))
         for params in (*RULES, SamplingParams(temperature=1.0, lenience=0.5), SamplingParams(min_tokens=2)):
-            decoder.submit([1, 2], params, drafter="model", draft_length=as_asked(COMBS[0], params))
-            if not takes_siblings(params):
-                with pytest.raises(RequestError, match="has siblings, which"):
-                    decoder.submit([1, 2], params, drafter="model", draft_length=COMBS[0])
+            for drafter, k, message in (
+                ("model", COMBS[0], "has siblings, which"),
+                ("random+model", 2, "has several lines, which"),
+            ):
+                as_it_can, length = as_asked((drafter, k), params)
+                decoder.submit([1, 2], params, drafter=as_it_can, draft_length=length)
+                if not takes_trees(params):
+                    with pytest.raises(RequestError, match=message):
+                        decoder.submit([1, 2], params, drafter=drafter, draft_length=k)
     with subject.in_engine("openvino").open() as decoder:
         assert not any(combs(decoder, drafter) for drafter in decoder.drafters), "it verifies lines only"
-        assert comb_cases(decoder, each=True) == comb_cases(decoder, each=False) == []
+        assert not several(decoder)
+        for cases in (comb_cases, line_cases):
+            assert cases(decoder, each=True) == cases(decoder, each=False) == []
 
 
-def test_alone_each_comb_is_met_by_requests_that_take_it(llama: Pair, asked: list[Asked]):
+def test_what_is_too_wide_by_one_rule_is_not_tried(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    """An engine of narrow steps takes some trees under coupled only; those that all rules take are tried."""
+    monkeypatch.setattr(OnnxRuntimeEngine, "verify_width", 17)
+    subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
+    with subject.open() as decoder:
+        assert not combs(decoder, "model")
+        assert not several(decoder)
+    monkeypatch.setattr(OnnxRuntimeEngine, "verify_width", 33)
+    with subject.open() as decoder:
+        found = several(decoder)
+        assert {len(drafter.split("+")) for drafter, _ in found} == {2}
+        for drafter, k in found:
+            decoder.submit([1, 2], SamplingParams(temperature=1.0), drafter=drafter, draft_length=k)
+
+
+def test_each_source_has_a_line_beside_another(llama: Pair):
+    subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
+    with subject.open() as decoder:
+        found = several(decoder)
+        names = [name for name in decoder.drafters if name != "cascade"]
+        for place in range(2):
+            assert {drafter.split("+")[place] for drafter, _ in found} == set(names), "the first, and behind another"
+        assert max(len(drafter.split("+")) for drafter, _ in found) == MOST_LINES
+        every, few = line_cases(decoder, each=True), line_cases(decoder, each=False)
+        assert {drafter for _, _, drafter, _ in every} == {drafter for drafter, _ in found}
+        assert {rule for _, rule, _, _ in every} == {rule for _, rule, _, _ in few} == set(TESTS)
+
+
+def test_alone_each_tree_is_met_by_requests_that_take_it(llama: Pair, asked: list[Asked]):
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
     with subject.open() as decoder:
         met = set()
         for number, (_, choices) in enumerate(list_cases(decoder, apart=False)):
             some, chosen = in_turn(asked, choices, number, batch=1)
             assert [one.prompt for one in some] == [(prompt,) for prompt in range(PROMPTS)]
-            met |= {(drafter, as_asked(k, one.params)) for one, (drafter, k) in zip(some, chosen, strict=True)}
-        assert {(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)} <= met
+            met |= {as_asked(choice, one.params) for one, choice in zip(some, chosen, strict=True)}
+        trees = {(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)}
+        assert trees | set(several(decoder)) <= met
 
 
 def test_the_distribution_of_combs_is_sampled_for_each_drafter_rule_and_shape(llama: Pair):
@@ -94,6 +143,6 @@ def test_the_distribution_of_combs_is_sampled_for_each_drafter_rule_and_shape(ll
         hanging = [drafter for drafter in decoder.drafters if combs(decoder, drafter)]
     assert {one[1:] for one in every} == set(product(TESTS, hanging, COMB_SHAPES))
     assert len(set(every)) == len(every)
-    assert {(settings, drafter) for settings, _, drafter, _ in every} == set(product(COMB_SETTINGS, hanging))
+    assert {(settings, drafter) for settings, _, drafter, _ in every} == set(product(TREE_SETTINGS, hanging))
     assert [rule for _, rule, _, _ in few] == list(TESTS)
     assert {comb for *_, comb in few} == set(COMB_SHAPES)

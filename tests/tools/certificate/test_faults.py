@@ -4,20 +4,26 @@ from collections.abc import Iterator
 from math import sqrt
 
 import pytest
-from trt_spec.runtime import CombLength
 from trt_spec.runtime.sampling import acceptance
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
 from trt_spec.tools.certificate.faults import SWAPS, fault
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
-from trt_spec.tools.certificate.subject import Finding, Subject
+from trt_spec.tools.certificate.subject import Finding, Subject, is_tree
 
 from ...bundles import Pair
 
 LEAST = 0.02  # total variation of a fault of the distribution
 FEW = 0.1  # the total variation that so few samples catch that the tests are quick
-FEWER = {"block test without its denominator": 0.05}  # where a fault moves less
+FEWER = dict.fromkeys(  # where a fault moves less
+    (
+        "block test without its denominator",
+        "line tested by the q of another",
+        "lines that share their uniforms",
+    ),
+    0.05,
+)
 CAUGHT_BY = {
     "wrongly declared q": "distribution",
     "filter on one side only": "distribution",
@@ -43,14 +49,20 @@ CAUGHT_BY = {
     "cache entries of all rows moved as the first row's": "rollback",
     "cache entry of a sibling left where it is": "rollback",
     "hole after a sibling": "rollback",
+    "line seen by another": "same text",
+    "line tested by the q of another": "distribution",
+    "lines that share their uniforms": "distribution",
+    "hole after another line": "rollback",
     "log-probabilities along the line": "semantics",
 }
-OF_LAWS_OF_COMBS = (  # which the cases of lines, sampled before, cannot show
+OF_LAWS_OF_TREES = (  # which the cases of single lines, sampled before, cannot show
     "siblings chosen, not drawn",
     "q of a sibling not renormalised",
     "residual of the line after its siblings",
+    "line tested by the q of another",
+    "lines that share their uniforms",
 )
-OF_GRAPHS = ("sibling seen by a sibling", "positions by column")  # seen in the cache, too
+OF_GRAPHS = ("sibling seen by a sibling", "line seen by another", "positions by column")  # seen in the cache, too
 CHECKS = {
     "distribution": distribution.check,
     "same text": same_text.check,
@@ -59,8 +71,8 @@ CHECKS = {
 }
 
 
-def is_comb(case: Case) -> bool:
-    return isinstance(case.draft_length, CombLength)
+def of_a_tree(case: Case) -> bool:
+    return is_tree(case.drafter, case.draft_length)
 
 
 def findings(check: str, subject: Subject, effort: Effort) -> Iterator[Finding]:
@@ -78,9 +90,9 @@ def test_the_certificate_fails_for_the_fault(
     eight: Pair, llama: Pair, subject_of, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     check = CAUGHT_BY[name]
-    if name in OF_LAWS_OF_COMBS:
+    if name in OF_LAWS_OF_TREES:
         every = distribution.list_cases
-        monkeypatch.setattr(distribution, "list_cases", lambda *of: list(filter(is_comb, every(*of))))
+        monkeypatch.setattr(distribution, "list_cases", lambda *of: list(filter(of_a_tree, every(*of))))
     subject = subject_of(eight if check == "distribution" else llama)
     with fault(name):
         found = findings(check, subject, FULL.catching(FEWER.get(name, FEW)))
@@ -103,7 +115,7 @@ def test_a_quick_certificate_fails_for_it_too(llama: Pair, subject_of, name: str
 
 
 @pytest.mark.parametrize("name", OF_GRAPHS)
-def test_what_the_graph_is_told_wrongly_of_a_comb_is_seen_in_the_cache_too(llama: Pair, subject_of, name: str):
+def test_what_the_graph_is_told_wrongly_of_a_tree_is_seen_in_the_cache_too(llama: Pair, subject_of, name: str):
     with fault(name):
         assert any(finding.passed is False for finding in findings("rollback", subject_of(llama), QUICK))
 

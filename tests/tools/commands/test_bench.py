@@ -1,9 +1,12 @@
 import json
+import shutil
+from dataclasses import replace
 from statistics import median
 
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.in_words import pair
 from trt_spec.tools.measuring import theirs as theirs_module
 from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Transformers
 from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
@@ -202,16 +205,29 @@ def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):
         measure(decoder, prompts, params, measured)
     assert [request.output().token_ids for request in texts] == [output.token_ids for output in alone]
     assert len(measured.bare.verify) >= 2
-    assert len(measured.bare.draft) == 2 * len(measured.bare.first_draft)
+    assert len(measured.bare.draft["model"]) == 2 * len(measured.bare.first_draft["model"])
 
 
 def test_the_first_draft_step_has_its_own_time():
     measured = Measured(Setting(4, "model"), round_ms=[12.0])
-    measured.bare.first_draft += [1.0, 3.0, 9.0]
-    measured.bare.draft += [0.5, 0.5, 7.0]
+    measured.bare.first_draft["model"] = [1.0, 3.0, 9.0]
+    measured.bare.draft["model"] = [0.5, 0.5, 7.0]
     measured.bare.verify += [5.5]
     assert measured.draft_ms == 3.0 + 3 * 0.5
     assert measured.round_overhead == median(measured.round_ms) / 10.0
+    measured.bare.first_draft["model2"] = [2.0]
+    assert measured.draft_ms == 3.0 + 3 * 0.5 + 2.0, "each draft model has its own"
+
+
+def test_several_lines_are_measured(bench, tmp_path):
+    """Theory has no number for them."""
+    page = tmp_path / "page.html"
+    found = bench("--drafter", "model+random", "--report", page)
+    result = json.loads(found.out.splitlines()[-1])
+    assert result["drafter"] == "model+random"
+    assert [one["predicted"] is None for one in result["settings"]] == [False, True, True]
+    assert result["settings"][1]["round_overhead"] > 0
+    assert "model+random" in page.read_text()
 
 
 @pytest.mark.parametrize("lengths", ["17", "1,x", "", "-1"])
@@ -264,6 +280,17 @@ def test_every_drafter_has_a_row(bench, llama):
     assert [(one["drafter"], one["draft_length"]) for one in found["drafters"]] == [(other, 4) for other in others]
     rows = [line.split()[:2] for line in result.out.splitlines()]
     assert all([other, "4"] in rows for other in others)
+
+
+def test_the_draft_that_was_measured_is_named(run, drafts, prompts, tmp_path):
+    opened = Bundle.open(shutil.copytree(drafts.bundle, tmp_path / "bundle"))
+    named = replace(opened.models["draft2"], name="second")
+    replace(opened, models=opened.models | {"draft2": named}).save()
+    few = ("--prompts", prompts, "--max-new-tokens", 8, "--repeats", 1, "--draft-lengths", "2")
+    found = json.loads(run("bench", "--bundle", opened.path, *few, "--drafter", "model2").out.splitlines()[-1])
+    assert (found["drafter"], found["draft"]) == ("model2", "second")
+    assert found["settings"][1]["draft_ms"] > 0
+    assert pair(found) == f"{found['target']} with draft second"
 
 
 def test_a_comb_has_a_row_behind_the_lines(bench):

@@ -93,6 +93,16 @@ def test_a_pair_is_judged_from_its_checkpoints_and_from_its_bundle(run, unequal)
     assert f"α = {exported['temperatures'][2]['alpha']:.3f}" in text
 
 
+def test_each_draft_of_a_bundle_can_be_judged(run, drafts):
+    found = [
+        json.loads(run("doctor", "--target", drafts.bundle, *named, "--json").out)["temperatures"]
+        for named in ((), ("--draft", "draft"), ("--draft", "draft2"))
+    ]
+    alphas = [[row["alpha"] for row in rows] for rows in found]
+    assert alphas[0] == alphas[1]
+    assert alphas[2][2] < alphas[0][2], "it has more noise"
+
+
 def test_acceptance_is_the_overlap_of_the_two_distributions(run, twin):
     found = json.loads(run("doctor", "--target", twin.bundle, "--json").out)
     assert [row["alpha"] for row in found["temperatures"]] == pytest.approx([1, 1, 1])

@@ -43,6 +43,14 @@ def test_the_json_object_has_what_the_library_gives(generate, llama):
     assert found["timing"]["tokens_per_second"] == pytest.approx(12 / found["timing"]["seconds"])
 
 
+def test_a_further_draft_proposes_if_it_is_asked_for(run, generate, llama, drafts):
+    asked = ("--prompt", PROMPT, *FEW, "--json", "--drafter", "model2", "--draft-length", 3)
+    found = json.loads(run("generate", "--bundle", drafts.bundle, *asked).out)
+    assert tuple(found["token_ids"]) == expected(llama).token_ids
+    assert found["speculation"]["proposed"] > 0
+    assert_refused(generate(*asked), "the bundle has no draft2, which drafter model2 runs")
+
+
 def test_the_text_is_printed_alone(generate, llama):
     assert generate("--prompt", PROMPT, *FEW).out == expected(llama).text + "\n"
 

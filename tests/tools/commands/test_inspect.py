@@ -26,6 +26,13 @@ def test_the_numbers_are_those_of_the_files(run, llama):
     assert found["max_length"] == bundle.max_length
 
 
+def test_every_draft_has_a_column_and_counts(run, drafts):
+    found, bundle = json.loads(run("inspect", drafts.bundle, "--json").out), Bundle.open(drafts.bundle)
+    assert list(found["models"]) == ["target", "draft", "draft2"]
+    assert found["memory"]["weight_bytes"] == sum(map(bundle.weight_bytes, bundle.names))
+    assert ["target", "draft", "draft2"] in [line.split() for line in run("inspect", drafts.bundle).out.splitlines()]
+
+
 def test_the_cache_it_foretells_is_at_least_what_a_decoder_comes_to_hold(run, llama):
     length = 200
     memory = json.loads(run("inspect", llama.bundle, "--batch", 3, "--length", length, "--json").out)["memory"]

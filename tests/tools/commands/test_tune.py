@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 from trt_spec.engines import Bundle, engines_of
-from trt_spec.runtime import Decoder
+from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.engine_choice import read_choice
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands.tune import _oracle
+from trt_spec.tools.measuring.fastest_engine import _fastest
 
 from ..conftest import assert_refused
 
@@ -70,6 +71,20 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
         assert decoder.submit("def f(").draft_length == "auto"
 
 
+def test_further_drafts_are_measured_if_that_is_asked_for(run, drafts, tmp_path):
+    bundle = shutil.copytree(drafts.bundle, tmp_path / "bundle")
+    few = ("--max-new-tokens", 8, "--repeats", 1, "--draft-lengths", "1", "--batches", "1")
+    for flags, measured in (((), False), (("--all-drafts",), True)):
+        assert run("tune", bundle, *few, *flags).code == 0
+        costs = read_costs(Bundle.open(bundle), "onnxruntime", "cpu")
+        assert ("model2" in costs.round_ms) == measured
+        with Decoder.open(bundle) as decoder:
+            request = decoder.submit("def f(", SamplingParams(max_new_tokens=30), drafter="model2")
+            assert (request.draft_length == "auto") == measured
+            while decoder.step():
+                pass
+
+
 def test_the_oracle_is_never_worse_than_the_best_fixed_length():
     times = [1.0, 1.2, 1.4, 1.6, 1.8]
     assert _oracle(0.0, 1.0, times) == _oracle(0.9, 0.0, times) == 1.0
@@ -102,6 +117,12 @@ def test_auto_without_a_table_names_the_command(run, bundle):
     result = run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "auto")
     assert_refused(result, "run trt-spec tune")
     assert_refused(run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "soon"), "expected auto or")
+
+
+def test_all_drafts_share_the_engine_that_runs_them_fastest_together():
+    times = [{"a": 1.0, "b": 5.0, "c": 0.1}, {"a": 4.0, "b": 1.0}]
+    assert [_fastest([one]) for one in times] == ["c", "b"]
+    assert _fastest(times) == "a", "the engine c cannot run them all"
 
 
 def test_engine_auto_keeps_the_fastest_engines_and_tunes_them(run, bundle):

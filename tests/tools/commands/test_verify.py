@@ -67,6 +67,17 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     assert (found["effort"], found["total_variation"], found["power"], found["left_out"]) == ("full", 0.2, 0.99, [])
 
 
+def test_every_draft_of_a_bundle_is_certified(run, drafts: Pair, tmp_path):
+    only = ("--quick", "--only", "same-text", "--only", "rollback", "--json", tmp_path / "found.json")
+    assert run("verify", drafts.bundle, *COARSE, *only).code == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["draft"] == "checkpoint and checkpoint"
+    rows = {one["case"]: one["numbers"].get("comparisons") for one in found["findings"]}
+    assert any(case.startswith("model2, K ") for case in rows)
+    for role in ("target", "draft", "draft2"):
+        assert rows[f"{role}, batch 1"] > 0
+
+
 def test_each_drafter_setting_rule_and_way_to_choose_a_draft_length_is_sampled(run, llama: Pair, tmp_path):
     with known_costs(table(batches=(1,))), Decoder.open(llama.bundle) as decoder:
         result = run("verify", llama.bundle, *COARSE, "--only", "distribution", "--json", tmp_path / "found.json")

@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound, TracedSibling
-from trt_spec.runtime.drafters import DRAFTERS, NONE
+from trt_spec.runtime.drafters import NONE
 from trt_spec.runtime.lengths.drafting import MIXED, DraftingRules
 from trt_spec.runtime.requests.text import TextStream
 from trt_spec.tools.making.demo_bundle import TARGET
 from trt_spec.tools.pages.trace_page import Written, trace_page, written
 
+from ...bundles import DRAFTERS_OF_A_PAIR
 from ...runtime.lengths.test_controller import known_costs
 from ..conftest import assert_refused
 from ..reading_pages import assert_self_contained
@@ -101,6 +102,21 @@ def test_a_token_says_its_round_p_and_q_and_what_it_replaced(llama):
     assert [at["data-rejected"] for _, at, _ in page.elements if "data-rejected" in at] == ["'b'"]
 
 
+def test_a_token_tells_of_other_lines_of_its_round(llama):
+    with Decoder.open(llama.bundle, max_batch=1) as decoder:
+        request = decoder.submit("ab", SamplingParams(max_new_tokens=2), draft_length=3, trace=True)
+        a, b, c = (decoder.tokenizer.encode(text).ids[0] for text in "abc")
+        request.trace.append(TracedRound((a, b), 1, c, (0.5, 0.25), (0.75, 1.0), 0.625, beside=((c, a), (b,))))
+        request.commit([a, c], 1, [])
+        page = trace_page("ab", request, decoder)
+    assert (
+        page.count(
+            "another line of this round: &#x27;c&#x27; &#x27;a&#x27;&#10;another line of this round: &#x27;b&#x27;"
+        )
+        == 2
+    )
+
+
 def test_a_request_that_fails_leaves_no_page(generate, tmp_path):
     assert_refused(generate("--prompt", "", "--trace-html", tmp_path / "out.html"), "the prompt is empty")
     assert not list(tmp_path.iterdir())
@@ -120,7 +136,7 @@ DRAFTERS_SHOWN = {
 }
 
 
-@pytest.mark.parametrize("drafter", [*DRAFTERS, NONE, MIXED])
+@pytest.mark.parametrize("drafter", [*DRAFTERS_OF_A_PAIR, NONE, MIXED])
 def test_the_page_of_every_drafter_says_where_proposals_came_from(generate, llama, tmp_path, drafter):
     source, length = DRAFTERS_SHOWN[drafter]
     out = tmp_path / "trace.html"
