@@ -35,7 +35,7 @@ from trt_spec.engines.onnxruntime import open_engines as open_onnxruntime
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.drafters import DRAFTERS, Copier, Drafter, Offer, Resources, Sampler
 from trt_spec.runtime.sampling.checks import require, whole
-from trt_spec.runtime.sampling.filters import FILTERS, Change, Columns, Cut
+from trt_spec.runtime.sampling.filters import FILTERS, Ahead, Change, Columns, Cut
 from trt_spec.tools.cli import main
 
 from .bundles import Pair, save_graph
@@ -223,9 +223,9 @@ class NeverAfter(Change):
         columns["said"][row] = prompt[-1]
         columns["first"][row], columns["second"][row] = params.extra.get("never_after", (-1, -1))
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         assert ahead is not None
-        before = torch.cat([columns["said"][:, None], ahead], 1)[:, -scores.shape[1] :]  # [A, W]
+        before = torch.cat([columns["said"][:, None], ahead.tokens], 1)[:, -scores.shape[1] :]  # [A, W]
         token = torch.arange(scores.shape[2], device=scores.device)
         after_first = (before == columns["first"][:, None])[:, :, None]
         return scores.masked_fill(after_first & (token == columns["second"][:, None, None]), -torch.inf)

@@ -14,6 +14,7 @@ from ..round.frame import Frame, Prepared
 from ..round.plan import Plan
 from ..round.rows import Rows
 from ..sampling.acceptance import Noise, Proposal, Verdict, accept
+from ..sampling.filters import Ahead
 from ..sampling.transform import draft_transform
 from .drafter import Copier, Offer, Resources
 from .lookup import look_up
@@ -65,7 +66,7 @@ class Cascade(Copier):
         step.run()
         inner = replace(plan, draft_length=k - 1, ragged=True, lenient=False)
         proposal = Proposal(guesses, (asked - 1).clamp(min=0) * found, None)
-        scores = draft_transform(prepared.logits, rows, inner, guesses)
+        scores = draft_transform(prepared.logits, rows, inner, Ahead(guesses))
         # This test uses the uniforms that would draw the draft's tokens one by one: the first one draws, the others
         # test. The outer test has uniforms of its own. Under the coupled rule both tests use the noise of the index.
         gumbel = None if noise.gumbel is None else noise.gumbel[:, :k]

@@ -9,6 +9,7 @@ from ..round.frame import Frame
 from ..round.plan import Plan
 from ..round.rows import Rows
 from ..sampling.acceptance import Noise, Proposal, inverse_cdf
+from ..sampling.filters import Ahead
 from ..sampling.transform import draft_transform
 from .drafter import Offer
 from .siblings import hang_siblings
@@ -118,11 +119,11 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Dra
     return Drawn(count, q, sure)
 
 
-def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Tensor | None:
+def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Ahead | None:
     """Return the first i proposals [A, i] if a filter reads them."""
     if not plan.reads_ahead:
         return None
-    return torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0]
+    return Ahead(torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0])
 
 
 def all_k(parts: list[Tensor], plan: Plan) -> Tensor | None:

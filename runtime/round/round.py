@@ -35,7 +35,7 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     clock.mark(2)
     frame.verify.run()
     clock.mark(3)
-    scores = transform(frame.target_logits, rows, plan, proposal.tokens)
+    scores = transform(frame.target_logits, rows, plan, proposal.ahead)
     accept(proposal, scores, rows, plan, noise, frame.verdict)
     if not frame.on_cpu:
         flag_no_numbers(frame.target_logits, frame.verdict)

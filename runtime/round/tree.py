@@ -81,3 +81,17 @@ class Tree:
         found.flatten(1).scatter_add_(1, index, nodes * self.hung)
         found[:, :, 0] = self._line[1:] * self.exists[:, :length]
         return found
+
+    def paths(self, row: int) -> list[list[int]]:
+        """Return the nodes from the root to each that ends a path of the row; the root itself is left out."""
+        parents = self.parents[row].tolist()
+        nodes = [node for node, exists in enumerate(self.exists[row].tolist(), 1) if exists]
+        followed = {parents[node - 1] for node in nodes}
+        found = []
+        for node in nodes:
+            if node not in followed:
+                path = [node]
+                while parent := parents[path[-1] - 1]:
+                    path.append(parent)
+                found.append(path[::-1])
+        return found or [[]]

@@ -18,6 +18,7 @@ from ..round.plan import Plan
 from ..round.rows import Rows, counting, pick
 from ..round.tree import Tree
 from .block import Block, Chances
+from .filters import Ahead
 from .noise import of_rank
 
 NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
@@ -55,6 +56,11 @@ class Proposal(NamedTuple):
     tree: Tree | None = None  # None: a line
     counts: Tensor | None = None  # [A, D] how many each of several lines proposes
     laws: tuple[Tensor | None, ...] = ()  # of each of several lines what `probabilities` is of the first
+
+    @property
+    def ahead(self) -> Ahead:
+        """What the target's positions come after."""
+        return Ahead(self.tokens, self.tree)
 
 
 class Winners:

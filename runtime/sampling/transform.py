@@ -12,19 +12,16 @@ from torch import Tensor
 
 from ..round.plan import Plan
 from ..round.rows import Rows
-from .filters import Change, Columns, Cut, Filter, cut_below
+from .filters import Ahead, Change, Columns, Cut, Filter, cut_below
 from .filters.temperature import at_the_drafts_own, cut_to_depth
 
 
-def transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Tensor | None) -> Tensor:
-    """Return scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf.
-
-    `ahead` [A, N] are tokens of this round: the last position comes after all, each position before it after one fewer.
-    """
+def transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
+    """Return scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf."""
     return apply(plan.filters, logits, rows.columns, ahead)
 
 
-def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Tensor | None) -> Tensor:
+def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
     """Transform at the draft's own temperature; the draft samples from the softmax of exactly these scores."""
     if not plan.own_draft:
         return transform(logits, rows, plan, ahead)
@@ -32,7 +29,7 @@ def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Tensor | None
     return cut_to_depth(scores, rows.columns)
 
 
-def apply(filters: Sequence[Filter], scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+def apply(filters: Sequence[Filter], scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
     cuts: list[Cut] = []
     for one in filters:
         if isinstance(one, Cut):

@@ -20,6 +20,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
 from trt_spec.runtime.grammars.guide import GUIDES, Guide
 from trt_spec.runtime.sampling.acceptance import Proposal, residual
+from trt_spec.runtime.sampling.filters import Ahead
 from trt_spec.runtime.sampling.filters.grammar import Allowed, exclude, seat, unpacked
 from trt_spec.runtime.sampling.transform import draft_transform, transform
 
@@ -418,12 +419,14 @@ def test_one_round_by_enumeration_gives_exactly_p_under_the_grammar(
     seat(rows.columns, 0, guide)
     generator = torch.Generator().manual_seed(3)
     target, draft = torch.randn(1, 2, 64, generator=generator), torch.randn(1, 1, 64, generator=generator)
-    q = draft_transform(draft, rows, plan if masked_draft else unmasked(plan), torch.zeros(1, 0, dtype=torch.int64))
+    q = draft_transform(
+        draft, rows, plan if masked_draft else unmasked(plan), Ahead(torch.zeros(1, 0, dtype=torch.int64))
+    )
     q = q.softmax(-1)
     total = torch.zeros(64)
     for token in range(64):
         tokens = torch.tensor([[token]])
-        p = transform(target, rows, plan, tokens).softmax(-1)
+        p = transform(target, rows, plan, Ahead(tokens)).softmax(-1)
         share = q[0, 0, token]
         stands = torch.clamp(p[0, 0, token] / share, max=1) if share else torch.zeros(())
         left = residual(Proposal(tokens, torch.ones(1, dtype=torch.int64), q), p, torch.zeros(1, dtype=torch.int64))

@@ -231,13 +231,6 @@ def test_several_lines_stay_within_the_bytes_of_the_caches(llama: Pair):
         ("model+random", "3+3", {}, "draft_length is CombLength"),
         ("model+random", EntropyRule(), {}, "draft_length is EntropyRule"),
         ("model+random", 4, {"lenience": 0.5}, "model+random has several lines, which lenience cannot be used with"),
-        (
-            "model+random",
-            4,
-            {"min_tokens": 2},
-            "model+random has several lines, which min_tokens cannot be used with",
-        ),
-        ("model+lookup", 4, {"presence_penalty": 1.0}, "repetition_penalty or presence_penalty or frequency_penalty"),
     ],
 )
 def test_what_several_lines_cannot_be_is_refused(llama: Pair, drafter: str, length: object, params: dict, message: str):

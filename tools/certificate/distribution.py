@@ -39,6 +39,7 @@ CASES = (  # of the first drafter; each other one has the first
 )
 COMB_SHAPES = (CombLength(1, 3), CombLength(3, 3))  # all siblings at one place, and at several
 TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
+READING_AHEAD = "T 0.6, penalties, bias"  # of trees, too: each node counts what its own path says
 LINE_LENGTH = 2  # of several lines: behind it they differ, or no line was chosen from another
 COPIES = ("lookup", "suffix")  # are certain of what they propose: a second proposal is like the first
 CONTROLS = {
@@ -153,7 +154,9 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bo
     choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
     choices |= ways_to_choose(decoder)
     cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
-    trees = [*comb_cases(decoder, each_tree), *line_cases(decoder, each_tree)]
+    kinds = comb_cases(decoder, each_tree), line_cases(decoder, each_tree)
+    trees = [case for kind in kinds for case in kind]
+    trees += [(READING_AHEAD, *case[1:]) for kind in kinds for case in kind[:1]]
     return cases + [Case(*one, prompts[one[2].split(BESIDE)[0]]) for one in trees]
 
 

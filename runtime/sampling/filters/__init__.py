@@ -1,7 +1,7 @@
 """The filters of a request, one per file, in the order in which they change its distribution."""
 
 from .bias import Bias
-from .filter import Change, Columns, Cut, Filter, cut_below
+from .filter import Ahead, Change, Columns, Cut, Filter, cut_below
 from .grammar import Allowed
 from .min_p import MinP
 from .min_tokens import MinTokens
@@ -13,4 +13,4 @@ from .top_p import TopP
 TEMPERATURE = Temperature()
 FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), TEMPERATURE, TopK(), TopP(), MinP()]
 
-__all__ = ["FILTERS", "TEMPERATURE", "Change", "Columns", "Cut", "Filter", "cut_below"]
+__all__ = ["FILTERS", "TEMPERATURE", "Ahead", "Change", "Columns", "Cut", "Filter", "cut_below"]

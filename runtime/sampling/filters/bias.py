@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from ..checks import LARGEST, real, require, whole
-from .filter import Change, Columns, wide, widened
+from .filter import Ahead, Change, Columns, wide, widened
 
 if TYPE_CHECKING:
     from ..params import SamplingParams
@@ -40,5 +40,5 @@ class Bias(Change):
         for token, bias in params.logit_bias.items():
             columns["bias"][row, token] = bias
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         return scores + columns["bias"][:, None]

@@ -1,15 +1,23 @@
 """The interface of every filter: one way in which a request changes the distribution of its next token."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from ...round.tree import Tree
     from ..params import SamplingParams
 
 Columns = dict[str, Tensor]  # by name, one entry per row: what the filters know of each request
+
+
+class Ahead(NamedTuple):
+    """The proposals of a round that its positions come after."""
+
+    tokens: Tensor  # [A, N]
+    tree: "Tree | None" = None  # None: a line, whose last position comes after all, each before it after one fewer
 
 
 class Filter:
@@ -20,6 +28,7 @@ class Filter:
 
     fields: ClassVar[Mapping[str, str]] = {}  # the parameters it reads, each with its help
     reads_ahead: ClassVar[bool] = False  # whether it depends on the tokens of the same round
+    reads_trees: ClassVar[bool] = False  # if so, whether it knows that they may be a tree; else a request has one line
     on_host: ClassVar[bool] = False  # whether it works on the host in a round, which can then not be recorded
 
     def check(self, params: "SamplingParams") -> None:
@@ -45,11 +54,8 @@ class Filter:
 class Change(Filter):
     """A filter that computes new scores."""
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
-        """Return new scores [A, W, V]. `ahead` [A, N] are tokens of this round, if a filter reads them.
-
-        The last position comes after all of them, each position before it after one fewer.
-        """
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        """Return new scores [A, W, V]. `ahead` are tokens of this round, if a filter reads them."""
         raise NotImplementedError
 
 

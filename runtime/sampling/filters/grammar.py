@@ -12,7 +12,7 @@ from ....engines import RequestError
 from ...grammars.grammar import Grammar
 from ...grammars.guide import ANYTHING, GUIDES, Guide
 from ..checks import require
-from .filter import Change, Columns
+from .filter import Ahead, Change, Columns
 
 if TYPE_CHECKING:
     from ..params import SamplingParams
@@ -24,7 +24,7 @@ class Allowed(Change):
     """Asks the guide of each row. That is Python on the host, so a round with a grammar is never recorded."""
 
     fields: ClassVar = {"grammar": "the language that the output belongs to; as a flag, a file with a Lark grammar"}
-    reads_ahead = on_host = True
+    reads_ahead = reads_trees = on_host = True
 
     def check(self, params: "SamplingParams") -> None:
         sound = params.grammar is None or isinstance(params.grammar, Grammar)
@@ -49,17 +49,20 @@ class Allowed(Change):
     ) -> None:
         columns["guide"][row] = 0
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         assert ahead is not None
         batch, width, vocab_size = scores.shape
-        numbers, tokens = columns["guide"].tolist(), ahead.tolist()
-        if batch == 1:
-            bits = GUIDES[numbers[0]].allowed(tokens[0], width)[None]
-        else:
-            bits = np.full((batch, width, -(-vocab_size // 32)), ANYTHING, np.int32)
-            for row, number in enumerate(numbers):
-                if number:
-                    bits[row] = GUIDES[number].allowed(tokens[row], width)
+        numbers, tokens, tree = columns["guide"].tolist(), ahead.tokens.tolist(), ahead.tree
+        if batch == 1 and tree is None:
+            return exclude(scores, GUIDES[numbers[0]].allowed(tokens[0], width)[None])
+        bits = np.full((batch, width, -(-vocab_size // 32)), ANYTHING, np.int32)
+        for row, number in enumerate(numbers):
+            if number and tree is None:
+                bits[row] = GUIDES[number].allowed(tokens[row], width)
+            elif number and tree is not None:
+                for path in tree.paths(row):
+                    said = [tokens[row][node - 1] for node in path]
+                    bits[row, [0, *path]] = GUIDES[number].allowed(said, len(path) + 1)
         return exclude(scores, bits)
 
 

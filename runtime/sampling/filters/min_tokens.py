@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import require, whole
-from .filter import Change, Columns, wide, widened
+from .filter import Ahead, Change, Columns, wide, widened
 
 if TYPE_CHECKING:
     from ..params import SamplingParams
@@ -17,7 +17,7 @@ class MinTokens(Change):
     """The decoder adds the end-of-sequence tokens of its bundle to the stop tokens of a request that asks for this."""
 
     fields: ClassVar = {"min_tokens": "before this many tokens neither end of sequence nor stop tokens may come"}
-    reads_ahead = True
+    reads_ahead = reads_trees = True
 
     def check(self, params: "SamplingParams") -> None:
         most = params.max_new_tokens
@@ -41,10 +41,14 @@ class MinTokens(Change):
         if self.active(params):
             columns["stops"][row, list(params.stop_token_ids)] = 1
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         assert ahead is not None
-        first = columns["tokens_said"] + ahead.shape[1] - (scores.shape[1] - 1)  # [A] tokens before the first position
-        before = first[:, None] + torch.arange(scores.shape[1], device=scores.device)  # [A, W]
+        if ahead.tree is not None:
+            place = ahead.tree.depths  # [A, W] tokens of this round before each position
+        else:
+            first = ahead.tokens.shape[1] - (scores.shape[1] - 1)
+            place = torch.arange(first, first + scores.shape[1], device=scores.device)
+        before = columns["tokens_said"][:, None] + place  # [A, W]
         short = before < columns["min_tokens"][:, None]
         return scores.masked_fill(short[:, :, None] & (columns["stops"] > 0)[:, None], -torch.inf)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import LARGEST, real, require
-from .filter import Change, Columns, wide, widened
+from .filter import Ahead, Change, Columns, wide, widened
 
 if TYPE_CHECKING:
     from ..params import SamplingParams
@@ -21,7 +21,7 @@ class Penalties(Change):
         "presence_penalty": "subtract this from the score of tokens in the output",
         "frequency_penalty": "subtract this for each time a token is in the output",
     }
-    reads_ahead = True
+    reads_ahead = reads_trees = True
 
     def check(self, params: "SamplingParams") -> None:
         low, high = REPETITIONS
@@ -53,7 +53,7 @@ class Penalties(Change):
             counts = torch.zeros(vocab_size).scatter_add_(0, torch.tensor(prompt), torch.ones(len(prompt)))
             columns["prompt_counts"][row] = counts
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         assert ahead is not None
         repetition, presence, frequency = (columns[n][:, None, None] for n in ("repetition", "presence", "frequency"))
         counts = counts_at_each_position(columns["output_counts"], ahead, scores.shape[1])
@@ -67,16 +67,20 @@ class Penalties(Change):
         columns["output_counts"].scatter_add_(1, tokens, committed.float())
 
 
-def counts_at_each_position(before: Tensor, ahead: Tensor, width: int) -> Tensor:
+def counts_at_each_position(before: Tensor, ahead: Ahead, width: int) -> Tensor:
     """How often each token is in the output [A, W, V], as plain decoding would have it at each position.
 
-    `before` [A, V] counts what was committed. The last position comes after all tokens `ahead` [A, N].
+    `before` [A, V] counts what was committed.
     """
-    first = ahead.shape[1] - (width - 1)  # so many come before the first position
+    tokens, tree = ahead
+    if tree is not None:
+        said = torch.zeros(*tokens.shape, before.shape[1], device=before.device).scatter_(2, tokens[:, :, None], 1.0)
+        return before[:, None] + tree.ancestors[:, :, 1:].float() @ said
+    first = tokens.shape[1] - (width - 1)  # so many come before the first position
     if first:
-        before = before.scatter_add(1, ahead[:, :first], torch.ones_like(ahead[:, :first], dtype=before.dtype))
+        before = before.scatter_add(1, tokens[:, :first], torch.ones_like(tokens[:, :first], dtype=before.dtype))
     if width == 1:
         return before[:, None]
     counts = torch.zeros(len(before), width, before.shape[1], device=before.device)
-    counts[:, 1:].scatter_(2, ahead[:, first:, None], 1.0)
+    counts[:, 1:].scatter_(2, tokens[:, first:, None], 1.0)
     return before[:, None] + counts.cumsum(1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import real, require
-from .filter import Change, Columns, cut_below
+from .filter import Ahead, Change, Columns, cut_below
 
 if TYPE_CHECKING:
     from ..params import SamplingParams
@@ -42,7 +42,7 @@ class Temperature(Change):
         columns["draft_temperature"][row] = params.own_draft_temperature or 1.0
         columns["draft_depth"][row] = 0.0 if params.own_draft_temperature == 0 and not params.greedy else torch.inf
 
-    def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         return scores / columns["temperature"][:, None, None]
 
 

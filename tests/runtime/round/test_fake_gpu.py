@@ -27,7 +27,7 @@ from trt_spec.runtime.round.frame import Frame
 from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.round.result import RowResult
 from trt_spec.runtime.round.rows import Rows, counting
-from trt_spec.runtime.sampling.filters import Change, Columns
+from trt_spec.runtime.sampling.filters import Ahead, Change, Columns
 from trt_spec.runtime.sampling.noise import constants
 
 from ...bundles import DRAFTERS_OF_A_PAIR, Pair
@@ -171,7 +171,7 @@ NOTICED = "tensor of the (host|device)|on the same device|_local_scalar_dense|no
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_a_gpu_would_wait_for_is_noticed_in_a_round(llama: Pair, watch: Watch, plant: str) -> None:
     class Planted(Change):
-        def apply(self, scores: Tensor, columns: Columns, ahead: Tensor | None) -> Tensor:
+        def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
             PLANTS[plant](scores, host)
             return scores
 
