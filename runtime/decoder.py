@@ -29,6 +29,7 @@ from .drafters import Resources, open_drafters
 from .engine_choice import resolve
 from .grammars.compiler import Compiler
 from .grammars.grammar import Grammar
+from .lengths.chooser import BESIDE
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules, DraftLength
@@ -234,7 +235,7 @@ class Decoder:
         if params.min_tokens and len(banned.union(params.stop_token_ids)) == self.vocab_size:
             raise RequestError("min_tokens and logit_bias leave no token to begin with; ask for less")
         predicted = self._encode(prediction, begins=False) if prediction else []
-        if predicted and drafter not in (None, PREDICTING):
+        if predicted and PREDICTING not in str(drafter or PREDICTING).split(BESIDE):
             raise RequestError(
                 f"drafter is {drafter!r}, but a prediction is copied by {PREDICTING}; leave one of them out", "drafter"
             )
@@ -298,7 +299,7 @@ class Decoder:
     def between_rounds(self) -> Iterator[None]:
         """Hold off rounds, so that each step of the last frame can be run again: it rewrites what is already there.
 
-        But for the entries of a comb, which `Frame.settle` then has to put in order again.
+        But for the entries of a tree, which `Frame.settle` then has to put in order again.
         """
         with self._inside():
             yield

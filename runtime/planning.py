@@ -1,8 +1,9 @@
 """Plans a round from the parameters of the live requests and what they want to draft."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, zip_longest
+from itertools import count, repeat, zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -66,10 +67,10 @@ class Planner:
         """Drop the last plan, because the live rows have changed."""
         self.shares: tuple[Share, ...] | None = None  # of the last plan
 
-    def plan(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> Plan:
-        """Plan the next round of these requests."""
-        shares = self._within_reach(tuple(map(self._share, live, wanted, count())))
-        self._wanted, window = list(wanted), max(one.window for one in wanted)
+    def plan(self, live: Sequence[Request], wanted: Sequence[Wanted], window: int = LEAST_WINDOW) -> Plan:
+        """Plan the next round of these requests, in which drafts first read the last `window` tokens."""
+        shares = self._within_reach(tuple(map(self._share, live, wanted, count(), repeat(window))))
+        self._wanted = list(wanted)
         if (shares, window) != (self.shares, self._window):
             self.shares, self._window = shares, window
             self._plan = make_plan(
@@ -90,6 +91,8 @@ class Planner:
                 [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
             )
             self.view = self._rows.view(self._plan.batch)
+            runs = Counter(source for sources in self._plan.lines for source in sources)
+            self.run_twice = {source for source, lines in runs.items() if lines > 1}
         entries = self._live_entries(live)
         if entries != self._plan.live:
             self._plan = replace(self._plan, live=entries)
@@ -101,6 +104,9 @@ class Planner:
             return False
         if self._live_entries(live) != self._plan.live:
             return False
+        several = [source for one in self.shares if one.beside for source, _ in one.lines]
+        if self._plan.draft_length >= self._window and any(source.needs_model for source in several):
+            return False  # a draft may lack more of what another line has committed than its first step reads
         if [one.siblings for one in self._wanted] != [one.siblings for one in wanted]:
             return False
         asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
@@ -110,11 +116,6 @@ class Planner:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
         width = self._plan.draft_length + self._plan.beyond + 1
         return self._bucket(max(request.length for request in live) + 2 * width)
-
-    @property
-    def several(self) -> bool:
-        """Whether some row has several lines in the last plan."""
-        return self.shares is not None and any(one.beside for one in self.shares)
 
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
         """Leave out what the target's widest step has no room for behind the longest line.
@@ -130,12 +131,12 @@ class Planner:
             return shares
         return tuple(one._replace(siblings=min(one.siblings, room), beside=one.beside[:lines]) for one in shares)
 
-    def _share(self, request: Request, wanted: Wanted, row: int) -> Share:
+    def _share(self, request: Request, wanted: Wanted, row: int, window: int) -> Share:
         """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
         lines = []
         for source in filter(None, map(self._drafters.get, wanted.names)):
             model = source.model
-            if model is not None and not 2 <= request.length <= model.cache.entries[row] + wanted.window:
+            if model is not None and not 2 <= request.length <= model.cache.entries[row] + window:
                 continue
             if length := source.ready(request, wanted.length):
                 lines.append((source, length))
@@ -175,11 +176,6 @@ def make_plan(
         own_draft=own_draft,
         ragged=limited
         or any(one.length < longest or any(source.may_come_short for source, _ in one.lines) for one in shares),
-        alone=any(one.siblings or one.beside for one in shares)
-        and any(
-            not (one.siblings or one.beside) and (each.test != "coupled" or each.lenient)
-            for one, each in zip(shares, params, strict=True)
-        ),
         rejection="rejection" in tests,
         tokenwise="tokenwise" in tests,
         coupled="coupled" in tests,

@@ -18,7 +18,7 @@ from .requests.metrics import Outcome, Speculation
 from .requests.request import Request
 from .round.capture import MOST_KINDS, Flight, Rounds
 from .round.frame import Frame
-from .round.plan import Plan
+from .round.plan import LEAST_WINDOW, Plan
 from .round.result import RowResult
 from .round.rows import BLOCK, Rows
 from .seating import Occupant, Seating
@@ -179,10 +179,20 @@ class Scheduler:
         draft = next((model for model in models if model is not None), next(iter(self.drafts), None))
         return occupant.request.length - 2 > (0 if draft is None else draft.cache.entries[occupant.row])
 
-    def _windows(self, wanted: Wanted) -> dict[Model, int]:
-        """Return which drafts a row may run next, and how many of the last tokens each of them reads then."""
+    def _window(self, wanted: Sequence[Wanted]) -> int:
+        """Return how many of a row's last tokens its draft reads first: all that a round commits where other lines may.
+
+        Plans of TensorRT are compiled for two; there a draft reads what it lacks before the round.
+        """
+        may_lag = any(len(one.names) > 1 and self._drafts_of(one) for one in wanted)
+        if not may_lag or any(draft.engine.static_widths for draft in self.drafts):
+            return LEAST_WINDOW
+        return max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
+
+    def _drafts_of(self, wanted: Wanted) -> list[Model]:
+        """Return the draft models that a row may run next."""
         drafts = map(self._draft_of, wanted.names if wanted.length else ())
-        return {draft: wanted.window for draft in drafts if draft is not None}
+        return [draft for draft in drafts if draft is not None]
 
     def _draft_of(self, drafter: str) -> Model | None:
         source = self._drafters.get(drafter)
@@ -213,13 +223,15 @@ class Scheduler:
         self._choose()
         requests = [occupant.request for occupant in self.live]
         wanted = [occupant.chooser.wanted for occupant in self.live]
-        self._prefill.catch_up(requests, list(map(self._windows, wanted)))
-        plan = self._planner.plan(requests, wanted)
+        window = self._window(wanted)
+        self._prefill.catch_up(requests, [self._drafts_of(one) for one in wanted], window)
+        plan = self._planner.plan(requests, wanted, window)
         lengths = [request.length for request in requests]
         span = max(lengths)
         assert self._planner.shares is not None
-        # Siblings and further lines lie behind the longest line of all.
-        widths = [share.length + plan.beyond + 1 for share in self._planner.shares]
+        # What a row has beyond its first line lies behind the longest line of all.
+        lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
+        widths = [length + plan.beyond + 1 for length in lines]
         self.target.cache.make_room(0, lengths, widths)
         for draft in plan.drafts:
             draft.cache.make_room(0, lengths, [plan.draft_length + 1] * plan.batch)
@@ -301,7 +313,8 @@ class Scheduler:
         self.target.cache.entries[row] = before + result.accepted
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
-                own = 0 if self._planner.several else result.accepted - (result.last != result.accepted)
+                lost = share.beside or source in self._planner.run_twice
+                own = 0 if lost else result.accepted - (result.last != result.accepted)
                 source.model.cache.entries[row] = before + min(own, result.proposed - 1)
         if request.trace is not None and result.trace is not None:
             traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())

@@ -96,16 +96,22 @@ class Seating:
         return self._budget.admits([length])
 
     def admit(self) -> bool:
-        """Give the next request that waits a row, if one and the memory are free."""
+        """Give the next request that waits a row, if one and the memory are free; return whether to ask again."""
         row = len(self.occupants)
         with self._queue_lock:
-            if not self.waiting or row >= self._most_rows or not self._has_memory(self.waiting[0]):
+            if not self.waiting or row >= self._most_rows:
+                return False
+            fits = self._has_memory(self.waiting[0])
+            if row and not fits:
                 return False
             request = self.waiting.popleft()
-            drafting = request.drafting
-            self._admitted += 1
-            occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
-            self.prefilling.append(occupant)
+        if not fits:  # nor ever, though it did when it was submitted
+            _fail(request, CacheFull("its rounds have become too wide for cache_bytes; ask for fewer proposals"))
+            return True
+        drafting = request.drafting
+        self._admitted += 1
+        occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
+        self.prefilling.append(occupant)
         request.state = State.PREFILLING
         self._rows.admit(row, request.prompt, request.params, request.seed, self._target.vocab_size)
         if request.token_ids:  # it had given up its place

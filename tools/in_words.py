@@ -6,13 +6,15 @@ from ..engines import Bundle
 from ..runtime import EntropyRule, Speculation
 from ..runtime.drafters import DRAFTERS
 from ..runtime.drafters.model import DraftModel
+from ..runtime.lengths.chooser import BESIDE
 from ..runtime.lengths.drafting import DraftLength
 
 
 def draft_of(bundle: Bundle, drafter: str) -> str | None:
-    """The name of the draft model that a drafter runs, or of the first one; None if the bundle has none."""
-    place = DRAFTERS[drafter].which_draft if drafter in DRAFTERS else 0
-    return bundle.models[bundle.drafts[place]].name if bundle.drafts else None
+    """The names of the draft models that a drafter runs, or of the first one; None if the bundle has none."""
+    kinds = [DRAFTERS[name] for name in drafter.split(BESIDE) if name in DRAFTERS]
+    places = [kind.which_draft for kind in kinds if kind.needs_model] or [0]
+    return " and ".join(bundle.models[bundle.drafts[place]].name for place in places) if bundle.drafts else None
 
 
 def source_of_proposals(drafter: str, draft: str | None) -> str:

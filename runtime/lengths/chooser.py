@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from ..drafters import NONE
 from ..requests.metrics import Outcome
-from ..round.plan import LEAST_WINDOW
 
 
 class Wanted(NamedTuple):
@@ -23,11 +22,6 @@ class Wanted(NamedTuple):
     def names(self) -> list[str]:
         """The drafter of each line."""
         return self.drafter.split(BESIDE)
-
-    @property
-    def window(self) -> int:
-        """How many committed tokens a draft model reads first: all that a round commits if they may be another's."""
-        return self.length + 1 if self.length and BESIDE in self.drafter else LEAST_WINDOW
 
 
 BESIDE = "+"  # between the names of drafters that give a line each

@@ -1,6 +1,7 @@
 """The drafting that a request asks for: how many proposals, and from where; both are checked together."""
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ class DraftingRules:
         if not isinstance(drafter, str) or not set(names).issubset(DRAFTERS if len(names) > 1 else known):
             listed = ", ".join((*self._listed, NONE, MIXED))
             raise RequestError(
-                f"drafter is {drafter!r}, expected one of {listed}; or several, as model+suffix", "drafter"
+                f"drafter is {shortened(drafter)}, expected one of {listed}; or several, as model+suffix", "drafter"
             )
         for name in names:
             if name in self.unavailable:
@@ -113,7 +114,11 @@ class DraftingRules:
         known = self.controller is not None and drafter in self.controller.costs.acceptance
         if drafter == MIXED or (known and not (params and params.keeps_its_draft)):
             return AUTO
-        return min(DEFAULT_DRAFT_LENGTH, self.longest)
+        return min(DEFAULT_DRAFT_LENGTH, self._longest_of(drafter.count(BESIDE) + 1))
+
+    def _longest_of(self, lines: int) -> int:
+        """Return the most proposals in each of so many lines."""
+        return self.longest if lines == 1 or self.most is None else min(self.longest, self.most // lines)
 
     def chooser(self, drafting: Drafting) -> Chooser:
         """Make the chooser of one request."""
@@ -169,7 +174,7 @@ class DraftingRules:
     def _check_lines(self, length: object, names: Sequence[str], params: SamplingParams) -> None:
         drafter, count = BESIDE.join(names), len(names)
         if len(set(names)) < count:
-            raise RequestError(f"drafter {drafter} names a source twice, whose lines would be the same", "drafter")
+            raise RequestError(f"drafter {drafter} names a source twice; name each once", "drafter")
         if "cascade" in names:
             raise RequestError(
                 f"drafter {drafter} has a line of cascade, which goes with no other; leave it out", "drafter"
@@ -178,10 +183,11 @@ class DraftingRules:
             raise RequestError(f"this engine verifies one line of proposals only, not {drafter}; name one", "drafter")
         if count > MOST_LINES:
             raise RequestError(f"drafter {drafter} names {count} sources, expected at most {MOST_LINES}", "drafter")
-        most = min(self.longest, self.most // count)
+        most = self._longest_of(count)
         if type(length) is not int or not 0 <= length <= most:
+            given = str(length) if isinstance(length, CombLength) else repr(length)
             raise RequestError(
-                f"draft_length is {length!r}, expected a whole number from 0 to {most} for each source of {drafter}",
+                f"draft_length is {given}, expected a whole number from 0 to {most} for each source of {drafter}",
                 "draft_length",
             )
         if count * self.longest > self.most and params.test != "coupled":
@@ -221,3 +227,8 @@ def _judged_in_lines_only(params: SamplingParams) -> str | None:
         return "lenience"
     ahead = [one for one in FILTERS if one.reads_ahead and not one.reads_trees and one.active(params)]
     return " or ".join(ahead[0].fields) if ahead else None
+
+
+def shortened(value: object) -> str:
+    """Spell a value that may be of any length."""
+    return reprlib.repr(value)

@@ -79,7 +79,7 @@ class Request:
     def draft(self, length: DraftLength, drafter: str) -> None:
         """Change draft length and drafter from the next round on; if one is refused, both stay as they were.
 
-        Where a wider comb no longer fits into `cache_bytes`, the youngest request gives up its place.
+        Where wider rounds no longer fit into `cache_bytes`, the youngest request gives up its place.
         """
         self.drafting = self._rules.check(length, drafter, self.params)
 

@@ -30,7 +30,6 @@ class Plan:
     draft_filters: "tuple[Filter, ...]" = ()  # if own_draft: the filters of the draft
     own_draft: bool = False  # the draft of some row samples at a temperature of its own
     ragged: bool = False  # some row proposes fewer than K tokens
-    alone: bool = False  # beside rows with more, some row has one line and a test that only a single line has
     rejection: bool = False  # some row samples by the rejection rule, which judges its proposals together
     tokenwise: bool = False  # some row samples by the rule that judges them one by one
     coupled: bool = False  # some row is greedy or samples by the coupled rule

@@ -29,8 +29,8 @@ class Walk(NamedTuple):
     law: Tensor  # [A, V]
 
 
-def walk(begin: Walk, p: Tensor, proposal: Proposal, tree: Tree, rows: Rows, noise: Noise) -> Walk:
-    """Go on from where the first line has come to, or from the root, by p [A, N+1, V] after each node."""
+def walk(begin: Walk, some: Tensor, p: Tensor, proposal: Proposal, tree: Tree, rows: Rows, noise: Noise) -> Walk:
+    """Let `some` rows [A] go on from where they begin, by p [A, N+1, V] after each node."""
     lines, length, counts = tree.lines, tree.length, proposal.counts
     assert counts is not None
     tokens = proposal.tokens[:, : lines * length].view(-1, lines, length)
@@ -40,7 +40,7 @@ def walk(begin: Walk, p: Tensor, proposal: Proposal, tree: Tree, rows: Rows, noi
     agree = (tokens == tokens[:, :1]).cumprod(2).sum(2)
     left = (agree >= begin.accepted[:, None]) & (counts > begin.accepted[:, None])  # [A, D]: they agree, and go on
     left[:, 0] &= ~rows.block  # the first line has been judged
-    going = torch.ones_like(left[:, 0])
+    going = some
     accepted, line, law = begin
     for place in range(length + 1):
         begins, here = begin.accepted == place, pick(p, line * length + place) if place else p[:, 0]

@@ -47,7 +47,8 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
     assert tree is not None
     p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
     more = (rows.siblings > 0) | (rows.lines > 1)  # than one line
-    if plan.draws or plan.alone:  # first the first line, as if it were alone
+    by_line = plan.draws or plan.lenient  # else each row picks its path, whatever it has
+    if by_line:  # first the first line, as if it were alone
         line = proposal._replace(tokens=tokens[:, :k])
         law = judge(line, scores[:, : k + 1], None if p is None else p[:, : k + 1], rows, plan, noise, verdict)
         put(None, straight(verdict.accepted, k), verdict)
@@ -57,7 +58,7 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
         gumbel = None if noise.gumbel is None else at_nodes(noise.gumbel, tree.depths)
         verdict.picked.pick(scores, gumbel)
         passed = (verdict.picked.tokens.gather(1, tree.parents) == tokens) & tree.exists
-        walked = more & rows.coupled if plan.draws or plan.alone else None
+        walked = more & rows.coupled if by_line else None
         put(walked, deepest(passed, tree, k), verdict)
         picked = verdict.picked.tokens.gather(1, verdict.path)
         verdict.tokens.copy_(picked if walked is None else torch.where(walked[:, None], picked, verdict.tokens))
@@ -85,7 +86,7 @@ def go_on(
             torch.zeros_like(verdict.accepted),
             torch.where(block[:, None], law, p[:, 0]),
         )
-        walked = walk(begin, p, proposal, tree, rows, noise)
+        walked = walk(begin, some & several, p, proposal, tree, rows, noise)
         law = torch.where(several[:, None], walked.law, law)
         nodes = straight(walked.accepted, k).nodes
         nodes = nodes + walked.line[:, None] * k * (nodes > 0)

@@ -1,18 +1,25 @@
 """Several lines of proposals in one round: the same texts and log-probs as without; what cannot be is refused."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from trt_spec.engines import EngineError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, EntropyRule, RequestError, SamplingParams, Speculation
 from trt_spec.runtime.drafters import DRAFTERS
+from trt_spec.runtime.round import capture
 from trt_spec.runtime.sampling.noise import MOST_LINES
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
 from ..bundles import Pair
+from ..recorder import Recorder
+from .scripted import ScriptedEngine, scripted_decoder
 from .test_combs import RULES, SAMPLED, bytes_for, steps_within
 from .test_greedy import random_prompts
 
@@ -201,6 +208,92 @@ def test_the_draft_reads_what_another_line_has_proposed_within_its_own_first_ste
     assert not widths
 
 
+def test_a_round_is_as_wide_as_its_longest_line_whichever_that_is(tmp_path: Path):
+    """The first line may be a short copy: at no length is the end of the cache written past, as this engine tells."""
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    with scripted_decoder(tmp_path, hardly_repeated, hardly_repeated) as decoder:
+        for length in range(90, 135, 3):
+            said = [hardly_repeated(range(place)) for place in range(length + 6)]
+            [output] = decoder.generate([said[:length]], params, draft_length=16, drafter="suffix+model")
+            assert list(output.token_ids) == said[length:]
+
+
+def hardly_repeated(context: Sequence[int]) -> int:
+    count = len(context)
+    return 97 + (31 * count**2 + 17 * (count // 3)) % 150 % 26
+
+
+@pytest.mark.parametrize("beside", ["model", "lookup"])
+def test_beside_several_lines_a_single_one_costs_its_draft_no_step_of_its_own(llama: Pair, beside: str):
+    with Decoder.open(llama.bundle) as decoder:
+        params = replace(RULES["coupled"], max_new_tokens=60, top_k=0)
+        drafter = "random+model" if beside == "model" else "lookup+random"
+        decoder.submit([3, 4, 5, 6, 7, 8], params, draft_length=2, drafter=drafter)
+        decoder.submit([9, 8, 7, 6, 5, 4], params, draft_length=4, drafter="model")
+        decoder.step()
+        widths, prefill = [], decoder.draft.prefill
+        decoder.draft.prefill = lambda rows, tokens: (widths.append(rows), prefill(rows, tokens))[1]
+        while len(decoder.live) == 2:
+            decoder.step()
+        assert decoder.speculation.rounds > 10
+    assert not widths
+
+
+@pytest.mark.parametrize("k", [3, 8])
+def test_rounds_launched_ahead_leave_no_hole_in_the_cache_of_a_single_line(tmp_path: Path, k: int):
+    """The draft runs for both rows in both lines, and the second run overwrites what the first has written."""
+    params = SamplingParams(max_new_tokens=120, ignore_eos=True, temperature=1.0, seed=1)
+    recorder, compared = Recorder(), 0
+    with (
+        patch.object(capture, "Record", recorder),
+        patch.object(capture, "new_pool", lambda: "pool"),
+        patch.multiple(ScriptedEngine, static_capacity=True, capturable=lambda self: True),
+        scripted_decoder(tmp_path, by_length, by_length, max_batch=2) as decoder,
+    ):
+        decoder.target.engine.height = decoder.draft.engine.height = 3.0
+        for drafter, length in (("random+model", 3), ("model", k)):
+            decoder.submit(list(b"abcabcabc"), params, draft_length=length, drafter=drafter)
+        while decoder.step():
+            for row, request in enumerate(occupant.request for occupant in decoder.live):
+                entries = decoder.draft.cache.entries[row]
+                if not request.finished and entries:
+                    found = decoder.draft.cache.whole[0, row, 0, :entries, 0].long().tolist()
+                    assert found == [*request.prompt, *request.token_ids][:entries], request.drafter
+                    compared += 1
+    assert recorder.most_unread == 2, "some were launched ahead"
+    assert compared > 20
+
+
+def by_length(context: Sequence[int]) -> int:
+    return 97 + len(context) % 13
+
+
+def test_a_request_that_waits_and_becomes_too_wide_ends_with_an_error(llama: Pair):
+    with Decoder.open(llama.bundle) as decoder:
+        budget = bytes_for(64, decoder)
+    with Decoder.open(llama.bundle, cache_bytes=budget) as decoder:
+        wide = decoder.submit([3, 4], replace(RULES["greedy"], max_new_tokens=20), draft_length=4)
+        next_one = decoder.submit([3, 4], replace(RULES["greedy"], max_new_tokens=20), draft_length=4)
+        wide.draft(16, "model+lookup+random")
+        steps_within(64, decoder)
+        with pytest.raises(EngineError, match="too wide for cache_bytes; ask for fewer proposals"):
+            wide.output()
+        assert len(next_one.output().token_ids) == 20
+
+
+def test_a_prediction_may_have_a_line_beside_others(llama: Pair):
+    params = replace(RULES["greedy"], max_new_tokens=30)
+    with Decoder.open(llama.bundle) as decoder:
+        [expected] = decoder.generate([[3, 4, 5]], params, draft_length=0)
+        found = decoder.submit([3, 4, 5], params, drafter="suffix+model", draft_length=4, prediction=expected.token_ids)
+        while decoder.step():
+            pass
+        assert found.output().token_ids == expected.token_ids
+        assert found.output().speculation.rounds < 12
+        with pytest.raises(RequestError, match="but a prediction is copied by suffix"):
+            decoder.submit([3], params, drafter="lookup+model", prediction=[4])
+
+
 def test_several_lines_stay_within_the_bytes_of_the_caches(llama: Pair):
     with Decoder.open(llama.bundle) as decoder:
         budget = bytes_for(300, decoder)
@@ -216,7 +309,7 @@ def test_several_lines_stay_within_the_bytes_of_the_caches(llama: Pair):
 @pytest.mark.parametrize(
     ("drafter", "length", "params", "message"),
     [
-        ("model+model", 4, {}, "drafter model+model names a source twice, whose lines would be the same"),
+        ("model+model", 4, {}, "drafter model+model names a source twice; name each once"),
         ("model+cascade", 4, {}, "drafter model+cascade has a line of cascade, which goes with no other"),
         ("model+none", 4, {}, "drafter is 'model+none', expected one of"),
         ("model+", 4, {}, "drafter is 'model+', expected one of"),
@@ -228,7 +321,7 @@ def test_several_lines_stay_within_the_bytes_of_the_caches(llama: Pair):
             "draft_length is 17, expected a whole number from 0 to 16 for each source",
         ),
         ("model+random", "auto", {}, "draft_length is 'auto', expected a whole number from 0 to 16"),
-        ("model+random", "3+3", {}, "draft_length is CombLength"),
+        ("model+random", "3+3", {}, "draft_length is 3+3, expected a whole number"),
         ("model+random", EntropyRule(), {}, "draft_length is EntropyRule"),
         ("model+random", 4, {"lenience": 0.5}, "model+random has several lines, which lenience cannot be used with"),
     ],
@@ -245,6 +338,26 @@ def test_more_lines_than_a_round_may_have_are_refused(llama: Pair, monkeypatch: 
         monkeypatch.setattr(decoder._rules, "unavailable", {})
         with pytest.raises(RequestError, match=rf"names {MOST_LINES + 1} sources, expected at most {MOST_LINES}"):
             decoder.submit([3, 4, 5], draft_length=1, drafter=drafter)
+
+
+def test_without_a_length_lines_are_as_long_as_a_narrow_engine_takes(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(OnnxRuntimeEngine, "verify_width", 5)
+    with Decoder.open(llama.bundle) as decoder:
+        assert decoder.submit([3, 4, 5], RULES["coupled"], drafter="model+random").draft_length == 2
+
+
+def test_where_widths_are_compiled_a_draft_reads_what_it_lacks_before_the_round(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    """As plans of TensorRT are: no step of a draft is wider than two."""
+    monkeypatch.setattr(OnnxRuntimeEngine, "static_widths", True)
+    with Decoder.open(llama.bundle) as decoder:
+        params = replace(RULES["coupled"], max_new_tokens=40)
+        expected = decoder.generate([[3, 4, 5], REPEATS], params, draft_length=0)
+        found = decoder.generate([[3, 4, 5], REPEATS], params, draft_length=4, drafter="random+model")
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert decoder.last_frame.window is None
+        assert decoder.speculation.accepted
 
 
 def test_a_narrow_engine_takes_lines_that_fit(llama: Pair, monkeypatch: pytest.MonkeyPatch):

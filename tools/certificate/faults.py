@@ -15,14 +15,13 @@ from ...runtime.drafters.propose import propose
 from ...runtime.drafters.siblings import Candidates, worth_unseen
 from ...runtime.memory.model import Model
 from ...runtime.memory.row_cache import RowCache
-from ...runtime.planning import Planner
 from ...runtime.requests.request import Request
 from ...runtime.round import result
 from ...runtime.round import round as round_
 from ...runtime.round.round import commit
 from ...runtime.round.rows import counting, pick
 from ...runtime.sampling import acceptance, block, combs, lines, trees
-from ...runtime.sampling.acceptance import Noise, residual
+from ...runtime.sampling.acceptance import residual
 from ...runtime.sampling.combs import examine_siblings
 from ...runtime.sampling.filters import Cut, penalties
 from ...runtime.sampling.noise import gumbels
@@ -203,20 +202,24 @@ def lines_see_lines(tree: Any) -> None:
     tree.ancestors[:, tree.length + 1 :, 1 : tree.length + 1] |= tree.lines > 1
 
 
-def drawn_from_the_first(place: int, proposal: Any, proposed: Any, p: Any) -> Any:
-    """Each line is tested by the q of the first."""
-    each = LAWS_AT(place, proposal, proposed, p)
-    return each[:, :1].expand_as(each)
-
-
-def uniforms_of_the_first(self: Any, line: int, length: int, first: Any, purpose: int) -> Any:
-    """All lines are drawn and tested by the same uniforms, so that they are not independent."""
-    return first if first is None else first[:, :length]
+def flat(*arguments: Any) -> Any:
+    """Lines are tested as if all tokens had been equally likely."""
+    q = LAWS_AT(*arguments)
+    return torch.full_like(q, 1 / q.shape[-1])
 
 
 def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
     """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
     return SCHEDULER_GIVE(self, occupant, share, result._replace(last=result.accepted))
+
+
+def claims_another_line(self: Any, occupant: Any, share: Any, result: Any) -> Any:
+    """Pitfall 1: the draft never read what another line has proposed."""
+    before, kept = occupant.request.length, SCHEDULER_GIVE(self, occupant, share, result)
+    for source, _ in share.lines if share.beside else ():
+        if source.model is not None:
+            source.model.cache.entries[occupant.row] = before + max(0, result.accepted - 1)
+    return kept
 
 
 def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
@@ -250,9 +253,8 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "positions by column": ((Model, "step", telling(positions_by_column)),),
     "hole after a sibling": ((Scheduler, "_give", claims_a_sibling),),
     "line seen by another": ((Model, "step", telling(lines_see_lines)),),
-    "line tested by the q of another": ((lines, "laws_at", drawn_from_the_first),),
-    "lines that share their uniforms": ((Noise, "_of_line", uniforms_of_the_first),),
-    "hole after another line": ((Planner, "several", False),),
+    "q of lines declared flat": ((lines, "laws_at", flat),),
+    "hole after another line": ((Scheduler, "_give", claims_another_line),),
     "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
 }
 

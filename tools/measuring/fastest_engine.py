@@ -56,4 +56,6 @@ def fastest_engines(bundle: Bundle, device: str, show: Callable[[str], None]) ->
 def _fastest(models: Sequence[dict[str, float]]) -> str:
     """Return the engine that runs all of these models in the least time, of those that run each of them."""
     in_all = [kind for kind in models[0] if all(kind in times for times in models)]
+    if not in_all:
+        raise EngineError("no engine runs all drafts of the bundle; name one for each with --engine and --draft-engine")
     return min(in_all, key=lambda kind: sum(times[kind] for times in models))

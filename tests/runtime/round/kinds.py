@@ -57,7 +57,7 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "rejection": True,
         "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
     },
-    "comb": {"sources": ["model"], "siblings": 2, "rejection": True, "alone": True},
+    "comb": {"sources": ["model"], "siblings": 2, "rejection": True},
     "coupled comb": {"sources": ["model"], "siblings": 2, "coupled": True, "gumbel": True},
     "comb of all kinds": {
         "sources": ["model", "lookup"],
@@ -66,7 +66,6 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "tokenwise": True,
         "coupled": True,
         "gumbel": True,
-        "alone": True,
         "ragged": True,
         "entropies": True,
         "logprobs": 2,
@@ -84,7 +83,6 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "tokenwise": True,
         "coupled": True,
         "gumbel": True,
-        "alone": True,
         "ragged": True,
         "entropies": True,
         "logprobs": 2,
@@ -109,7 +107,7 @@ def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
 class IdleEngine:
     """Checks where the tensors of its steps are, and does nothing with them."""
 
-    static_capacity, reads_prefixes, own_threads, takes_trees = True, True, False, True
+    static_capacity, reads_prefixes, own_threads, takes_trees, static_widths = True, True, False, True, False
     verify_width = 17
 
     def __init__(self, contract: Contract, device: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import sqrt
 
 import pytest
+from trt_spec.runtime.lengths.chooser import BESIDE
 from trt_spec.runtime.sampling import acceptance
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
@@ -16,14 +17,7 @@ from ...bundles import Pair
 
 LEAST = 0.02  # total variation of a fault of the distribution
 FEW = 0.1  # the total variation that so few samples catch that the tests are quick
-FEWER = dict.fromkeys(  # where a fault moves less
-    (
-        "block test without its denominator",
-        "line tested by the q of another",
-        "lines that share their uniforms",
-    ),
-    0.05,
-)
+FEWER = {"block test without its denominator": 0.05}  # where a fault moves less
 CAUGHT_BY = {
     "wrongly declared q": "distribution",
     "filter on one side only": "distribution",
@@ -50,18 +44,10 @@ CAUGHT_BY = {
     "cache entry of a sibling left where it is": "rollback",
     "hole after a sibling": "rollback",
     "line seen by another": "same text",
-    "line tested by the q of another": "distribution",
-    "lines that share their uniforms": "distribution",
+    "q of lines declared flat": "distribution",
     "hole after another line": "rollback",
     "log-probabilities along the line": "semantics",
 }
-OF_LAWS_OF_TREES = (  # which the cases of single lines, sampled before, cannot show
-    "siblings chosen, not drawn",
-    "q of a sibling not renormalised",
-    "residual of the line after its siblings",
-    "line tested by the q of another",
-    "lines that share their uniforms",
-)
 OF_GRAPHS = ("sibling seen by a sibling", "line seen by another", "positions by column")  # seen in the cache, too
 CHECKS = {
     "distribution": distribution.check,
@@ -73,6 +59,18 @@ CHECKS = {
 
 def of_a_tree(case: Case) -> bool:
     return is_tree(case.drafter, case.draft_length)
+
+
+def of_several_lines(case: Case) -> bool:
+    return BESIDE in case.drafter and case.rule == "tokenwise"
+
+
+SHOWN_BY = {  # the cases of single lines, sampled before, cannot show it
+    "siblings chosen, not drawn": of_a_tree,
+    "q of a sibling not renormalised": of_a_tree,
+    "residual of the line after its siblings": of_a_tree,
+    "q of lines declared flat": of_several_lines,
+}
 
 
 def findings(check: str, subject: Subject, effort: Effort) -> Iterator[Finding]:
@@ -90,9 +88,9 @@ def test_the_certificate_fails_for_the_fault(
     eight: Pair, llama: Pair, subject_of, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     check = CAUGHT_BY[name]
-    if name in OF_LAWS_OF_TREES:
+    if shown_by := SHOWN_BY.get(name):
         every = distribution.list_cases
-        monkeypatch.setattr(distribution, "list_cases", lambda *of: list(filter(of_a_tree, every(*of))))
+        monkeypatch.setattr(distribution, "list_cases", lambda *of: list(filter(shown_by, every(*of))))
     subject = subject_of(eight if check == "distribution" else llama)
     with fault(name):
         found = findings(check, subject, FULL.catching(FEWER.get(name, FEW)))
