@@ -136,7 +136,7 @@ class Planner:
         lines = []
         for source in filter(None, map(self._drafters.get, wanted.names)):
             model = source.model
-            if model is not None and not 2 <= request.length <= model.cache.entries[row] + window:
+            if model is not None and not 2 <= request.length <= model.cache.entries[row] + source.window(window):
                 continue
             if length := source.ready(request, wanted.length):
                 lines.append((source, length))

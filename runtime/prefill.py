@@ -39,7 +39,7 @@ class Prefill:
         logits = model.prefill(list(fed), tokens)
         return sum(fed.values()), {row: logits[row - min(fed)] for row in fed}
 
-    def catch_up(self, live: Sequence[Request], wanted: Sequence[Sequence[Model]], window: int) -> None:
+    def catch_up(self, live: Sequence[Request], windows: Sequence[Mapping[Model, int]]) -> None:
         """Feed the drafts that each row wants all tokens except the last ones, the window that their first steps read.
 
         A row that lacks more than the drafts read at once drafts nothing until it has them.
@@ -47,8 +47,8 @@ class Prefill:
         left = DRAFT_BUDGET
         for draft in self._drafts:
             entries = {
-                row: one.length - window
-                for row, (one, own) in enumerate(zip(live, wanted, strict=True))
+                row: one.length - own[draft]
+                for row, (one, own) in enumerate(zip(live, windows, strict=True))
                 if draft in own
             }
             while left > 0 and (fed := self.read(draft, entries, PREFILL_WIDTH)[0]):

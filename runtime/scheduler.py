@@ -184,15 +184,15 @@ class Scheduler:
 
         Plans of TensorRT are compiled for two; there a draft reads what it lacks before the round.
         """
-        may_lag = any(len(one.names) > 1 and self._drafts_of(one) for one in wanted)
+        may_lag = any(len(one.names) > 1 and self._windows(one) for one in wanted)
         if not may_lag or any(draft.engine.static_widths for draft in self.drafts):
             return LEAST_WINDOW
         return max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
 
-    def _drafts_of(self, wanted: Wanted) -> list[Model]:
-        """Return the draft models that a row may run next."""
-        drafts = map(self._draft_of, wanted.names if wanted.length else ())
-        return [draft for draft in drafts if draft is not None]
+    def _windows(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
+        """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""
+        sources = filter(None, map(self._drafters.get, wanted.names if wanted.length else ()))
+        return {source.model: source.window(widest) for source in sources if source.model is not None}
 
     def _draft_of(self, drafter: str) -> Model | None:
         source = self._drafters.get(drafter)
@@ -224,7 +224,7 @@ class Scheduler:
         requests = [occupant.request for occupant in self.live]
         wanted = [occupant.chooser.wanted for occupant in self.live]
         window = self._window(wanted)
-        self._prefill.catch_up(requests, [self._drafts_of(one) for one in wanted], window)
+        self._prefill.catch_up(requests, [self._windows(one, window) for one in wanted])
         plan = self._planner.plan(requests, wanted, window)
         lengths = [request.length for request in requests]
         span = max(lengths)

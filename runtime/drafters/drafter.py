@@ -10,7 +10,7 @@ from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from ..memory.model import Model
 from ..round.frame import Frame, Prepared
-from ..round.plan import Plan
+from ..round.plan import LEAST_WINDOW, Plan
 from ..round.rows import Rows
 from ..sampling.acceptance import Noise
 from ..sampling.params import SamplingParams
@@ -77,6 +77,10 @@ class Drafter:
 
     def forget(self) -> None:
         """Forget what was learned from ended requests."""
+
+    def window(self, widest: int) -> int:
+        """Return how many committed tokens its model reads first, if drafts are to read up to `widest`."""
+        return LEAST_WINDOW
 
     # On the device.
 

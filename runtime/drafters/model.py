@@ -23,6 +23,9 @@ class DraftModel(Sampler):
     needs_model = True
     in_mixed = True
 
+    def window(self, widest: int) -> int:
+        return widest
+
     def prepare(self, frame: Frame) -> PreparedDraft:
         """Make K steps: the first reads the last committed tokens, step i reads proposal i - 1."""
         assert self.model is not None

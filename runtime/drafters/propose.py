@@ -25,12 +25,13 @@ class Drawn(NamedTuple):
 
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
     """Return K tokens for each line of every row, how many it proposes, and their q; every length is below `span`."""
+    if not plan.draft_length:
+        return Proposal(frame.all_proposed, frame.nothing, None)
     lines = [
         draw(rows, plan, frame, noise, number) if samplers else Drawn(frame.nothing)  # and hang siblings
         for number, samplers in enumerate(plan.samplers)
     ]
-    if plan.draft_length:
-        frame.line_up()
+    frame.line_up()
     for source in plan.copiers:
         offer = source.offer(rows, plan, frame, noise, span)
         for number, sources in enumerate(plan.lines):

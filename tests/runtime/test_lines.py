@@ -176,11 +176,12 @@ def test_the_drafts_cache_claims_no_entry_of_another_line(llama: Pair, rule: str
     with Decoder.open(llama.bundle) as decoder:
         request = decoder.submit([3, 4, 5], params, draft_length=3, drafter="random+model")
         beside = decoder.submit(REPEATS, params, draft_length=3, drafter="model+lookup")
+        cascade = decoder.submit(REPEATS, params, draft_length=3, drafter="cascade")
         compared = 0
         while decoder.step():
-            for row, one in enumerate((request, beside)):
+            for row, one in enumerate((request, beside, cascade)):
                 entries = 0 if one.finished else decoder.draft.cache.entries[row]
-                if not entries or decoder.live[row].request is not one:
+                if not entries or row >= len(decoder.live) or decoder.live[row].request is not one:
                     continue
                 tokens = torch.tensor([*one.prompt, *one.token_ids])[:entries]
                 name = decoder.draft.engine.contract.cache_names[-1]

@@ -156,7 +156,8 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bo
     cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
     kinds = comb_cases(decoder, each_tree), line_cases(decoder, each_tree)
     trees = [case for kind in kinds for case in kind]
-    trees += [(READING_AHEAD, *case[1:]) for kind in kinds for case in kind[:1]]
+    if each_tree:
+        trees += [(READING_AHEAD, *case[1:]) for kind in kinds for case in kind[:1]]
     return cases + [Case(*one, prompts[one[2].split(BESIDE)[0]]) for one in trees]
 
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf, isnan
 
 import torch
 
@@ -37,6 +38,7 @@ class Worst:
 
     def add(self, logits: float, entries: float) -> None:
         self.comparisons += 1
+        logits, entries = (inf if isnan(one) else one for one in (logits, entries))
         self.logits, self.entries = max(self.logits, logits), max(self.entries, entries)
 
 

@@ -81,7 +81,8 @@ def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int) -> Side:
 def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, Any], list[Side]]:
     bundle = Bundle.open(path)
     if draft not in (None, *bundle.drafts):
-        raise PairError(f"{path} is a bundle, which holds {' and '.join(bundle.drafts) or 'no draft'}, not {draft}")
+        own = " or ".join(bundle.drafts) or "none"
+        raise PairError(f"{path} is a bundle, which holds its own draft, {own}; leave out --draft {draft}")
     if not bundle.drafts:
         raise PairError(f"{path} holds no draft model; export it with --draft")
     from tokenizers import Tokenizer
