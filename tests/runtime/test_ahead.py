@@ -53,25 +53,22 @@ def test_the_text_is_that_of_plain_decoding(llama: Pair, kind: str, rule: str):
         assert decoder.speculation.accepted
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "rule", "drafter", "k"),
     [
         ("everything", "rejection", "model", "2+2"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (
-                ("everything", "tokenwise", "model", "2+2"),
-                ("everything", "rejection", "model+random", 2),
-                ("everything", "tokenwise", "random+model", 2),
-                ("penalised", "coupled", "model+random", 2),
-            )
-        ),
+        ("everything", "tokenwise", "model", "2+2"),
+        ("everything", "rejection", "model+random", 2),
+        ("everything", "tokenwise", "random+model", 2),
+        ("penalised", "coupled", "model+random", 2),
     ],
 )
 def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, rule: str, drafter: str, k: int | str):
     assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 4_000, k, drafter, depth=3) > FALSE_ALARM
 
 
+@pytest.mark.exhaustive
 def test_chi_squared_catches_counts_along_the_columns(eight: Pair, monkeypatch: pytest.MonkeyPatch):
     """A planted fault: siblings count the whole line before them."""
     monkeypatch.setattr(
