@@ -135,7 +135,12 @@ def test_help_needs_no_library() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--no-check"], ["--weights", "int8"], ["--draft"], ["--draft", "--draft", "--draft-weights", "int4"]],
+    [
+        ["--no-check"],
+        ["--weights", "int8"],
+        ["--draft"],
+        pytest.param(["--draft", "--draft", "--draft-weights", "int4"], marks=pytest.mark.exhaustive),
+    ],
     ids=" ".join,
 )
 def test_the_bar_counts_all_stages_that_the_exporter_names(tmp_path: Path, flags: list[str]) -> None:

@@ -104,6 +104,7 @@ def test_exported_drafts_of_other_shapes_propose_to_the_same_text(two_drafts: Ex
     assert all(request.speculation.proposed for request in requests)
 
 
+@pytest.mark.exhaustive
 def test_one_draft_alone_in_a_sequence_is_the_draft(tmp_path: Path) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
     contents_of = []
