@@ -7,7 +7,7 @@ import pytest
 import torch
 from trt_spec.engines import EngineError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
-from trt_spec.runtime import CombLength, Decoder, RequestError, SamplingParams, Speculation
+from trt_spec.runtime import CombLength, Decoder, Output, RequestError, SamplingParams, Speculation
 from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
@@ -92,15 +92,19 @@ def test_a_comb_without_siblings_is_a_line(llama: Pair):
     assert line.speculation.outcomes == comb.speculation.outcomes
 
 
+def assert_same_logprobs(found: Output, plain: Output) -> None:
+    assert found.speculation.accepted
+    assert [one.token_id for one in found.logprobs] == list(plain.token_ids)
+    for ours, theirs in zip(found.logprobs, plain.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+
+
 def test_log_probs_are_those_of_the_path_that_stands(llama: Pair):
     params = replace(RULES["greedy"], logprobs=2)
     with Decoder.open(llama.bundle) as decoder:
         plain, comb = (decoder.generate([[3, 4, 5]], params, draft_length=one)[0] for one in (0, "3+5"))
-    assert comb.speculation.accepted
-    assert [one.token_id for one in comb.logprobs] == list(plain.token_ids)
-    for ours, theirs in zip(comb.logprobs, plain.logprobs, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+    assert_same_logprobs(comb, plain)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -20,7 +20,7 @@ from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 from ..bundles import Pair
 from ..recorder import Recorder
 from .scripted import ScriptedEngine, scripted_decoder
-from .test_combs import RULES, SAMPLED, bytes_for, steps_within
+from .test_combs import RULES, SAMPLED, assert_same_logprobs, bytes_for, steps_within
 from .test_greedy import random_prompts
 
 LINES = ("model+random", "random+model", "lookup+model", "suffix+lookup+random", "random+suffix+model+lookup")
@@ -125,11 +125,7 @@ def test_log_probs_are_those_of_the_line_that_stands(llama: Pair):
             decoder.generate([[3, 4, 5]], params, draft_length=length, drafter=drafter)[0]
             for length, drafter in ((0, "none"), (3, "random+model"))
         )
-    assert several.speculation.accepted
-    assert [one.token_id for one in several.logprobs] == list(plain.token_ids)
-    for ours, theirs in zip(several.logprobs, plain.logprobs, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+    assert_same_logprobs(several, plain)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,6 +1,6 @@
 """A random target and a random draft over four tokens, each with a distribution of its own after every prefix."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -55,3 +55,11 @@ def keep(law: Tensor, tokens: Sequence[int]) -> Tensor:
     kept = torch.zeros_like(law)
     kept[list(tokens)] = law[list(tokens)]
     return kept / kept.sum()
+
+
+def verdicts(first: float, chance: Sequence[float]) -> Iterator[tuple[float, list[float]]]:
+    """How likely it is that tokens pass or fail, in each way, by uniforms up to these, and uniforms for each."""
+    for passes in product((True, False), repeat=len(chance)):
+        mass = first * prod(h if stands else 1 - h for h, stands in zip(chance, passes, strict=True))
+        if mass > 0:
+            yield mass, [h / 2 if stands else (1 + h) / 2 for h, stands in zip(chance, passes, strict=True)]

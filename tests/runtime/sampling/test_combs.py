@@ -6,7 +6,6 @@ Lines are drawn from the draft, siblings from what is left of it; whatever stand
 from collections import Counter
 from collections.abc import Sequence
 from itertools import permutations, product
-from math import prod
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,7 +21,7 @@ from trt_spec.runtime.sampling.noise import MOST_SIBLINGS, of_rank
 from trt_spec.runtime.sampling.trees import TreeVerdict, accept_tree
 
 from ..states import make_plan
-from .laws import EXACT, Models, V, random_models, with_exclusions
+from .laws import EXACT, Models, V, random_models, verdicts, with_exclusions
 
 REJECTION = SamplingParams(temperature=1.0)
 TOKENWISE = SamplingParams(temperature=1.0, rule="tokenwise")
@@ -140,12 +139,10 @@ def law_of_a_round(models: Models, length: int, counts: Sequence[int], params: S
     every = Combs(models, length, counts, list(drawn))
     rows, masses, u = [], [], []
     for index, (first, chance) in enumerate(zip(drawn.values(), every.thresholds(params).tolist(), strict=True)):
-        for passes in product((True, False), repeat=len(chance)):
-            mass = first * prod(h if stands else 1 - h for h, stands in zip(chance, passes, strict=True))
-            if mass > 0:
-                rows.append(index)
-                masses.append(mass)
-                u.append([h / 2 if stands else (1 + h) / 2 for h, stands in zip(chance, passes, strict=True)])
+        for mass, uniforms in verdicts(first, chance):
+            rows.append(index)
+            masses.append(mass)
+            u.append(uniforms)
     judged = every.judge(torch.tensor(rows), torch.tensor(u, dtype=torch.float64), params)
     begun: Counter[tuple[int, ...]] = Counter()
     proposed = every.tokens[rows].tolist()

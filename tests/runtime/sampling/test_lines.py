@@ -21,7 +21,7 @@ from trt_spec.runtime.sampling.noise import of_rank
 from trt_spec.runtime.sampling.trees import TreeVerdict, accept_tree
 
 from ..states import GIVEN, make_plan
-from .laws import EXACT, Models, V, mass_of, random_models, with_exclusions
+from .laws import EXACT, Models, V, mass_of, random_models, verdicts, with_exclusions
 
 RULES = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, rule="tokenwise")]
 COUPLED = SamplingParams(temperature=1.0, rule="coupled")
@@ -151,12 +151,10 @@ def law_of_a_round(
     every = Every(law, k, counts)
     rows, masses, u = [], [], []
     for index, ((*_, first), chance) in enumerate(zip(every.cases, every.thresholds(params).tolist(), strict=True)):
-        for passes in product((True, False), repeat=len(chance)):
-            mass = first * prod(h if stands else 1 - h for h, stands in zip(chance, passes, strict=True))
-            if mass > 0:
-                rows.append(index)
-                masses.append(mass)
-                u.append([h / 2 if stands else (1 + h) / 2 for h, stands in zip(chance, passes, strict=True)])
+        for mass, uniforms in verdicts(first, chance):
+            rows.append(index)
+            masses.append(mass)
+            u.append(uniforms)
     judged = every.judge(torch.tensor(rows), torch.tensor(u, dtype=torch.float64), params)
     begun: Counter[tuple[int, ...]] = Counter()
     shares = (judged.weights.double() / judged.weights.double().sum(1, keepdim=True)).tolist()
