@@ -81,7 +81,7 @@ class DraftingRules:
         if not isinstance(drafter, str) or not set(names).issubset(DRAFTERS if len(names) > 1 else known):
             listed = ", ".join((*self._listed, NONE, MIXED))
             raise RequestError(
-                f"drafter is {shortened(drafter)}, expected one of {listed}; or several, as model+suffix", "drafter"
+                f"drafter is {reprlib.repr(drafter)}, expected one of {listed}; or several, as model+suffix", "drafter"
             )
         for name in names:
             if name in self.unavailable:
@@ -227,8 +227,3 @@ def _judged_in_lines_only(params: SamplingParams) -> str | None:
         return "lenience"
     ahead = [one for one in FILTERS if one.reads_ahead and not one.reads_trees and one.active(params)]
     return " or ".join(ahead[0].fields) if ahead else None
-
-
-def shortened(value: object) -> str:
-    """Spell a value that may be of any length."""
-    return reprlib.repr(value)
