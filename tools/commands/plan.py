@@ -6,17 +6,20 @@ checkpoints before anything is exported, trt-spec bench those of a bundle.
 
 import argparse
 import json
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
 from ..console import table
 from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
+from ..measuring.tree_theory import best_comb, best_tree, depth_of_tree, tokens_of_tree
 from ..pages.charts import planned_speed_up, require_drawable, save
 from ..whole_file import whole_file
 
 HEADER = ("K", "tokens/round", "speed-up", "operations")
+TREE_HEADER = ("proposals", "line", "speed-up", "comb", "tokens", "speed-up", "tree, tokens", "depth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"last K of the table, at most {MAX_DRAFT_LENGTH} (default 8)",
     )
+    parser.add_argument(
+        "--siblings",
+        type=_shares,
+        metavar="B,B,…",
+        help="how often the second, third, … of a draft's choices is right where those before it are not, as doctor "
+        "measures it; adds a table of combs and trees",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=8,
+        metavar="N",
+        help=f"most proposals of a comb or tree, at most {WIDEST_STEP - 1} (default 8)",
+    )
+    parser.add_argument(
+        "--node-cost",
+        type=float,
+        default=0.0,
+        metavar="W",
+        help="what each proposal adds to the pass that verifies, in target steps (default 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw the speed-up over K, into a .png or .svg")
 
@@ -55,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         require_drawable(arguments.plot)
     operations = arguments.cost if arguments.operations is None else arguments.operations
     found = plan(arguments.alpha, arguments.cost, arguments.verify_cost, operations, arguments.longest)
+    if arguments.siblings:
+        found["trees"] = plan_trees(found, arguments.siblings, arguments.nodes, arguments.node_cost)
     if arguments.plot:
         with whole_file(arguments.plot) as out:
             save(planned_speed_up(found), [_title(found)], arguments.plot, out)
@@ -91,6 +117,35 @@ def plan(alpha: float, cost: float, verify_cost: float, operations: float, longe
     }
 
 
+def plan_trees(found: dict[str, Any], siblings: list[float], nodes: int, node_cost: float) -> list[dict[str, Any]]:
+    """Compare, for each number of proposals, a line with the best comb and the best tree of as many."""
+    ranks = [found["alpha"], *siblings]
+    if not (sum(ranks) <= 1 + 1e-9 and all(a >= b for a, b in pairwise([*ranks, 0.0]))):
+        raise RequestError(
+            f"--alpha and --siblings are {ranks}, expected shares that do not rise and add up to at most 1"
+        )
+    if not 1 <= nodes < WIDEST_STEP:
+        raise RequestError(f"--nodes is {nodes}, expected 1 to {WIDEST_STEP - 1}")
+    if not (isfinite(node_cost) and node_cost >= 0):
+        raise RequestError(f"--node-cost is {node_cost}, expected a number of target steps, at least 0")
+
+    def faster(tokens: float, depth: int, count: int) -> float:
+        return tokens / float(found["cost"] * depth + found["verify_cost"] + node_cost * count)
+
+    rows = []
+    for count in range(1, nodes + 1):
+        comb = best_comb(ranks, count, MAX_DRAFT_LENGTH)
+        tree = best_tree(ranks, count, MAX_DRAFT_LENGTH)
+        row = {"proposals": count, "comb": str(comb), "comb_tokens": comb.tokens}
+        row["comb_speed_up"] = faster(comb.tokens, comb.length, comb.length + comb.siblings)
+        row |= {"tree": tree, "tree_tokens": tokens_of_tree(tree, ranks), "tree_depth": depth_of_tree(tree)}
+        if count <= MAX_DRAFT_LENGTH:
+            line = tokens_per_round(ranks[0], count)
+            row |= {"line_tokens": line, "line_speed_up": faster(line, count, count)}
+        rows.append(row)
+    return rows
+
+
 def _title(found: dict[str, Any]) -> str:
     return (
         f"Speculation as calculated: acceptance α = {found['alpha']:.3g}; in target steps, a draft step costs "
@@ -111,4 +166,37 @@ def _report(found: dict[str, Any]) -> str:
     best, oracle = found["best_draft_length"], found["oracle_tokens_per_round"]
     advice = f"best K up to {MAX_DRAFT_LENGTH}: {best}, {found['best_speed_up']:.2f} × as fast as without a draft"
     bound = "no bound on tokens a round" if oracle is None else f"at most {oracle:.2f} tokens a round, whatever K"
-    return f"{table([HEADER, *rows], left=0)}\n{advice if best else 'no K pays: decode without a draft'}; {bound}"
+    lines = [table([HEADER, *rows], left=0), f"{advice if best else 'no K pays: decode without a draft'}; {bound}"]
+    return "\n".join(lines + _trees(found.get("trees", [])))
+
+
+def _trees(trees: list[dict[str, Any]]) -> list[str]:
+    if not trees:
+        return []
+    rows = [
+        (
+            str(one["proposals"]),
+            *((f"{one[name]:.2f}" if name in one else "-") for name in ("line_tokens", "line_speed_up")),
+            one["comb"],
+            f"{one['comb_tokens']:.2f}",
+            f"{one['comb_speed_up']:.2f}",
+            f"{one['tree_tokens']:.2f}",
+            str(one["tree_depth"]),
+        )
+        for one in trees
+    ]
+    line = max((one for one in trees if "line_speed_up" in one), key=lambda one: one["line_speed_up"])
+    comb = max(trees, key=lambda one: one["comb_speed_up"])
+    return [
+        "",
+        table([TREE_HEADER, *rows], left=0),
+        f"best line: {line['proposals']}, {line['line_speed_up']:.2f} ×; best comb: {comb['comb']}, "
+        f"{comb['comb_speed_up']:.2f} ×; no tree of as many proposals yields more than the one of the last columns",
+    ]
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}, expected shares like .15,.06") from None

@@ -17,6 +17,7 @@ from ...export.pipeline import SAMPLE
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
+from .sibling_acceptance import sibling_acceptance
 from .theory import best_draft_length, speed_up
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -50,9 +51,9 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
     for temperature in TEMPERATURES:
         alpha = overlap(ours.logits, theirs.logits, temperature)
         k = best_draft_length(alpha, cost, LONGEST_DRAFT)
-        found["temperatures"].append(
-            {"temperature": temperature, "alpha": alpha, "best_draft_length": k, "speed_up": speed_up(alpha, k, cost)}
-        )
+        siblings = sibling_acceptance(ours.logits, theirs.logits, temperature)
+        row = {"temperature": temperature, "alpha": alpha, "siblings": siblings}
+        found["temperatures"].append(row | {"best_draft_length": k, "speed_up": speed_up(alpha, k, cost)})
     return found
 
 
@@ -132,5 +133,8 @@ def report(found: dict[str, Any]) -> str:
     for row in found["temperatures"]:
         k = row["best_draft_length"]
         advice = f"predicted {row['speed_up']:.2f} × at K = {k}" if k else "no draft length pays"
-        lines.append(f"  temperature {row['temperature']:g}: α = {row['alpha']:.3f}, {advice}")
+        siblings = ", ".join(f"{share:.3f}" for share in row["siblings"])
+        lines.append(
+            f"  temperature {row['temperature']:g}: α = {row['alpha']:.3f}, {advice}; siblings would add {siblings}"
+        )
     return "\n".join(lines)

@@ -83,7 +83,8 @@ def test_a_pair_is_judged_from_its_checkpoints_and_from_its_bundle(run, unequal)
         assert one["cost_ratio"] == one["draft_ms"] / one["target_ms"] > 0
         assert [row["temperature"] for row in one["temperatures"]] == [0.0, 0.7, 1.0]
         for row in one["temperatures"]:
-            assert 0 <= row["alpha"] <= 1
+            assert 0 <= row["alpha"] <= row["alpha"] + sum(row["siblings"]) <= 1
+            assert len(row["siblings"]) == 3
             k = row["best_draft_length"]
             assert row["speed_up"] == pytest.approx(theory.speed_up(row["alpha"], k, one["cost_ratio"]))
     for ours, theirs in zip(found["temperatures"], exported["temperatures"], strict=True):
@@ -91,6 +92,7 @@ def test_a_pair_is_judged_from_its_checkpoints_and_from_its_bundle(run, unequal)
     text = run("doctor", "--target", unequal.bundle).out
     assert text.startswith("one token map, one set of special ids\n")
     assert f"α = {exported['temperatures'][2]['alpha']:.3f}" in text
+    assert "; siblings would add 0." in text
 
 
 def test_each_draft_of_a_bundle_can_be_judged(run, drafts):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trt_spec.tools.measuring.tree_theory import tokens_of_tree
 
 from ..conftest import assert_refused
 from ..measuring.test_theory import CHECK_VALUES
@@ -47,3 +48,39 @@ def test_a_draft_that_costs_more_than_it_gives_is_advised_against(run):
 )
 def test_numbers_that_make_no_sense_are_refused(run, flags, said):
     assert_refused(run("plan", *flags), said)
+
+
+def test_combs_and_trees_are_compared_with_lines_of_as_many_proposals(run):
+    shares = ("--alpha", "0.6", "--siblings", ".2,.1", "--cost", "0.1", "--node-cost", "0.02", "--nodes", "20")
+    found = json.loads(run("plan", *shares, "--json").out)
+    rows = found["trees"]
+    assert [one["proposals"] for one in rows] == list(range(1, 21))
+    for one in rows:
+        assert one["tree_tokens"] == pytest.approx(tokens_of_tree(one["tree"], [0.6, 0.2, 0.1]))
+        assert one["comb_tokens"] <= one["tree_tokens"] + 1e-12
+        assert ("line_tokens" in one) == (one["proposals"] <= 16)
+        assert one.get("line_tokens", 0) <= one["comb_tokens"]
+    assert rows[3]["comb"] == "3+1"
+    assert rows[3]["comb_speed_up"] == pytest.approx((1 + 0.6 + 0.36 + 0.216 + 0.2) / (3 * 0.1 + 1 + 4 * 0.02))
+    assert rows[0]["line_speed_up"] == rows[0]["comb_speed_up"] == pytest.approx(1.6 / 1.12)
+    lines = run("plan", *shares).out.splitlines()
+    best = max(rows, key=lambda one: one["comb_speed_up"])
+    assert f"best comb: {best['comb']}, {best['comb_speed_up']:.2f} ×" in lines[-1]
+    assert lines[-2].split()[:3] == ["20", "-", "-"]
+    assert "trees" not in json.loads(run("plan", "--alpha", "0.6", "--json").out)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--siblings", ".3,.4"), "expected shares that do not rise and add up to at most 1"),
+        (("--siblings", ".3,.2"), "expected shares that do not rise and add up to at most 1"),
+        (("--siblings", ".2,-.1"), "expected shares that do not rise and add up to at most 1"),
+        (("--siblings", "nan"), "expected shares that do not rise and add up to at most 1"),
+        (("--siblings", "some"), "'some', expected shares like .15,.06"),
+        (("--siblings", ".1", "--nodes", "65"), "--nodes is 65, expected 1 to 64"),
+        (("--siblings", ".1", "--node-cost", "-1"), "--node-cost is -1.0, expected a number of target steps"),
+    ],
+)
+def test_siblings_that_make_no_sense_are_refused(run, flags, said):
+    assert_refused(run("plan", "--alpha", "0.6", *flags), said)

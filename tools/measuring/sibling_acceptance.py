@@ -1,0 +1,35 @@
+"""How often the siblings of a proposal stand: what a comb gains over its line, from the logits of two models."""
+
+import torch
+from torch import Tensor
+
+from ...runtime.sampling.acceptance import inverse_cdf
+from ...runtime.sampling.combs import what_is_left, without
+
+DRAWS = 8  # of the tokens that do not stand, at each position
+ROWS = 64  # positions at a time
+
+
+def sibling_acceptance(target: Tensor, draft: Tensor, temperature: float, most: int = 3) -> list[float]:
+    """Return for sibling 1 … `most` how often it stands and none before it: by `rejection`, at 0 the greedy rule.
+
+    Of logits [L, V] each. Behind which token a sibling is tested is drawn, from those that do not stand.
+    """
+    vocab = min(target.shape[1], draft.shape[1])
+    target, draft = target[:, :vocab], draft[:, :vocab]
+    if temperature == 0:
+        best: Tensor = draft.topk(min(most + 1, vocab)).indices == target.argmax(-1)[:, None]
+        return [float(share) for share in best.double().mean(0)[1:]]
+    total, random = torch.zeros(most + 1, dtype=torch.float64), torch.Generator().manual_seed(0)
+    for ours, theirs in zip(torch.split(target, ROWS), torch.split(draft, ROWS), strict=True):
+        p, q = ((logits.double() / temperature).softmax(-1) for logits in (ours, theirs))
+        for _ in range(DRAWS):
+            law, left, failed = p, q, torch.ones(len(p), dtype=torch.float64)
+            for rank in range(most + 1):
+                stands = torch.minimum(law, left).sum(-1)
+                total[rank] += (failed * stands).sum()
+                failed = failed * (1 - stands)
+                u = torch.rand(len(p), 1, generator=random, dtype=torch.float64)
+                fallen = inverse_cdf((left - law).relu(), u).clamp_(max=vocab - 1)
+                law, left = what_is_left(law, left), without(left, fallen)
+    return (total[1:] / (DRAWS * len(target))).tolist()
