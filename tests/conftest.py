@@ -16,11 +16,19 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 
 import pytest  # noqa: E402
 
+from . import bundles  # noqa: E402
 from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
 from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
 
 # A tied random Gemma2 repeats its last token for ever.
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = tmp_path_factory.getbasetemp()
+    bundles.exports = (own.parent if worker else own) / "exports"
+    bundles.exports.mkdir(exist_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -154,9 +154,15 @@ def _last_line(text: str) -> str:
 
 
 def _refuse_missing(engine: str) -> None:
-    for module in (LIBRARIES[engine], "polygraphy"):
+    """Name what the process that compiles would miss."""
+    for module, extra in (
+        (LIBRARIES[engine], engine),
+        ("polygraphy", engine),
+        ("onnx_ir", "export"),
+        ("onnxscript", "export"),
+    ):
         if find_spec(module) is None:
-            raise EngineError(f"building for {engine} needs {module}; pip install 'trt-spec[{engine}]'")
+            raise EngineError(f"building for {engine} needs {module}; pip install 'trt-spec[{extra}]'")
 
 
 def _capability_here() -> str:

@@ -47,28 +47,23 @@ def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -
     assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines()), done.stderr
 
 
-def test_perplexity_and_acceptance_are_measured_on_the_text_that_is_given(tmp_path: Path) -> None:
-    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
+def test_perplexity_and_acceptance_are_measured_on_the_text_that_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = str(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1))
     (tmp_path / "text").write_text("abc " * 10)
-    arguments = ["--target", str(checkpoint), "--draft", str(checkpoint), "--out", str(tmp_path / "bundle")]
-    done = subprocess.run([*COMMAND, *arguments, "--text", str(tmp_path / "text")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    arguments = ["--target", checkpoint, "--draft", checkpoint, "--out", str(tmp_path / "bundle")]
+    assert main([*arguments, "--text", str(tmp_path / "text")]) == 0
+    said = capsys.readouterr().out
     tokens = {Bundle.open(tmp_path / "bundle").target.check["quality"]["tokens"]}
-    assert tokens == set(map(int, re.findall(r"on a text of (\d+) tokens", done.stdout)))
+    assert tokens == set(map(int, re.findall(r"on a text of (\d+) tokens", said)))
     assert tokens != {64}, "not the text that is taken without --text"
-    assert "acceptance expected of the draft on the text: " in done.stdout
-    again = [*COMMAND, *arguments, "--draft", str(checkpoint), "--text", str(tmp_path / "text")]
-    both = subprocess.run(again, capture_output=True, text=True)
-    assert both.returncode == 0, both.stderr
-    assert Bundle.open(tmp_path / "bundle").drafts == ("draft", "draft2")
-    for which in ("draft", "draft2"):
-        assert f"acceptance expected of {which} on the text: " in both.stdout
+    assert "acceptance expected of the draft on the text: " in said
 
     (tmp_path / "text").write_bytes(b"abc\xff")
-    for path, said in ((tmp_path / "text", "is not UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
-        refused = subprocess.run([*COMMAND, *arguments, "--text", str(path)], capture_output=True, text=True)
-        assert refused.returncode == 2
-        assert said in refused.stderr.splitlines()[-1]
+    for path, reason in ((tmp_path / "text", "is not UTF-8: byte 3 is 0xff"), (tmp_path / "none", "cannot be read")):
+        assert main([*arguments, "--text", str(path)]) == 2
+        assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_error_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

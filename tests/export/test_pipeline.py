@@ -17,6 +17,7 @@ from trt_spec.export.checkpoint import open_checkpoint
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.commands.export_models import shown
 
 from ..faults import no_file_larger_than
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
@@ -88,6 +89,8 @@ def test_several_drafts_are_models_of_their_own_each_checked_and_measured(two_dr
     assert list(two_drafts.overlap) == ["draft", "draft2"]
     assert two_drafts.overlap["draft"] != two_drafts.overlap["draft2"]
     assert all(0 < alphas[1.0] < 1 for alphas in two_drafts.overlap.values())
+    for which in bundle.drafts:
+        assert f"acceptance expected of {which} on the text: " in shown(two_drafts)
 
 
 def test_exported_drafts_of_other_shapes_propose_to_the_same_text(two_drafts: ExportReport) -> None:

@@ -14,6 +14,7 @@ from trt_spec.export.passes.quantise import Quantisation, to_blocks
 from trt_spec.export.quality import engine_logits, measure, overlap
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ..bundles import export_pair
 from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 
@@ -104,7 +105,7 @@ def fused_nodes(graph: Path, out: Path) -> list[ir.Node]:
 def test_head_and_embedding_may_stay_wide(tmp_path: Path) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", tie_word_embeddings=True)
     how = Quantisation("int8", wide_head=True, wide_embedding=True)
-    export_bundle(checkpoint, tmp_path / "bundle", weights=how, check=False)
+    export_pair(checkpoint, tmp_path / "bundle", weights=how)
     graph = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph
     assert Counter(node.op_type for node in graph)["DequantizeLinear"] == 2 * 7  # of two layers
     assert {name for name in graph.initializers if "embed" in name} == {
@@ -119,7 +120,7 @@ def test_a_tied_matrix_that_shall_stay_wide_for_one_use_stays_so_for_both(
 ) -> None:
     """Rounded for the other use it would be rounded for this one, too: it is one matrix."""
     checkpoint = tiny_gpt2(tmp_path / "c")
-    export_bundle(checkpoint, tmp_path / "b", weights=Quantisation("int8", **flags), check=False)
+    export_pair(checkpoint, tmp_path / "b", weights=Quantisation("int8", **flags))
     weights = ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers
     original = load_file(checkpoint / "model.safetensors")["transformer.wte.weight"]
     assert torch.equal(torch.tensor(weights["transformer.wte.weight"].const_value.numpy()), original)
@@ -128,13 +129,13 @@ def test_a_tied_matrix_that_shall_stay_wide_for_one_use_stays_so_for_both(
 
 def test_an_untied_one_stays_wide_alone(tmp_path: Path) -> None:
     how = Quantisation("int8", wide_head=True)
-    export_bundle(tiny_llama(tmp_path / "c"), tmp_path / "b", weights=how, check=False)
+    export_pair(tiny_llama(tmp_path / "c"), tmp_path / "b", weights=how)
     names = set(ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers)
     assert {"lm_head.weight.T", "model.embed_tokens.weight.int8"} < names
 
 
 def test_a_tied_embedding_and_head_stay_equal(tmp_path: Path) -> None:
-    export_bundle(tiny_gpt2(tmp_path / "c"), tmp_path / "b", weights=Quantisation("int4"), check=False)
+    export_pair(tiny_gpt2(tmp_path / "c"), tmp_path / "b", weights=Quantisation("int4"))
     weights = ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers
     rows = torch.tensor(weights["transformer.wte.weight.int8"].const_value.numpy())
     head = torch.tensor(weights["transformer.wte.weight.T.int4"].const_value.numpy().astype("int8"))
@@ -147,9 +148,10 @@ def test_matrices_no_block_divides_stay_wide(tmp_path: Path) -> None:
     assert target.fired["quantise"] == 2, "down_proj with 32 rows and o_proj with 4 heads of 16; 24 is no block"
 
 
+@pytest.mark.exhaustive
 def test_the_experts_of_a_mixture_stay_wide(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("qwen3_moe", tmp_path / "checkpoint")
-    export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8"), check=False)
+    export_pair(checkpoint, tmp_path / "bundle", weights=Quantisation("int8"))
     weights = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph.initializers
     experts = [weight for weight in weights.values() if len(weight.shape) == 3]
     assert len(experts) == 2 * 2  # in each layer one for gate and up, one for down

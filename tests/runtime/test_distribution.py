@@ -138,14 +138,12 @@ def p_value_of(
     return p_value(draw(pair, params, samples, k, drafter, depth), exact_distribution(pair.exact, params, depth))
 
 
-@pytest.mark.parametrize(
-    ("settings", "rule", "drafter", "k"),
-    [("filtered", "rejection", "model", 2)],
-)
-def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, rule: str, drafter: str, k: int):
-    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), SAMPLES, k, drafter) > FALSE_ALARM
+def test_output_is_distributed_as_the_target_alone(eight: Pair):
+    """Fewer samples than in the exhaustive tier."""
+    assert p_value_of(eight, replace(FILTERED, rule="rejection"), 6_000, 2, depth=3) > FALSE_ALARM
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
 def test_an_output_that_may_not_end_early_is_distributed_as_the_targets(eight: Pair, rule: str):
     """The ban ends inside a round: the fourth token may be one that those before it may not."""
@@ -157,6 +155,7 @@ def test_an_output_that_may_not_end_early_is_distributed_as_the_targets(eight: P
 @pytest.mark.parametrize(
     ("settings", "rule", "drafter", "k"),
     [
+        ("filtered", "rejection", "model", 2),
         ("plain", "rejection", "model", 2),
         ("everything", "rejection", "model", 3),
         ("everything", "tokenwise", "model", 2),
@@ -278,11 +277,14 @@ def test_chi_squared_catches_proposals_made_by_the_noise_that_judges_them(
     assert found < FALSE_ALARM if read else found > FALSE_ALARM
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "cascade"])
+@pytest.mark.parametrize(
+    "drafter", ["suffix", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("ngram", "cascade"))]
+)
 def test_drafts_that_cost_less_than_a_model_are_lossless(eight: Pair, drafter: str):
     assert p_value_of(eight, replace(EVERYTHING, draft_temperature=0.5), 2_000, 2, drafter, depth=2) > FALSE_ALARM
 
 
+@pytest.mark.exhaustive
 def test_what_a_cascade_proposes_first_is_distributed_as_the_drafts_output(eight: Pair):
     """By the draft's own scores in float32, which 2,000 samples cannot tell from exact ones."""
     params = replace(FILTERED, max_new_tokens=2, ignore_eos=True)
@@ -303,6 +305,7 @@ def test_what_a_cascade_proposes_first_is_distributed_as_the_drafts_output(eight
     assert p_value(observed, expected) > FALSE_ALARM  # given the first tokens, which take seven degrees of freedom
 
 
+@pytest.mark.exhaustive
 def test_a_draft_that_proposes_its_best_token_to_a_request_that_samples_is_lossless(eight: Pair):
     """It samples from another distribution than the target, and says so."""
     assert p_value_with_the_fault(eight, replace(FILTERED, draft_temperature=0)) > FALSE_ALARM

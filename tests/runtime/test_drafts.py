@@ -129,13 +129,10 @@ def test_each_row_is_judged_by_its_own_draft(tmp_path: Path):
                 assert request.speculation.acceptance == (1.0 if request.drafter == "model" else 0.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("rule", "sources"),
-    [
-        ("rejection", BOTH),
-        pytest.param("rejection", ("model2",), marks=pytest.mark.exhaustive),
-        *(pytest.param(rule, BOTH, marks=pytest.mark.exhaustive) for rule in ("tokenwise", "coupled")),
-    ],
+    [("rejection", BOTH), ("rejection", ("model2",)), ("tokenwise", BOTH), ("coupled", BOTH)],
 )
 def test_the_second_draft_changes_no_distribution(eight_drafts: Pair, rule: str, sources: tuple[str, ...]):
     """χ² of the two tokens after the first, of rows that use the second draft, alone or beside others that do not."""

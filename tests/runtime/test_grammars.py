@@ -373,6 +373,7 @@ def unmasked(plan: Any) -> Any:
     return replace(plan, filters=tuple(one for one in plan.filters if not isinstance(one, Allowed)))
 
 
+@pytest.mark.exhaustive
 def test_chi_squared_catches_proposals_that_are_trimmed_as_if_they_had_not_been_made(
     eight: Pair, monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,10 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import MAX_DRAFT_LENGTH, EngineError
+from ...engines import MAX_DRAFT_LENGTH
 from ...engines.bundle import DRAFTS
 from ..console import in_bytes, progress, table
-from ..extras import install_command
 from ..flags.sampling import LARGEST_BATCH, positive
 
 if TYPE_CHECKING:
@@ -84,13 +83,8 @@ def batch_range(text: str) -> tuple[int, int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        from ...export.plans.build import build_plans
-        from ...export.plans.roles import BuildOptions, roles
-    except ModuleNotFoundError as error:
-        raise EngineError(
-            f"compiling needs {error.name}, which is not installed; {install_command('export')}"
-        ) from error
+    from ...export.plans.build import build_plans
+    from ...export.plans.roles import BuildOptions, roles
 
     options = BuildOptions(
         engine=arguments.engine,

@@ -25,7 +25,7 @@ def _run(argv: Sequence[str] | None) -> int:
     with progress("export", total=stages(arguments), ticking=True) as show:
         show("loading the libraries")
         report = _export(arguments, show)
-    print(_shown(report))
+    print(shown(report))
     return 0
 
 
@@ -36,7 +36,7 @@ def stages(arguments: argparse.Namespace) -> int:
     return 3 + 3 * len(kinds) + checks
 
 
-def _shown(report: "ExportReport") -> str:
+def shown(report: "ExportReport") -> str:
     """A table of the models that were written, and what was found out about them."""
     rows = [("model", "from", "parameters", "nodes", "size", "dtype", "weights", "worst error", "seconds")]
     for model in report.models:

@@ -20,11 +20,13 @@ from ..conftest import assert_refused
 COARSE = ("--total-variation", 0.2, "--batch", 128)
 
 
+@pytest.mark.exhaustive
 def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp_path):
     """All checks, drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of
     two layers has scores near enough to tie."""
     out = tmp_path / "found.json"
-    with known_costs(table(batches=(1,))):
+    with known_costs(table(batches=(1,))), Decoder.open(llama.bundle) as decoder:
+        drafters, ways = decoder.drafters, {spelled(k) for _, k in controllers(decoder)}
         result = run("verify", llama.bundle, *COARSE, "--checkpoint", llama.checkpoint, "--json", out)
     found = json.loads((tmp_path / "found.json").read_text())
     judged = [one for one in found["findings"] if one["passed"] is not None]
@@ -65,6 +67,11 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     assert len(fixed) > 6
     assert all(0 < one["acceptance"] < 1 for one in fixed), "both verdicts are seen"
     assert (found["effort"], found["total_variation"], found["power"], found["left_out"]) == ("full", 0.2, 0.99, [])
+    assert_time_left_is_shown(result.err)
+    assert ways == {"K by entropy", "K auto"}
+    lengths = ("K 1", "K 2", "K 1+3", "K 3+3")
+    for expected in (*drafters, *ways, *SETTINGS, "rejection", "tokenwise", "coupled", "mixed", *lengths):
+        assert any(expected in one["case"] for one in found["findings"] if one["numbers"] in sampled), expected
 
 
 def test_every_draft_of_a_bundle_is_certified(run, drafts: Pair, tmp_path):
@@ -78,44 +85,21 @@ def test_every_draft_of_a_bundle_is_certified(run, drafts: Pair, tmp_path):
         assert rows[f"{role}, batch 1"] > 0
 
 
-def test_each_drafter_setting_rule_and_way_to_choose_a_draft_length_is_sampled(run, llama: Pair, tmp_path):
-    with known_costs(table(batches=(1,))), Decoder.open(llama.bundle) as decoder:
-        result = run("verify", llama.bundle, *COARSE, "--only", "distribution", "--json", tmp_path / "found.json")
-        drafters, ways = decoder.drafters, {spelled(k) for _, k in controllers(decoder)}
-    assert result.code == 0, result.out
-    cases = [one["case"] for one in json.loads((tmp_path / "found.json").read_text())["findings"]]
-    assert ways == {"K by entropy", "K auto"}
-    for expected in (
-        *drafters,
-        *ways,
-        *SETTINGS,
-        "rejection",
-        "tokenwise",
-        "coupled",
-        "mixed",
-        "K 1",
-        "K 2",
-        "K 1+3",
-        "K 3+3",
-    ):
-        assert any(expected in case for case in cases), expected
-
-
-def test_the_time_left_is_shown_and_what_is_done_grows(run, llama: Pair):
-    result = run("verify", llama.bundle, *COARSE, "--only", "same-text", "--only", "semantics")
-    lines = re.findall(r"^\[ *(\d+)%(, about \d+ (?:s|min) left)?\] (.+)$", result.err, re.MULTILINE)
+def assert_time_left_is_shown(said: str, last: int = 90) -> None:
+    lines = re.findall(r"^\[ *(\d+)%(, about \d+ (?:s|min) left)?\] (.+)$", said, re.MULTILINE)
     done = [int(share) for share, _, _ in lines]
-    assert done == sorted(done)
+    assert done == sorted(done), "what is done grows"
     assert done[0] == 0
-    assert done[-1] > 90
+    assert done[-1] > last
     assert not lines[0][1], "nothing is known yet"
     assert all(left for share, left, _ in lines if int(share) > 2)
     assert lines[0][2] == "same text: plain decoding"
 
 
-def test_quick_says_what_it_has_left_out(run, llama: Pair, tmp_path):
+def test_quick_certifies_a_sound_bundle_and_says_what_it_has_left_out(run, llama: Pair, tmp_path):
     result = run("verify", llama.bundle, "--quick", "--json", tmp_path / "found.json")
     assert result.code == 0, result.out
+    assert_time_left_is_shown(result.err, last=80)
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["effort"], found["total_variation"], found["left_out"]) == ("quick", 0.2, list(QUICK.left_out))
     assert f"quick, so left out: {', '.join(QUICK.left_out)}" in result.out

@@ -27,11 +27,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("training") / "target", initializer_range=0.15)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_distilled_draft_agrees_more_often_on_what_was_held_out(target: Path, tmp_path: Path, reverse: bool):
     found = distil(str(target), tmp_path / "draft", ["abc", "def f("], layers=1, hidden=32, reverse=reverse, **SMALL)
     assert found["after"][1.0] > found["before"][1.0] + 0.02
     assert set(found["before"]) == {0.0, 1.0}
+
+
+@pytest.mark.exhaustive
+def test_a_distilled_draft_is_exported_beside_its_target(target: Path, tmp_path: Path):
+    distil(str(target), tmp_path / "draft", ["abc", "def f("], layers=1, hidden=32, **SMALL | {"steps": 2})
     models = export_bundle(target, tmp_path / "bundle", draft=tmp_path / "draft").models
     assert [model.role for model in models] == ["target", "draft"], "the two are a pair"
 
