@@ -340,6 +340,11 @@ class Decoder:
         return self._rules.longest
 
     @property
+    def largest_comb(self) -> int:
+        """The most proposals that a comb may have, 0 where the engine takes lines only."""
+        return self._rules.most or 0
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """The sources of proposals that this bundle has."""
         return self._rules.drafters

@@ -14,7 +14,7 @@ from .memory.cache import CacheFull
 from .memory.model import Model
 from .planning import Planner, Share, make_plan
 from .prefill import Prefill
-from .requests.metrics import Outcome, Speculation
+from .requests.metrics import Beside, Outcome, Speculation
 from .requests.request import Request
 from .round.capture import MOST_KINDS, Flight, Rounds
 from .round.frame import Frame
@@ -301,9 +301,11 @@ class Scheduler:
         kept = self._give(occupant, share, result)
         ended = share.siblings > 0 and result.last != result.accepted  # with a sibling, which nothing follows
         outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
+        fell = share.siblings > 0 and (ended or result.accepted < result.proposed)
+        beside = Beside(share.siblings, ended) if fell else None
         for speculation in (self.speculation, occupant.request.speculation):
-            speculation.add_round(*outcome)
-        occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined])
+            speculation.add_round(*outcome, beside)
+        occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
 
     def _give(self, occupant: Occupant, share: Share, result: RowResult) -> int:
         """Append a round's tokens to the request, and return how many it has kept."""

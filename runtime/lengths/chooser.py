@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..drafters import NONE
-from ..requests.metrics import Outcome
+from ..requests.metrics import Beside, Outcome
 
 
 class Wanted(NamedTuple):
@@ -44,7 +44,7 @@ class Chooser:
         """All drafters that it may ever use."""
         return () if self._wanted is NOTHING else self._wanted.names
 
-    def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float]) -> None:
+    def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float], beside: Beside | None = None) -> None:
         """Learn from a round that has ended; `entropies` are the draft's at the examined proposals."""
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ class Costs:
     round_ms: dict[str, tuple[tuple[float, ...], ...]]  # by drafter: [batch][draft length]
     acceptance: dict[str, float]  # by drafter, over all prompts: accepted ÷ examined
     proposing: dict[str, float]  # by drafter: share of rounds in which it proposes anything
+    siblings: tuple[int, ...] = ()  # beside a line, rising; empty: no combs were measured
+    siblings_ms: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)  # by drafter: [batch][siblings]
+    sibling_acceptance: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by drafter: [siblings]
 
     def __post_init__(self) -> None:
         for name, numbers in (("batches", self.batches), ("draft_lengths", self.draft_lengths)):
@@ -50,6 +53,15 @@ class Costs:
                     raise ValueError(f"a share of {drafter} is {shares[drafter]}, expected a number from 0 to 1")
         if not self.round_ms:
             raise ValueError("no drafter was measured")
+        if not all(type(n) is int for n in self.siblings) or any(a >= b for a, b in pairwise((0, *self.siblings))):
+            raise ValueError(f"siblings are {list(self.siblings)}, expected rising whole numbers, at least 1")
+        for drafter, table in self.siblings_ms.items():
+            times = [time for row in table for time in row]
+            if len(times) != len(self.batches) * len(self.siblings) or not all(0 <= t < 1e9 for t in times):
+                raise ValueError(f"the times of siblings of {drafter} are not a table of milliseconds")
+            stood = self.sibling_acceptance[drafter]
+            if len(stood) != len(self.siblings) or not all(0 <= share <= 1 for share in stood):
+                raise ValueError(f"siblings of {drafter} stand as often as {list(stood)}, expected shares from 0 to 1")
 
     @property
     def longest(self) -> int:
@@ -60,6 +72,12 @@ class Costs:
         table = np.array(self.round_ms[drafter])
         at_batch = np.array([np.interp(batch, self.batches, times) for times in table.T])
         return [float(at_batch[0]), *smoothed(np.array(self.draft_lengths[1:]), at_batch[1:])]
+
+    def sibling_times(self, drafter: str, batch: int) -> list[float]:
+        """Return the milliseconds that each of the numbers of siblings adds to a round, straight between batches."""
+        table = np.array(self.siblings_ms[drafter])
+        times = [np.interp(batch, self.batches, column) for column in table.T]
+        return [float(ms) for ms in np.maximum.accumulate(times)]
 
     def save(self, bundle: Bundle) -> Path:
         path = costs_file(bundle.path, self.engine, self.device)
@@ -98,9 +116,11 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if fields.pop("format") != FORMAT:
             return None
-        fields["round_ms"] = {name: tuple(map(tuple, table)) for name, table in fields["round_ms"].items()}
-        for name in ("batches", "draft_lengths"):
-            fields[name] = tuple(fields[name])
+        for name in ("round_ms", "siblings_ms"):
+            fields[name] = {drafter: tuple(map(tuple, table)) for drafter, table in fields.get(name, {}).items()}
+        fields["sibling_acceptance"] = {name: tuple(all) for name, all in fields.get("sibling_acceptance", {}).items()}
+        for name in ("batches", "draft_lengths", "siblings"):
+            fields[name] = tuple(fields.get(name, ()))
         costs = Costs(**fields)
     except FileNotFoundError:
         return None

@@ -50,12 +50,12 @@ class Drafting:
 
     length: DraftLength
     drafter: str
+    siblings: int = 0  # the most beside its lines
 
     @property
     def widest(self) -> int:
         """The most tokens that its rounds verify, beside a neighbour with the longest line."""
-        siblings = self.length.siblings if isinstance(self.length, CombLength) else 0
-        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + siblings
+        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.siblings
 
 
 class DraftingRules:
@@ -107,7 +107,16 @@ class DraftingRules:
                 "draft_length",
             )
         assert isinstance(length, int | str | CombLength | EntropyRule)
-        return Drafting(length, drafter)
+        if isinstance(length, CombLength):
+            return Drafting(length, drafter, length.siblings)
+        return Drafting(length, drafter, self._siblings_of_auto(params) if length == AUTO else 0)
+
+    def _siblings_of_auto(self, params: SamplingParams) -> int:
+        """Return the most siblings that a round may choose to hang: as many as were measured, if they may be there."""
+        if self.controller is None or self.most is None or _judged_in_lines_only(params):
+            return 0
+        room = self.most - 1 if params.test == "coupled" else self.most - self.longest
+        return max((count for count in self.controller.costs.siblings if count <= room), default=0)
 
     def default(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
         """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
@@ -128,11 +137,11 @@ class DraftingRules:
         if isinstance(length, int):
             return Chooser(Wanted(length, drafter))
         if isinstance(length, CombLength):
-            return Chooser(Wanted(length.length, drafter, siblings=length.siblings))
+            return Chooser(Wanted(length.length, drafter, siblings=drafting.siblings))
         if drafter == NONE:
             return Chooser()
         assert self.controller is not None
-        return self.controller.begin(self._measured() if drafter == MIXED else [drafter])
+        return self.controller.begin(self._measured() if drafter == MIXED else [drafter], drafting.siblings)
 
     def _measured(self) -> list[str]:
         assert self.controller is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from ...engines import RequestError
 from ..drafters import NONE
-from ..requests.metrics import Outcome
+from ..requests.metrics import Beside, Outcome
 from .chooser import NOTHING, Chooser, Pause, Wanted
 
 TRIAL = 2  # proposals in a round that tests whether the draft has become surer
@@ -70,7 +70,7 @@ class ByEntropy(Chooser):
             return NOTHING._replace(entropy_limit=self.rule.stop_above)
         return Wanted(length, self._drafter, self.rule.stop_above)
 
-    def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float]) -> None:
+    def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float], beside: Beside | None = None) -> None:
         self._pause.count(used=self._length > 0)
         if entropies:
             mean, left = sum(entropies) / len(entropies), self.rule.smoothing

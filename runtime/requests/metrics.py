@@ -23,6 +23,13 @@ class Outcome(NamedTuple):
         return min(self.accepted + 1, self.kept, self.proposed)
 
 
+class Beside(NamedTuple):
+    """The siblings beside a line that fell: how many there were, and whether one of them stood."""
+
+    siblings: int
+    stood: bool
+
+
 @dataclass
 class Speculation:
     """Counts the rounds by outcome; all other counts follow. A round that proposes nothing counts no proposal.
@@ -35,13 +42,16 @@ class Speculation:
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    beside: Counter[Beside] = field(default_factory=Counter)
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     accept_ms: float = 0.0
     host_ms: float = 0.0
 
-    def add_round(self, proposed: int, accepted: int, kept: int) -> None:
+    def add_round(self, proposed: int, accepted: int, kept: int, beside: Beside | None = None) -> None:
         self.outcomes[Outcome(proposed, accepted, kept)] += 1
+        if beside is not None:
+            self.beside[beside] += 1
 
     def add_times(self, draft_ms: float, verify_ms: float, accept_ms: float, host_ms: float) -> None:
         self.draft_ms += draft_ms
@@ -51,6 +61,7 @@ class Speculation:
 
     def add(self, other: "Speculation") -> None:
         self.outcomes.update(other.outcomes)
+        self.beside.update(other.beside)
         self.add_times(other.draft_ms, other.verify_ms, other.accept_ms, other.host_ms)
 
     @property
@@ -100,6 +111,12 @@ class Speculation:
     @property
     def acceptance(self) -> float | None:
         return self.accepted / self.examined if self.examined else None
+
+    @property
+    def sibling_acceptance(self) -> float | None:
+        """Of the lines that fell beside siblings, the share whose place one of these took."""
+        stood = sum(rounds for one, rounds in self.beside.items() if one.stood)
+        return stood / self.beside.total() if self.beside else None
 
     @property
     def yield_(self) -> float | None:

@@ -28,7 +28,7 @@ from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ..bundles import Pair
 from ..steps import feed
-from .lengths.test_controller import known_costs, table
+from .lengths.test_controller import SIBLINGS, known_costs, table
 from .states import make_plan, make_rows
 
 acceptance = importlib.import_module("trt_spec.runtime.sampling.acceptance")
@@ -105,7 +105,7 @@ def draw(
 
     The first token comes with the prompt, without a proposal, and is left out.
     """
-    with known_costs(table(batches=(1,))), Decoder.open(pair.bundle, max_batch=256) as decoder:
+    with known_costs(table(batches=(1,), siblings=SIBLINGS)), Decoder.open(pair.bundle, max_batch=256) as decoder:
         requests = [
             decoder.submit(
                 PROMPT,

@@ -18,6 +18,7 @@ from ...runtime.decoder import Prompt
 from ...runtime.drafters import DRAFTERS
 from ...runtime.engine_choice import AUTO_ENGINE, save_choice
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
+from ...runtime.sampling.noise import MOST_SIBLINGS
 from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, engine_name, open_decoder
@@ -35,6 +36,8 @@ BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
+SIBLINGS = (1, 2, 4, 8)  # measured beside one line
+LINE_OF_COMB = 4  # or the longest measured line below it
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
 
@@ -77,9 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
         refuse_unfit(decoder, prompts, [params] * len(prompts))
-        measured = _measure_all(decoder, lengths, arguments, prompts, params)
-        costs = _costs(decoder, measured, arguments)
-        result = _result(costs, measured)
+        measured, combs = _measure_all(decoder, lengths, arguments, prompts, params)
+        costs = _costs(decoder, measured, combs, arguments)
+        result = _result(costs, measured, combs)
         result["file"] = str(costs.save(decoder.bundle))
         if out is not None:
             print(json.dumps(result), file=out)
@@ -97,11 +100,12 @@ def _choose_engine(bundle: Bundle, device: str) -> None:
 
 
 Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
+Combs = dict[tuple[str, int, int], Measured]  # by drafter, batch and siblings, all beside equal lines
 
 
 def _measure_all(
     decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
-) -> Grid:
+) -> tuple[Grid, Combs]:
     assert params.seed is not None
     drafters = [
         name
@@ -117,18 +121,28 @@ def _measure_all(
         for batch in arguments.batches
         for setting in settings
     }
-    with progress("tune", total=(1 + arguments.repeats) * len(grid)) as show:
+    line = max(k for k in lengths if k <= LINE_OF_COMB)
+    room = decoder.largest_comb - (line if params.test == "coupled" else decoder.longest_draft)
+    combs: Combs = {
+        (drafter, batch, siblings): Measured(Setting(line, drafter, siblings=siblings))
+        for batch in arguments.batches
+        for drafter in drafters
+        for siblings in SIBLINGS
+        if siblings <= min(room, MOST_SIBLINGS * line) and DRAFTERS[drafter].needs_model and DRAFTERS[drafter].samples
+    }
+    turns = [(batch, one) for measured in (grid, combs) for (_, batch, _), one in measured.items()]
+    with progress("tune", total=(1 + arguments.repeats) * len(turns)) as show:
         for repeat in range(1 + arguments.repeats):
             stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
-            for (drafter, batch, k), one in grid.items():
-                show(f"{stage}, batch {batch}, {drafter}, K = {k}")
+            for batch, one in turns:
+                show(f"{stage}, batch {batch}, {one.setting.drafter}, {one.setting}")
                 chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
                 each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
                 measure(decoder, chosen, each, one if repeat else Measured(one.setting))
-    return grid
+    return grid, combs
 
 
-def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs:
+def _costs(decoder: Decoder, grid: Grid, combs: Combs, arguments: argparse.Namespace) -> Costs:
     lengths = tuple(sorted({k for _, _, k in grid}))
     drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
     counts = {drafter: _counted(grid, drafter) for drafter in drafters}
@@ -151,7 +165,34 @@ def _costs(decoder: Decoder, grid: Grid, arguments: argparse.Namespace) -> Costs
             name: 1.0 if DRAFTERS[name].costs_as else sum(counted.histogram) / counted.rounds
             for name, counted in counts.items()
         },
+        siblings=tuple(sorted({siblings for _, _, siblings in combs})),
+        **_costs_of_siblings(grid, combs, arguments.batches),
     )
+
+
+def _costs_of_siblings(grid: Grid, combs: Combs, batches: tuple[int, ...]) -> dict[str, Any]:
+    """What siblings add to the round of their line, and how often they stand."""
+    names = list(dict.fromkeys(drafter for drafter, _, _ in combs))
+    numbers = sorted({siblings for _, _, siblings in combs})
+
+    def added_ms(drafter: str, batch: int, siblings: int) -> float:
+        comb = combs[drafter, batch, siblings]
+        line = grid[drafter, batch, comb.setting.draft_length]
+        return max(0.0, median(comb.round_ms) - median(line.round_ms))
+
+    return {
+        "siblings_ms": {
+            name: tuple(tuple(added_ms(name, batch, count) for count in numbers) for batch in batches) for name in names
+        },
+        "sibling_acceptance": {
+            name: tuple(
+                total(one for batch in batches for one in combs[name, batch, count].speculation).sibling_acceptance
+                or 0.0
+                for count in numbers
+            )
+            for name in names
+        },
+    }
 
 
 def _measured_as(drafter: str) -> str:
@@ -163,12 +204,13 @@ def _counted(grid: Grid, drafter: str) -> Speculation:
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
-def _result(costs: Costs, grid: Grid) -> dict[str, Any]:
+def _result(costs: Costs, grid: Grid, combs: Combs) -> dict[str, Any]:
     settings = []
-    for (drafter, batch, _), one in grid.items():
+    for (drafter, batch, _), one in (*grid.items(), *combs.items()):
         found = setting_json(one, grid["none", batch, 0])
         host_ms = found["round_ms"] - found["draft_ms"] - found["verify_ms"]
-        settings.append({"drafter": drafter, "batch": batch, "host_ms": host_ms, **found})
+        where = {"drafter": drafter, "batch": batch, "siblings": one.setting.siblings, "host_ms": host_ms}
+        settings.append(where | found)
     return {
         "engine": costs.engine,
         "device": costs.device,
@@ -199,6 +241,7 @@ def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
         "drafter": drafter,
         "acceptance": costs.acceptance[drafter],
         "acceptance_by_position": counted.acceptance_by_position,
+        "sibling_acceptance": dict(zip(costs.siblings, costs.sibling_acceptance.get(drafter, ()), strict=False)),
         "stops_paying_at": next((row["batch"] for row in by_batch if not row["best_draft_length"]), None),
         "batches": by_batch,
     }
@@ -219,13 +262,13 @@ def _report(result: dict[str, Any]) -> str:
         (
             one["drafter"],
             str(one["batch"]),
-            str(one["draft_length"]),
+            str(one["draft_length"]) + (f"+{one['siblings']}" if one["siblings"] else ""),
             f"{one['round_ms']:.2f}",
             f"{one['host_ms']:.2f}",
             "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
             f"{one['tokens_per_round']:.2f}",
             f"{one['speed_up']:.2f}",
-            f"{one['predicted']:.2f}",
+            "-" if one["predicted"] is None else f"{one['predicted']:.2f}",
         )
         for one in result["settings"]
     ]
@@ -236,6 +279,9 @@ def _report(result: dict[str, Any]) -> str:
             f"{drafter['drafter']}: {drafter['acceptance']:.0%} of examined proposals accepted, at position 1, 2, …: "
             f"{' '.join(by_position)}"
         )
+        if standing := drafter["sibling_acceptance"]:
+            each = ", ".join(f"{count}: {share:.0%}" for count, share in standing.items())
+            lines.append(f"  where its line falls beside siblings, one of them stands, by their number: {each}")
         for row in drafter["batches"]:
             k = row["best_draft_length"]
             best = f"best K {k}, {row['speed_up']:.2f} ×" if k else "no K pays"

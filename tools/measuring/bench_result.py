@@ -123,7 +123,7 @@ def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
         "tokens_per_round": counts.tokens_per_round,
         "round_overhead": measured.round_overhead,
         "speed_up": rate / median(plain.tokens_per_second),
-        "predicted": None if measured.setting.is_tree else expected / (c * k + v),
+        "predicted": None if measured.setting.is_tree or counts.beside else expected / (c * k + v),
         "c": c,
         "v": v,
         "proposing": proposing,

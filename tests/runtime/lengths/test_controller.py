@@ -1,23 +1,26 @@
 """The draft length chooses itself: what pays by the measured costs, 0 where nothing does, and back again."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.lengths.chooser import Pause
-from trt_spec.runtime.lengths.controller import Controller, Estimate, expected_tokens
+from trt_spec.runtime import Decoder, Request, SamplingParams
+from trt_spec.runtime.lengths.chooser import Pause, Wanted
+from trt_spec.runtime.lengths.controller import ByCosts, Controller, Estimate, expected_tokens
 from trt_spec.runtime.lengths.costs import Costs, smoothed
-from trt_spec.runtime.requests.metrics import Outcome
+from trt_spec.runtime.requests.metrics import Beside, Outcome
 from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
 
+from ...bundles import Pair
 from ..scripted import scripted_decoder
 
 LENGTHS = (0, 1, 2, 4, 8)
+SIBLINGS = {1: 0.3, 2: 0.5}  # how often one of them stands where its line falls
 LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
 
 
@@ -25,9 +28,11 @@ def table(
     batches: Sequence[int] = (1, 8),
     draft_lengths: Sequence[int] = LENGTHS,
     acceptance: float = 0.5,
+    siblings: Mapping[int, float] | None = None,
+    sibling_ms: float = 0.02,
     **round_ms: Sequence[Sequence[float]],
 ) -> Costs:
-    """A round of one row takes a millisecond and .2 for each draft step; a copy costs .05."""
+    """A round of one row takes a millisecond and .2 for each draft step; a copy costs .05, a sibling .02."""
     tables = round_ms or {
         name: [[1.0 + step * k * batch for k in draft_lengths] for batch in batches]
         for name, step in (("model", 0.2), ("lookup", 0.05), ("suffix", 0.05))
@@ -42,12 +47,15 @@ def table(
         round_ms={name: tuple(map(tuple, times)) for name, times in tables.items()},
         acceptance=dict.fromkeys(tables, acceptance),
         proposing=dict.fromkeys(tables, 1.0),
+        siblings=tuple(siblings or ()),
+        siblings_ms={"model": (tuple(sibling_ms * count for count in siblings),) * len(batches)} if siblings else {},
+        sibling_acceptance={"model": tuple(siblings.values())} if siblings else {},
     )
 
 
 def known_costs(costs: Costs | None = None):
     """As if a bundle had been tuned."""
-    return patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs or table())
+    return patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs or table(siblings=SIBLINGS))
 
 
 def target(context: Sequence[int]) -> int:
@@ -261,3 +269,81 @@ def test_to_choose_twice_for_one_round_changes_nothing(drafters: list[str]):
     once = lengths(1)
     assert 0 < sum(length > 0 for length, _ in once) < 10
     assert lengths(2) == once
+
+
+# Siblings.
+
+
+def wanted(controller: Controller, chooser: ByCosts) -> Wanted:
+    controller.choose([chooser], [False])
+    return chooser.wanted
+
+
+@pytest.mark.parametrize(
+    ("sibling_ms", "most", "expected"), [(0.0, 2, 2), (0.02, 2, 2), (0.0, 1, 1), (0.0, 0, 0), (1.0, 2, 0)]
+)
+def test_siblings_are_hung_where_they_pay_as_many_as_the_request_may_have(sibling_ms: float, most: int, expected: int):
+    controller = Controller(table(siblings=SIBLINGS, sibling_ms=sibling_ms), 8)
+    found = wanted(controller, controller.begin(["model"], most))
+    assert (found.drafter, found.siblings) == ("model", expected)
+    assert found.length > 0
+
+
+def test_a_round_has_the_length_and_the_siblings_of_most_tokens_per_millisecond():
+    for alpha in (0.2, 0.5, 0.8):
+        for sibling_ms in (0.0, 0.05, 0.2):
+            costs = table(acceptance=alpha, siblings=SIBLINGS, sibling_ms=sibling_ms)
+            controller = Controller(costs, 8)
+            found = wanted(controller, controller.begin(["model"], 2))
+            levels = controller.begin(["model"]).estimates["model"].levels
+            alpha = levels[0] / 64  # as coarse as it is chosen by
+            rates = {
+                (k, count): (tokens_per_round(alpha, k) + (1 - alpha**k) * ({0: 0.0} | SIBLINGS)[count])
+                / (costs.round_times("model", 1)[k] + sibling_ms * count)
+                for k in range(1, 9)
+                for count in (0, 1, 2)
+            }
+            assert rates[found.length, found.siblings] == pytest.approx(max(rates.values()))
+
+
+def test_siblings_that_never_stand_are_left_out_and_tried_again_later():
+    controller = Controller(table(siblings=SIBLINGS, sibling_ms=0.05), 8)
+    chooser = controller.begin(["model"], 2)
+    assert wanted(controller, chooser).siblings
+    for _ in range(60):
+        chooser.observe("model", Outcome(4, 2, 3), (), Beside(2, False))
+    assert not wanted(controller, chooser).siblings
+    controller.ended(chooser)
+    assert not wanted(controller, controller.begin(["model"], 2)).siblings, "the next request expects no more of them"
+    for _ in range(300):
+        controller.count([chooser])
+    assert wanted(controller, chooser).siblings
+
+
+def test_a_sibling_that_stands_says_nothing_good_of_its_line():
+    """The line fell where the sibling stands."""
+    fell, replaced = (Controller(table(siblings=SIBLINGS), 8).begin(["model"], 2) for _ in range(2))
+    for _ in range(20):
+        fell.observe("model", Outcome(4, 2, 3), (), Beside(2, False))
+        replaced.observe("model", Outcome(3, 3, 4), (), Beside(2, True))
+    assert fell.estimates["model"].acceptance == pytest.approx(replaced.estimates["model"].acceptance)
+    assert fell.estimates["model"].gain < 0.5 < 1.5 < replaced.estimates["model"].gain
+
+
+def test_rounds_of_auto_have_siblings_where_the_request_may_have_them(llama: Pair):
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=60, ignore_eos=True)
+    with known_costs(), Decoder.open(llama.bundle) as decoder:
+
+        def run(params: SamplingParams, drafter: str) -> Request:
+            request = decoder.submit([5, 6, 7], params, draft_length="auto", drafter=drafter, trace=True)
+            while decoder.step():
+                pass
+            return request
+
+        request = run(params, "model")
+        assert request.drafting.siblings == 2
+        assert max(len(one.siblings) for one in request.trace) == 2
+        assert 0 < request.speculation.sibling_acceptance < 1
+        for other in (run(replace(params, lenience=0.5), "model"), run(params, "lookup")):
+            assert other.speculation.proposed
+            assert other.speculation.sibling_acceptance is None

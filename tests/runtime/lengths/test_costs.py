@@ -12,7 +12,7 @@ from trt_spec.runtime.lengths.costs import Costs, machine_name, model_identities
 
 from ...bundles import Pair
 from ...faults import no_file_larger_than
-from .test_controller import table
+from .test_controller import SIBLINGS, table
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def bundle(llama: Pair, tmp_path: Path) -> Bundle:
 
 
 def measured(bundle: Bundle) -> Costs:
-    return replace(table(), machine=machine_name("cpu"), models=model_identities(bundle))
+    return replace(table(siblings=SIBLINGS), machine=machine_name("cpu"), models=model_identities(bundle))
 
 
 def test_what_is_saved_is_read_and_the_bundle_stays_whole(bundle: Bundle):
@@ -51,6 +51,10 @@ def test_a_table_of_another_machine_or_other_graphs_is_not_used(bundle: Bundle):
         lambda text: json.dumps(json.loads(text) | {"batches": []}),
         lambda text: json.dumps(json.loads(text) | {"round_ms": {}}),
         lambda text: json.dumps(json.loads(text) | {"acceptance": {"model": 2, "lookup": 0}}),
+        lambda text: json.dumps(json.loads(text) | {"siblings": [2, 1]}),
+        lambda text: json.dumps(json.loads(text) | {"siblings": [1]}),
+        lambda text: json.dumps(json.loads(text) | {"sibling_acceptance": {"model": [0.5, 2]}}),
+        lambda text: json.dumps(json.loads(text) | {"sibling_acceptance": {}}),
         lambda text: json.dumps(json.loads(text) | {"more": 1}),
         lambda text: "[]",
     ],
@@ -116,3 +120,17 @@ def test_what_was_not_measured_cannot_be_chosen(bundle: Bundle):
             decoder.submit([5, 6, 7], draft_length="auto")
         with pytest.raises(RequestError, match=r"drafter mixed needs draft_length auto, not 3"):
             decoder.submit([5, 6, 7], draft_length=3, drafter="mixed")
+
+
+def test_a_table_from_before_siblings_were_measured_is_read(bundle: Bundle):
+    path = measured(bundle).save(bundle)
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in fields.items() if "sibling" not in name}))
+    costs = read_costs(bundle, "onnxruntime", "cpu")
+    assert costs == replace(measured(bundle), siblings=(), siblings_ms={}, sibling_acceptance={})
+
+
+def test_what_siblings_cost_lies_on_straight_lines_between_batches_and_never_falls():
+    costs = replace(table(batches=(1, 3), siblings=SIBLINGS), siblings_ms={"model": ((0.2, 0.1), (0.4, 0.8))})
+    assert costs.sibling_times("model", 1) == pytest.approx([0.2, 0.2])
+    assert costs.sibling_times("model", 2) == pytest.approx([0.3, 0.45])

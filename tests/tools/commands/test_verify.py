@@ -14,7 +14,7 @@ from trt_spec.tools.commands.verify import CHECKS, CLAIMS
 
 from ...bundles import Pair, resave, rewrite_graph
 from ...models import tiny_llama
-from ...runtime.lengths.test_controller import known_costs, table
+from ...runtime.lengths.test_controller import SIBLINGS, known_costs, table
 from ..conftest import assert_refused
 
 COARSE = ("--total-variation", 0.2, "--batch", 128)
@@ -25,7 +25,7 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     """All checks, drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of
     two layers has scores near enough to tie."""
     out = tmp_path / "found.json"
-    with known_costs(table(batches=(1,))), Decoder.open(llama.bundle) as decoder:
+    with known_costs(table(batches=(1,), siblings=SIBLINGS)), Decoder.open(llama.bundle) as decoder:
         drafters, ways = decoder.drafters, {spelled(k) for _, k in controllers(decoder)}
         result = run("verify", llama.bundle, *COARSE, "--checkpoint", llama.checkpoint, "--json", out)
     found = json.loads((tmp_path / "found.json").read_text())
