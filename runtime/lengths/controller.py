@@ -4,7 +4,7 @@ It learns only from proposals that were examined, never from one behind a reject
 noise. So no choice can bias the output.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ MARGIN = 1.03  # gain that speculation must promise: estimates err, and rounds o
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
 GAINS, MOST_GAIN = 8, 2.0  # levels of how siblings do beside what was measured, and the most of it that is believed
 FORGET = 0.01  # of that, for each round without siblings: else what once did badly would never be tried again
+NOTHING_ADDED = np.zeros((1, 1))  # to the time of a round without siblings
 PAYBACK = 4  # rounds within which catching up must pay for a draft model that has fallen behind
 
 
@@ -99,10 +100,11 @@ def expected_tokens(levels: Levels, longest: int) -> Numbers:
     return expected.cumsum()
 
 
-def tokens_of_siblings(levels: Levels, acceptance: float, longest: int) -> Numbers:
-    """Return what siblings add to lines of K = 0 … longest: where one falls, this share was measured to go on."""
-    stand = np.asarray((levels[0] / ALPHAS) ** np.arange(longest + 1), dtype=np.float64)
-    return (1 - stand) * (min(1.0, acceptance * levels[2] / GAINS) * levels[1] / SHARES)
+def tokens_of_siblings(levels: Levels, standing: Numbers, longest: int) -> Numbers:
+    """Return what siblings add [S, K+1] to lines of K = 0 … longest that fall; so often [S] they were seen to stand."""
+    falls = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
+    added: Numbers = np.outer((standing * levels[2] / GAINS).clip(max=1.0), falls * levels[1] / SHARES)
+    return added
 
 
 class ByCosts(Chooser):
@@ -155,12 +157,12 @@ class ByCosts(Chooser):
         k, levels = choice.draft_length, self.estimates[name].levels
         tokens = expected_tokens(levels, k)[k]
         if siblings := choice.beside(name, self.siblings):
-            tokens += tokens_of_siblings(levels, self._measured[name][siblings], k)[k]
+            tokens += tokens_of_siblings(levels, np.array([self._measured[name][siblings]]), k)[0, k]
         return float(tokens)
 
     def count(self) -> None:
         """Count a round that has ended: all drafters but the best have waited one round more."""
-        if not self._wanted.siblings:
+        if self.siblings and not self._wanted.siblings:
             for estimate in self.estimates.values():
                 estimate.forget_siblings()
         if self.best is not None:
@@ -192,8 +194,13 @@ class Controller:
         self.costs = costs
         self._longest = min(longest, costs.longest)
         self._times = lru_cache(maxsize=256)(lambda drafter, batch: np.array(costs.round_times(drafter, batch)))
+        self._added = lru_cache(maxsize=256)(  # by each number of siblings [S, 1], none first
+            lambda drafter, batch: np.array([[0.0], *([ms] for ms in costs.sibling_times(drafter, batch))])
+        )
         self._best = lru_cache(maxsize=4096)(self._find_best)
-        self._standing = {
+        self._siblings = np.array([0, *costs.siblings])
+        self._standing = {name: np.array([0.0, *shares]) for name, shares in costs.sibling_acceptance.items()}
+        self._measured = {
             name: dict(zip(costs.siblings, shares, strict=True)) for name, shares in costs.sibling_acceptance.items()
         }
         self._pause = Pause()
@@ -210,7 +217,7 @@ class Controller:
         """Make the chooser of a new request, which expects each drafter to do as it did for the last requests."""
         usual = [(name, self._usual[name]) for name in drafters]
         estimates = {name: Estimate(one.acceptance, one.proposing, one.gain) for name, one in usual}
-        return ByCosts(estimates, siblings, self._standing)
+        return ByCosts(estimates, siblings, self._measured)
 
     def ended(self, chooser: Chooser) -> None:
         """Remember what a request that has ended got out of its drafters."""
@@ -253,14 +260,6 @@ class Controller:
     def _by_price(self, batch: int, known: Sequence[Known]) -> list[str]:
         return sorted({name for of, _ in known for name, _ in of}, key=lambda name: self._times(name, batch)[1])
 
-    def _beside(self, drafters: Sequence[str], batch: int) -> Iterator[tuple[str | None, int, float]]:
-        """Give each number of siblings that a round of these drafters may have, by whom, and what they cost."""
-        yield None, 0, 0.0
-        for name in drafters:
-            if name in self._standing:
-                for siblings, ms in zip(self.costs.siblings, self.costs.sibling_times(name, batch), strict=True):
-                    yield name, siblings, ms
-
     def _find_best(self, batch: int, pinned: int, behind: int, known: Sequence[Known]) -> Choice:
         """Find the best K and price limit: a round that pays for one drafter may use all cheaper ones as well.
 
@@ -275,20 +274,24 @@ class Controller:
             milliseconds = times[lengths.clip(max=len(times) - 1)]
             if DRAFTERS[dearest].needs_model:
                 milliseconds[1:] += behind * (times[1] - times[0]) / PAYBACK
-            for hanger, siblings, ms in self._beside(by_price[:count], batch):
-                tokens = np.full(len(lengths), float(batch - len(known)))  # the other rows give at least one each
-                for of, (each, most) in zip(expected, known, strict=True):
-                    mine = [of[name] for name in by_price[:count] if name in of]
-                    if hanger in of and siblings <= most:
-                        share = self._standing[hanger][siblings]
-                        mine.append(of[hanger] + tokens_of_siblings(dict(each)[hanger], share, self._longest))
-                    tokens += np.maximum.reduce(mine) if mine else 1.0
-                rates = tokens / (milliseconds + ms * (lengths > 0))
-                rates[1:][MOST_SIBLINGS * np.arange(1, len(rates)) < siblings] = 0.0
-                k = int(rates.argmax())
-                best_rate = best_rate or MARGIN * float(rates[0])
-                if rates[k] > best_rate:
-                    best, best_rate = Choice(k, tuple(by_price[:count]), siblings, hanger), float(rates[k])
+            hanger = next((name for name in by_price[:count] if name in self._standing), None)
+            added = self._added(hanger, batch) if hanger else NOTHING_ADDED
+            tokens = np.full((len(added), len(lengths)), float(batch - len(known)))  # the other rows: at least one each
+            for of, (each, most) in zip(expected, known, strict=True):
+                mine = [of[name] for name in by_price[:count] if name in of]
+                best_line = np.maximum.reduce(mine) if mine else 1.0
+                if hanger in of and most:
+                    standing = np.where(self._siblings <= most, self._standing[hanger], 0.0)
+                    with_siblings = of[hanger] + tokens_of_siblings(dict(each)[hanger], standing, self._longest)
+                    best_line = np.maximum(best_line, with_siblings)
+                tokens += best_line
+            rates = tokens / (milliseconds + added * (lengths > 0))
+            rates[self._siblings[: len(added), None] > MOST_SIBLINGS * np.arange(len(lengths))] = 0.0
+            siblings, k = divmod(int(rates.argmax()), len(lengths))
+            rate = float(rates[siblings, k])
+            best_rate = best_rate or MARGIN * float(rates[0, 0])
+            if rate > best_rate:
+                best, best_rate = Choice(k, tuple(by_price[:count]), int(self._siblings[siblings]), hanger), rate
         return best
 
 
