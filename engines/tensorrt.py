@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .bundle import PLANS, graph_identity
-from .contract import ALIGNMENT, Contract
+from .contract import ALIGNMENT, MAX_DRAFT_LENGTH, Contract
 from .engine import Step, chunks, line
 from .errors import EngineError
 from .tensorrt_library import LIBRARIES, RuntimeLibrary, capability_of
@@ -183,7 +183,9 @@ class TensorRTEngine:
         return self._contexts[plan, batch]
 
     def _no_plan(self, batch: int, width: int, rows: int) -> EngineError:
-        draft_length = f" --draft-length {rows - 1}" if rows > 1 else ""
+        draft_length = f" --draft-length {min(rows - 1, MAX_DRAFT_LENGTH)}" if rows > 1 else ""
+        if rows - 1 > MAX_DRAFT_LENGTH:
+            draft_length += f" --siblings {rows - 1 - MAX_DRAFT_LENGTH}"
         return EngineError(
             f"no plan of {self._plans[0].key.model} runs {batch} rows of {width} tokens; compile one with "
             f"trt-spec build --batch 1..{batch}{draft_length}, or open the decoder with a smaller max_batch"

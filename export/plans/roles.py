@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...engines import MAX_DRAFT_LENGTH, SLACK, ExportError
+from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, ExportError
 from ...engines.tensorrt_library import LIBRARIES
 
 CAPABILITY = re.compile(r"[1-9]\d?\.\d")
@@ -29,6 +29,7 @@ class BuildOptions:
     compute_capabilities: Sequence[str] = ()  # empty: that of the GPU here
     batch: tuple[int, int] = (1, 8)
     draft_length: int = 4
+    siblings: int = 0  # beside a line, or tokens of further lines
     prefill_width: int = 128  # 0: the verify plan prefills
     workspace: int | None = None  # bytes
     unfused_attention: bool = False  # allowed also where there is a fused one, in half precision
@@ -40,19 +41,26 @@ class BuildOptions:
             raise ExportError(f"batch is {self.batch[0]}..{self.batch[1]}, expected two numbers from 1 on, in order")
         if not 0 <= self.draft_length <= MAX_DRAFT_LENGTH:
             raise ExportError(f"draft length is {self.draft_length}, expected 0 to {MAX_DRAFT_LENGTH}")
-        if self.prefill_width and not self.draft_length + 1 < self.prefill_width <= SLACK:
+        if not 0 <= self.siblings < WIDEST_STEP - self.draft_length:
+            raise ExportError(f"siblings is {self.siblings}, expected 0 to {WIDEST_STEP - 1 - self.draft_length}")
+        if self.prefill_width and not self.verify_width < self.prefill_width <= SLACK:
             raise ExportError(
-                f"prefill width is {self.prefill_width}, expected {self.draft_length + 2} to {SLACK}, or 0 for none"
+                f"prefill width is {self.prefill_width}, expected {self.verify_width + 1} to {SLACK}, or 0 for none"
             )
         for capability in self.compute_capabilities:
             if not CAPABILITY.fullmatch(capability):
                 raise ExportError(f"compute capability is {capability!r}, expected one like 8.9")
 
+    @property
+    def verify_width(self) -> int:
+        """The last committed token, and all that a round may propose."""
+        return 1 + self.draft_length + self.siblings
+
 
 def roles(options: BuildOptions, drafts: Sequence[str]) -> list[Role]:
     """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time."""
-    k, prefill = options.draft_length, options.prefill_width
-    found = [Role("verify", "target", k + 1, k + 1, options.batch)]
+    k, prefill, verify = options.draft_length, options.prefill_width, options.verify_width
+    found = [Role("verify", "target", verify, verify, options.batch)]
     if prefill:
         found.append(Role("prefill", "target", prefill, 1, (1, 1)))
     for draft in drafts if k else ():

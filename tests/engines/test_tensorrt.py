@@ -94,6 +94,32 @@ def test_text_is_that_of_onnx_runtime(
     assert len(batches) > 1
 
 
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ({"temperature": 0}, [("model", "3+9"), ("model", "16+4"), ("model+suffix", 8)]),
+        ({"rule": "coupled"}, [("model", "3+9"), ("model+suffix", 8)]),
+        ({"rule": "rejection"}, [("model", "3+4")]),
+    ],
+)
+def test_wide_plans_verify_trees_of_more_proposals_than_a_line_has(
+    planned: Path, library: FakeTensorRT, tmp_path: Path, rule: dict[str, Any], settings: list[tuple[str, Any]]
+) -> None:
+    shutil.copytree(planned, tmp_path / "wide")
+    shutil.rmtree(tmp_path / "wide" / "plans")
+    write_plans(tmp_path / "wide", batch=(1, 3), draft_length=16, siblings=4, prefill_width=32)
+    params = SamplingParams(**{"max_new_tokens": 24, "temperature": 1, "seed": 2} | rule)
+    with Decoder.open(planned, max_batch=3) as decoder, open_decoder(tmp_path / "wide") as wide:
+        for drafter, length in settings:
+            expected = decoder.generate(PROMPTS, params, draft_length=length, drafter=drafter)
+            library.runs.clear()
+            found = wide.generate(PROMPTS, params, draft_length=length, drafter=drafter)
+            assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+            assert 21 in {width for model, width, _ in library.runs if model == "target"}
+        with pytest.raises(RequestError, match="at most 20 together"):
+            wide.submit("def f(", params, draft_length="16+5", drafter="model")
+
+
 def test_the_draft_steps_run_in_their_own_plans(planned: Path, library: FakeTensorRT) -> None:
     with open_decoder(planned) as decoder:
         decoder.generate("def f(x):", SamplingParams(max_new_tokens=8, temperature=0), draft_length=3)

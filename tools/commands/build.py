@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"most tokens proposed in a round, 0 to {MAX_DRAFT_LENGTH} (default 4)",
     )
     parser.add_argument(
+        "--siblings",
+        type=int,
+        default=0,
+        metavar="M",
+        help="most proposals beside a line of K, of combs and of several lines (default 0)",
+    )
+    parser.add_argument(
         "--prefill-width",
         type=int,
         default=128,
@@ -91,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         compute_capabilities=arguments.compute_capability,
         batch=arguments.batch,
         draft_length=arguments.draft_length,
+        siblings=arguments.siblings,
         prefill_width=arguments.prefill_width,
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,

@@ -205,10 +205,16 @@ def test_another_shape_gpu_or_graph_needs_another_plan(tmp_path: Path) -> None:
     pair = export_pair(tiny_llama(tmp_path / "checkpoint"), tmp_path / "bundle", max_length=64, dtype="float16")
     keys = [
         plan.key.path
-        for settings in ({}, {"draft_length": 2}, {"batch": (1, 2)}, {"compute_capabilities": ["8.0"]})
+        for settings in (
+            {},
+            {"draft_length": 2},
+            {"siblings": 20},
+            {"batch": (1, 2)},
+            {"compute_capabilities": ["8.0"]},
+        )
         for plan in build_plans(pair.bundle, options(prefill_width=0, **settings)).plans
     ]
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 5
 
 
 @pytest.mark.parametrize(
@@ -218,6 +224,8 @@ def test_another_shape_gpu_or_graph_needs_another_plan(tmp_path: Path) -> None:
         ({"batch": (4, 2)}, "batch is 4..2, expected two numbers from 1 on"),
         ({"draft_length": 17}, "draft length is 17, expected 0 to 16"),
         ({"prefill_width": 3}, "prefill width is 3, expected 6 to"),
+        ({"siblings": 61}, "siblings is 61, expected 0 to 60"),
+        ({"siblings": 8, "prefill_width": 13}, "prefill width is 13, expected 14 to"),
         ({"compute_capabilities": ["sm89"]}, "compute capability is 'sm89', expected one like 8.9"),
     ],
 )
