@@ -45,10 +45,12 @@ def build_plans(
     _refuse_missing(options.engine)
     library = Library(options.engine)
     plans, built = [], 0
+    capabilities = options.compute_capabilities or [_capability_here()]
+    for capability in capabilities:
+        _refuse_unknown(capability, library)
     with _compiler(options.engine) as compile_:
-        for capability in options.compute_capabilities or [_capability_here()]:
-            _refuse_unknown(capability, library)
-            for role in roles(options, bundle.drafts):
+        for role in roles(options, bundle.drafts):
+            for capability in capabilities:  # for all of which the graph is rewritten once
                 key = PlanKey(
                     model=role.model,
                     graph=graph_identity(bundle.path, role.model),

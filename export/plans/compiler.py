@@ -45,18 +45,22 @@ class Compiler:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if self.is_rtx else "0"  # read when it is first imported
         polygraphy: Any = import_module("polygraphy")
         self.made_by = {engine: library.version, "polygraphy": str(polygraphy.__version__)}
+        self._prepared: tuple[object, bytes, dict[str, int]] = (None, b"", {})  # the last, for other GPUs
 
     def compile(self, graph: Path, contract: Contract, key: PlanKey, timing_cache: Path) -> Any:
         """Give the plan's bytes, as a buffer."""
         from polygraphy.backend.trt import CreateConfig, Profile, create_network, engine_bytes_from_network
         from polygraphy.exception import PolygraphyException
 
-        model, fired = prepare(graph, key)
+        if self._prepared[0] != (graph, key.graph, key.sizes):
+            model, fired = prepare(graph, key)
+            self._prepared = (graph, key.graph, key.sizes), ir.to_proto(model).SerializeToString(), fired
+        _, prepared, fired = self._prepared
         with self._complaints() as complaints:
             flags = self.trt.NetworkDefinitionCreationFlag
             builder, network = create_network(strongly_typed=True if hasattr(flags, "STRONGLY_TYPED") else None)
             parser = self.trt.OnnxParser(network, builder.logger)
-            if not parser.parse(ir.to_proto(model).SerializeToString(), str(graph)):
+            if not parser.parse(prepared, str(graph)):
                 problem = parser.get_error(0)
                 raise ExportError(
                     f"{self.engine} {key.version} cannot read node {problem.node_name()} "

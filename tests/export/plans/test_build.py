@@ -196,7 +196,7 @@ def test_attention_of_several_tokens_skips_what_no_row_sees(
     copies = b"_ReshReplReshMove"  # a kernel that writes the cache once for each query head
     assert copies not in plan
     with patch("trt_spec.export.plans.compiler.pack_queries", return_value=0):
-        plan = bytes(compiler.compile(graph, contract, key, tmp_path / "timings"))
+        plan = bytes(Compiler("tensorrt-rtx").compile(graph, contract, key, tmp_path / "timings"))
     assert (plan.count(switch + b"1"), plan.count(switch)) == (without, contract.layers)
     assert (copies in plan) == (contract.heads > contract.kv_heads)
 
@@ -447,7 +447,7 @@ def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
     contract, graph, compiler = bundle.target.contract, bundle.graph("target"), Compiler("tensorrt-rtx")
     shapes = {(role.width, role.rows, role.batch) for role in roles(options(**settings), ["draft"])}
     assert len(shapes) == 4, "verify, first, decode, prefill"
-    for capability, (width, rows, batch) in product(["8.0", "8.9"], sorted(shapes)):
+    for (width, rows, batch), capability in product(sorted(shapes), ["8.0", "8.9"]):
         shape = {"compute_capability": capability, "width": width, "rows": rows, "batch": batch}
         key = replace(VERIFY, **shape, unfused_attention=contract.head_dim < 16)
         assert len(bytes(compiler.compile(graph, contract, key, folder / "timings"))) > 10_000
