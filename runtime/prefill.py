@@ -30,9 +30,10 @@ class Prefill:
         fed: dict[int, int] = {}
         for row, entries in wanted.items():
             chunk = _next_chunk(entries - model.cache.entries[row])
-            together = model.engine.contract.in_blocks and sum(fed.values()) + chunk <= budget
-            if chunk > 0 and (together or not fed):
+            if chunk > 0 and (not fed or sum(fed.values()) + chunk <= budget):
                 fed[row] = chunk
+                if not model.engine.contract.in_blocks:
+                    break
         if not fed:
             return 0, {}
         tokens = [self._rows.tokens[row, : model.cache.entries[row] + count] for row, count in fed.items()]

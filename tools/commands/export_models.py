@@ -82,8 +82,8 @@ def _error(check: dict[str, Any]) -> str:
 
 
 def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
+    from ...export import export_bundle
     from ...export.passes.quantise import Quantisation
-    from ...export.pipeline import export_bundle
     from ..text_files import read_text
 
     return export_bundle(
