@@ -10,8 +10,8 @@ from ..engines import (
 )
 from .decoder import Decoder
 from .grammars.grammar import Grammar
-from .lengths.drafting import CombLength
 from .lengths.entropy import EntropyRule
+from .lengths.shapes import CombLength, TreeLength
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece, TokenLogprob, TracedRound, TracedSibling, Usage
 from .requests.request import Request
@@ -35,6 +35,7 @@ __all__ = [
     "TokenLogprob",
     "TracedRound",
     "TracedSibling",
+    "TreeLength",
     "TrtSpecError",
     "Usage",
 ]

@@ -94,7 +94,8 @@ class Decoder:
                 longest = min(most, MAX_DRAFT_LENGTH)
                 controller = Controller(costs, longest) if costs else None
                 trees = self.target.engine.takes_trees
-                self._rules = DraftingRules(unavailable, longest, most if trees else None, controller)
+                growing = [name for name, one in drafters.items() if one.grows]
+                self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, growing)
                 self._scheduler = Scheduler(
                     self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept
                 )

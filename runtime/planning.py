@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 from .drafters import Drafter
 from .lengths.chooser import BESIDE, Wanted
+from .lengths.shapes import TreeLength
 from .requests.request import Request
-from .round.plan import LEAST_WINDOW, Plan
+from .round.plan import LEAST_WINDOW, Level, Plan
 from .round.rows import Rows
 from .sampling.filters import FILTERS, TEMPERATURE
+from .sampling.noise import MOST_CHILDREN
 from .sampling.params import SamplingParams
 
 
 class Share(NamedTuple):
     """One row's part in a round: how many tokens it proposes, from which source, and at which entropy it stops.
 
-    Beside them it may have siblings, or more lines of as many tokens from other sources.
+    Beside them it may have siblings, branches of a tree, or more lines of as many tokens from other sources.
     """
 
     length: int = 0
@@ -27,6 +29,7 @@ class Share(NamedTuple):
     entropy_limit: float | None = None
     siblings: int = 0
     beside: tuple[tuple[Drafter, int], ...] = ()
+    tree: TreeLength | None = None
 
     @property
     def lines(self) -> tuple[tuple[Drafter, int], ...]:
@@ -90,6 +93,10 @@ class Planner:
                 [one.siblings for one in shares],
                 [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
             )
+            self._rows.grow(
+                [one.tree.levels if one.tree else () for one in shares],
+                [_adapts(one, request.params) for one, request in zip(shares, live, strict=True)],
+            )
             self.view = self._rows.view(self._plan.batch)
             runs = Counter(source for sources in self._plan.lines for source in sources)
             self.run_twice = {source for source, lines in runs.items() if lines > 1}
@@ -107,7 +114,7 @@ class Planner:
         several = [source for one in self.shares if one.beside for source, _ in one.lines]
         if self._plan.draft_length >= self._window and any(source.needs_model for source in several):
             return False  # a draft may lack more of what another line has committed than its first step reads
-        if [one.siblings for one in self._wanted] != [one.siblings for one in wanted]:
+        if [(one.siblings, one.tree) for one in self._wanted] != [(one.siblings, one.tree) for one in wanted]:
             return False
         asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
         return asked == [(one.length, one.drafter if one.length else None, one.entropy_limit) for one in wanted]
@@ -122,14 +129,19 @@ class Planner:
 
         Then none of these rows is one whose text depends on its siblings or on how many lines it has.
         """
-        if not any(one.siblings or one.beside for one in shares):
+        if not any(one.siblings or one.beside or one.tree for one in shares):
             return shares
         longest = max(one.longest for one in shares)
         room = self._most - longest
         lines = room // longest
-        if all(one.siblings <= room and len(one.beside) <= lines for one in shares):
-            return shares
-        return tuple(one._replace(siblings=min(one.siblings, room), beside=one.beside[:lines]) for one in shares)
+        return tuple(
+            one._replace(
+                siblings=min(one.siblings, room),
+                beside=one.beside[:lines],
+                tree=one.tree if one.tree and one.tree.beyond <= room else None,
+            )
+            for one in shares
+        )
 
     def _share(self, request: Request, wanted: Wanted, row: int, window: int) -> Share:
         """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
@@ -143,7 +155,28 @@ class Planner:
         if not lines:
             return Share(entropy_limit=wanted.entropy_limit)
         (source, length), *beside = lines
-        return Share(length, source, wanted.entropy_limit, wanted.siblings, tuple(beside))
+        tree = wanted.tree if wanted.tree and wanted.tree.length == length else None
+        return Share(length, source, wanted.entropy_limit, wanted.siblings, tuple(beside), tree)
+
+
+def _adapts(share: Share, params: SamplingParams) -> bool:
+    """Whether its tree grows where the draft's scores say, which is exact only where no chance judges it."""
+    return share.tree is not None and not share.tree.children and params.test == "coupled"
+
+
+def _levels(shares: Sequence[Share], params: Sequence[SamplingParams], vocab_size: int) -> tuple[Level, ...]:
+    """Return the most that trees have on each level, down to the last level where one has branches."""
+    trees = [(one.tree.levels, _adapts(one, own)) for one, own in zip(shares, params, strict=True) if one.tree]
+    found = []
+    for each in zip_longest(*(levels for levels, _ in trees), fillvalue=()):
+        most = [
+            MOST_CHILDREN if adapts else max((branch.rank + 1 for branch in level), default=1)
+            for level, (_, adapts) in zip(each, trees, strict=True)
+        ]
+        found.append(Level(max(map(len, each)), min(max(most), vocab_size)))
+    while found and not found[-1].branches:
+        found.pop()
+    return tuple(found)
 
 
 def make_plan(
@@ -168,6 +201,8 @@ def make_plan(
         batch=len(params),
         draft_length=longest,
         siblings=max(one.siblings for one in shares),
+        branches=max(one.tree.beyond if one.tree else 0 for one in shares),
+        levels=_levels(shares, params, vocab_size),
         sources=sources,
         beside=tuple(beside),
         window=window,

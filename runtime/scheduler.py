@@ -234,7 +234,8 @@ class Scheduler:
         widths = [length + plan.beyond + 1 for length in lines]
         self.target.cache.make_room(0, lengths, widths)
         for draft in plan.drafts:
-            draft.cache.make_room(0, lengths, [plan.draft_length + 1] * plan.batch)
+            beyond = plan.beyond if plan.levels else 0
+            draft.cache.make_room(0, lengths, [plan.draft_length + beyond + 1] * plan.batch)
         self._refresh_uniforms(plan, self.live)
         for source in plan.drafters:
             source.load(requests, plan.draft_length)
@@ -316,7 +317,8 @@ class Scheduler:
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
                 lost = share.beside or source in self._planner.run_twice
-                own = 0 if lost else result.accepted - (result.last != result.accepted)
+                unread = share.siblings > 0 and result.last != result.accepted
+                own = 0 if lost else result.accepted - unread
                 source.model.cache.entries[row] = before + min(own, result.proposed - 1)
         if request.trace is not None and result.trace is not None:
             traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())

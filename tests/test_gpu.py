@@ -26,18 +26,17 @@ SETTINGS = [
     SamplingParams(max_new_tokens=40, temperature=1.0, seed=3, top_p=0.9, presence_penalty=0.5, logprobs=2),
     SamplingParams(max_new_tokens=40, temperature=1.0, seed=3, top_p=0.9, logprobs=2),
 ]
-COMBS = [("model", "3+4"), ("random", "2+6")]
+TREES = [("model", "3+4"), ("random", "2+6"), ("model", "3/9"), ("model", "2x2x1")]
 
 
 def texts(bundle: Path, params: SamplingParams, engine: str, device: str, *, captured: bool = True) -> list[object]:
     with Decoder.open(bundle, engine, device, max_batch=3, capture=captured) as decoder:
         found = []
-        combs = [] if params.presence_penalty else COMBS  # which takes lines only
         for drafter, draft_length in (
             ("none", 0),
             ("model", 2),
             *((drafter, 4) for drafter in DRAFTERS_OF_A_PAIR),
-            *combs,
+            *TREES,
         ):
             outputs = decoder.generate(PROMPTS, params, draft_length=draft_length, drafter=drafter)
             found += [output.token_ids for output in outputs]

@@ -51,6 +51,11 @@ class Drafter:
         self.place = place  # its column in `Rows.asked`
         self.model = resources.drafts[self.which_draft] if self.needs_model else None
 
+    @property
+    def grows(self) -> bool:
+        """Whether it can grow trees."""
+        return False
+
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
         """Say why a decoder with these resources cannot have this drafter; None if it can."""

@@ -13,9 +13,9 @@ from .drafter import Sampler
 
 @dataclass
 class PreparedDraft(Prepared):
-    """The draft model's steps, and the logits [A, 1, V] that each of them overwrites."""
+    """The draft model's steps, and the logits [A, P, V] that each of them gives, which the next overwrites."""
 
-    logits: Tensor
+    logits: list[Tensor]
 
 
 class DraftModel(Sampler):
@@ -23,11 +23,19 @@ class DraftModel(Sampler):
     needs_model = True
     in_mixed = True
 
+    @property
+    def grows(self) -> bool:
+        assert self.model is not None
+        return self.model.engine.takes_trees and not self.model.engine.static_widths
+
     def window(self, widest: int) -> int:
         return widest
 
     def prepare(self, frame: Frame) -> PreparedDraft:
-        """Make K steps: the first reads the last committed tokens, step i reads proposal i - 1."""
+        """Make K steps: the first reads the last committed tokens, step i reads proposal i - 1.
+
+        As long as trees grow, the steps after the first read all of them instead.
+        """
         assert self.model is not None
         memory, logits, window = frame.draft_memory, frame.draft_logits, frame.window
         if frame.draft_model is not self.model:  # another one comes first and writes there
@@ -40,7 +48,14 @@ class DraftModel(Sampler):
             first = step(window.tokens, window.start, logit_rows=window.last)
         inputs = [winners.tokens for winners in frame.winners[:-1]]
         starts = frame.position[2 : frame.draft_length + 1]
-        return PreparedDraft([first, *map(step, inputs, starts)], logits)
+        steps, given = [first, *map(step, inputs, starts)], [logits] * frame.draft_length
+        for i, level in enumerate(frame.levels[1:], 1):
+            own = self.model.logits(*level.shape)
+            steps[i] = self.model.step(
+                0, frame.input_ids, frame.position[1], own, frame.live, logit_rows=level, tree=frame.tree
+            )
+            given[i] = own[..., : self.model.vocab_size]
+        return PreparedDraft(steps, given)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
         prepared = frame.prepared[self.name]
@@ -48,7 +63,7 @@ class DraftModel(Sampler):
 
         def of_proposal(i: int) -> Tensor:
             prepared.steps[i].run()
-            return prepared.logits
+            return prepared.logits[i]
 
         return of_proposal
 

@@ -11,6 +11,7 @@ from ..round.rows import Rows
 from ..sampling.acceptance import Noise, Proposal, inverse_cdf
 from ..sampling.filters import Ahead
 from ..sampling.transform import draft_transform
+from .branches import Growth
 from .drafter import Offer
 from .siblings import hang_siblings
 
@@ -21,14 +22,17 @@ class Drawn(NamedTuple):
     proposed: Tensor
     probabilities: Tensor | None = None  # None: every proposal was certain
     entropies: Tensor | None = None
+    after: Tensor | None = None  # q [A, N+1, V] of what follows each node of trees
 
 
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
     """Return K tokens for each line of every row, how many it proposes, and their q; every length is below `span`."""
     if not plan.draft_length:
         return Proposal(frame.all_proposed, frame.nothing, None)
+    if frame.tree is not None:
+        frame.tree.begin()
     lines = [
-        draw(rows, plan, frame, noise, number) if samplers else Drawn(frame.nothing)  # and hang siblings
+        draw(rows, plan, frame, noise, number) if samplers else Drawn(frame.nothing)  # and grow or hang what is beside
         for number, samplers in enumerate(plan.samplers)
     ]
     frame.line_up()
@@ -38,13 +42,14 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
             if source in sources:
                 asked = source.asked_for(number, rows, plan)
                 lines[number] = add(offer, asked, lines[number], number, plan, frame)
-    frame.put_siblings(rows)
-    first, tree = lines[0], frame.tree
+    frame.put_own(rows)
+    (proposed, q, entropies, after), tree = lines[0], frame.tree
     if tree is None:
-        return Proposal(frame.all_proposed, *first)
+        return Proposal(frame.all_proposed, proposed, q, entropies)
     counts = torch.stack([line.proposed for line in lines], 1)
     tree.end_lines(counts)
-    return Proposal(frame.all_proposed, *first, tree, counts, tuple(line.probabilities for line in lines))
+    laws = tuple(line.probabilities for line in lines)
+    return Proposal(frame.all_proposed, proposed, q, entropies, tree, counts, laws, after)
 
 
 def add(offer: Offer, asked: Tensor, drawn: Drawn, number: int, plan: Plan, frame: Frame) -> Drawn:
@@ -88,9 +93,10 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Dra
     draws = None if uniforms is None else uniforms[:, :, None].unbind(1)
     each = [(source.asked_for(number, rows, plan), source.logits(rows, line)) for source in samplers]
     count, entropic = each[0][0], plan.entropies and not number
+    growth = Growth(rows, plan, frame, noise) if plan.levels and not number else None
     for i, winners in enumerate(line.winners):
         token = winners.tokens  # [A, 1]
-        logits = each[0][1](i)  # [A, 1, V]
+        logits = each[0][1](i)  # [A, 1, V]; of a tree [A, P, V], after the line's own token and others of its level
         for asked, its_logits in each[1:]:
             logits = torch.where(asked[:, None, None] > 0, its_logits(i), logits)
         if entropic:
@@ -98,17 +104,21 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Dra
             if frame.on_cpu and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
         scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, line))
-        if plan.probabilities:
-            probabilities.append(scores.softmax(-1))
+        laws = scores.softmax(-1) if plan.probabilities else None
+        if laws is not None:
+            probabilities.append(laws[:, :1])
+        gumbel = None if noise.gumbel is None else noise.gumbel[:, i : i + 1]
         if plan.coupled:
-            noisy = winners.pick(scores, None if noise.gumbel is None else noise.gumbel[:, i : i + 1])
+            noisy = winners.pick(scores if scores.shape[1] == 1 else scores[:, :1], gumbel)
             if plan.siblings and not number:
-                found.append(noisy.clone() if noisy is scores else noisy)  # the next step may write over the scores
+                found.append(noisy.clone() if gumbel is None else noisy)  # the next step may write over the scores
         if plan.draws:
             assert draws is not None
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
             drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
+        if growth is not None and i < len(plan.levels):
+            growth.grow(i, token, scores if gumbel is None else scores + gumbel, laws)
     for asked, _ in each[1:]:
         count = count + asked
     sure = all_k(entropies, plan)
@@ -117,13 +127,15 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Dra
     q = all_k(probabilities, plan)
     if plan.siblings and not number:
         hang_siblings(rows, plan, frame, noise, all_k(found, plan), q, count)
-    return Drawn(count, q, sure)
+    return Drawn(count, q, sure, None if growth is None else growth.after)
 
 
 def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Ahead | None:
-    """Return the first i proposals [A, i] if a filter reads them."""
+    """Return the first i proposals [A, i], or what has grown so far, if a filter reads them."""
     if not plan.reads_ahead:
         return None
+    if i < len(frame.levels):
+        return Ahead(frame.all_proposed, frame.tree, frame.levels[i])
     return Ahead(torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0])
 
 

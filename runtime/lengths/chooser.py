@@ -5,18 +5,21 @@ from typing import NamedTuple
 
 from ..drafters import NONE
 from ..requests.metrics import Beside, Outcome
+from .shapes import TreeLength
 
 
 class Wanted(NamedTuple):
     """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop.
 
-    Beside them there may be siblings. Several drafters, as in model+suffix, give a line of that length each.
+    Beside them there may be siblings, or branches of a tree. Several drafters, as in model+suffix, give a line of that
+    length each.
     """
 
     length: int
     drafter: str
     entropy_limit: float | None = None
     siblings: int = 0
+    tree: TreeLength | None = None
 
     @property
     def names(self) -> list[str]:

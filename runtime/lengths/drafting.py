@@ -1,47 +1,25 @@
 """The drafting that a request asks for: how many proposals, and from where; both are checked together."""
 
-import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ..drafters import DRAFTERS, NONE
 from ..sampling.filters import FILTERS
-from ..sampling.noise import MOST_LINES, MOST_SIBLINGS
+from ..sampling.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES, MOST_SIBLINGS
 from ..sampling.params import SamplingParams
 from .chooser import BESIDE, Chooser, Wanted
 from .controller import Controller
 from .entropy import ByEntropy, EntropyRule
+from .shapes import CombLength, DraftShape, TreeLength, read_shape
 
 AUTO = "auto"  # the controller chooses the draft length, anew for each round
 MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
 DEFAULT_DRAFT_LENGTH = 4
 
 
-@dataclass(frozen=True)
-class CombLength:
-    """A line of proposals, and siblings beside them where they are most likely to be needed; written 5+3."""
-
-    length: int
-    siblings: int
-
-    def __post_init__(self) -> None:
-        for name in ("length", "siblings"):
-            if type(getattr(self, name)) is not int:
-                raise RequestError(f"{name} of a comb is {getattr(self, name)!r}, expected a whole number")
-
-    @classmethod
-    def read(cls, text: str) -> "CombLength | None":
-        """Read a text like 5+3; None if it is none."""
-        found = re.fullmatch(r"(\d{1,3})\+(\d{1,3})", text, re.ASCII)
-        return cls(*map(int, found.groups())) if found else None
-
-    def __str__(self) -> str:
-        return f"{self.length}+{self.siblings}"
-
-
-DraftLength = int | str | CombLength | EntropyRule  # a number, a comb, "auto", or a rule of its own
+DraftLength = int | str | DraftShape | EntropyRule  # a number, a comb, a tree, "auto", or a rule of its own
 
 
 @dataclass(frozen=True)
@@ -50,24 +28,30 @@ class Drafting:
 
     length: DraftLength
     drafter: str
-    siblings: int = 0  # the most beside its lines
+    beyond: int = 0  # the most siblings or branches beside its lines
 
     @property
     def widest(self) -> int:
         """The most tokens that its rounds verify, beside a neighbour with the longest line."""
-        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.siblings
+        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond
 
 
 class DraftingRules:
     """The rules for what the requests of one decoder may ask for."""
 
     def __init__(
-        self, unavailable: Mapping[str, str], longest: int, most: int | None, controller: Controller | None
+        self,
+        unavailable: Mapping[str, str],
+        longest: int,
+        most: int | None,
+        controller: Controller | None,
+        growing: Collection[str] = (),
     ) -> None:
         self.unavailable = unavailable  # drafters that the decoder lacks, and why
         self.longest = longest  # the most proposals in a line
-        self.most = most  # the most in a comb; None: the engine takes lines only
+        self.most = most  # the most in a comb or a tree; None: the engine takes lines only
         self.controller = controller
+        self.growing = growing  # drafters that can grow trees
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -87,7 +71,7 @@ class DraftingRules:
             if name in self.unavailable:
                 raise RequestError(self.unavailable[name], "drafter")
         if isinstance(length, str) and length != AUTO:
-            length = CombLength.read(length) or length
+            length = read_shape(length) or length
         if len(names) > 1:
             self._check_lines(length, names, params)
         elif length == AUTO:
@@ -100,15 +84,17 @@ class DraftingRules:
                 raise RequestError(f"longest is {length.longest}, expected at most {self.longest}")
         elif isinstance(length, CombLength):
             self._check_comb(length, drafter, params)
+        elif isinstance(length, TreeLength):
+            self._check_tree(length, drafter, params)
         elif type(length) is not int or not 0 <= length <= self.longest:
             raise RequestError(
-                f"draft_length is {length!r}, expected auto or a whole number from 0 to {self.longest}{self._limit}, "
-                "or a comb like 5+3",
+                f"draft_length is {length!r}, expected auto, a whole number from 0 to {self.longest}{self._limit}, "
+                "a comb like 5+3, or a tree like 4/12 or 3x2x1",
                 "draft_length",
             )
-        assert isinstance(length, int | str | CombLength | EntropyRule)
-        if isinstance(length, CombLength):
-            return Drafting(length, drafter, length.siblings)
+        assert isinstance(length, int | str | DraftShape | EntropyRule)
+        if isinstance(length, DraftShape):
+            return Drafting(length, drafter, length.beyond)
         return Drafting(length, drafter, self._siblings_of_auto(params) if length == AUTO else 0)
 
     def _siblings_of_auto(self, params: SamplingParams) -> int:
@@ -137,11 +123,13 @@ class DraftingRules:
         if isinstance(length, int):
             return Chooser(Wanted(length, drafter))
         if isinstance(length, CombLength):
-            return Chooser(Wanted(length.length, drafter, siblings=drafting.siblings))
+            return Chooser(Wanted(length.length, drafter, siblings=length.siblings))
+        if isinstance(length, TreeLength):
+            return Chooser(Wanted(length.length, drafter, tree=length if length.beyond else None))
         if drafter == NONE:
             return Chooser()
         assert self.controller is not None
-        return self.controller.begin(self._measured() if drafter == MIXED else [drafter], drafting.siblings)
+        return self.controller.begin(self._measured() if drafter == MIXED else [drafter], drafting.beyond)
 
     def _measured(self) -> list[str]:
         assert self.controller is not None
@@ -158,26 +146,52 @@ class DraftingRules:
 
     def _check_comb(self, comb: CombLength, drafter: str, params: SamplingParams) -> None:
         self._require_sampler(drafter, "can hang no siblings beside its proposals")
-        if self.most is None:
-            raise RequestError(
-                f"this engine verifies lines of proposals only, not {comb}; give a number", "draft_length"
-            )
+        most = self._require_trees(comb)
         line, siblings = comb.length, comb.siblings
-        if not (1 <= line <= self.longest and 0 <= siblings <= MOST_SIBLINGS * line and line + siblings <= self.most):
+        if not (1 <= line <= self.longest and 0 <= siblings <= MOST_SIBLINGS * line and line + siblings <= most):
             raise RequestError(
                 f"draft_length is {comb}, expected a line of 1 to {self.longest} proposals, at most {MOST_SIBLINGS} "
-                f"siblings for each of them, and at most {self.most} together{self._limit}",
+                f"siblings for each of them, and at most {most} together{self._limit}",
                 "draft_length",
             )
-        if siblings > self.most - self.longest and params.test != "coupled":
+        self._check_beyond(comb, "siblings", "sibling", params)
+
+    def _check_tree(self, tree: TreeLength, drafter: str, params: SamplingParams) -> None:
+        most = self._require_trees(tree)
+        if drafter not in (*self.growing, NONE):
+            able = " or ".join(name for name in self._listed if name in self.growing)
+            instead = f"use {able}, or give a number" if able else "give a number, or a comb like 5+3"
+            raise RequestError(f"drafter {drafter} can grow no tree here; {instead}", "drafter")
+        depth, branches = tree.length, tree.beyond
+        some = not tree.children or all(1 <= count <= MOST_CHILDREN for count in tree.children)
+        if not (some and 1 <= depth <= self.longest and 0 <= branches <= MOST_BRANCHES and tree.nodes <= most):
             raise RequestError(
-                f"draft_length {comb} needs steps of {self.longest + siblings + 1} tokens where lines are long, this "
-                f"engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no sibling",
+                f"draft_length is {tree}, expected a tree of 1 to {self.longest} levels, at most {MOST_CHILDREN} "
+                f"children of a node, {MOST_BRANCHES} proposals beside its line, and {most} together{self._limit}",
                 "draft_length",
             )
-        if siblings and (lack := _judged_in_lines_only(params)):
+        self._check_beyond(tree, "branches", "branch", params)
+
+    def _require_trees(self, shape: DraftShape) -> int:
+        """Return how many proposals of a tree the engine can verify."""
+        if self.most is None:
             raise RequestError(
-                f"draft_length {comb} has siblings, which {lack} cannot be used with; give a number", "draft_length"
+                f"this engine verifies lines of proposals only, not {shape}; give a number", "draft_length"
+            )
+        return self.most
+
+    def _check_beyond(self, shape: DraftShape, several: str, one: str, params: SamplingParams) -> None:
+        """Refuse what the engine, or these parameters, cannot have beside a line."""
+        assert self.most is not None
+        if shape.beyond > self.most - self.longest and params.test != "coupled":
+            raise RequestError(
+                f"draft_length {shape} needs steps of {self.longest + shape.beyond + 1} tokens where lines are long, "
+                f"this engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no {one}",
+                "draft_length",
+            )
+        if shape.beyond and (lack := _judged_in_lines_only(params)):
+            raise RequestError(
+                f"draft_length {shape} has {several}, which {lack} cannot be used with; give a number", "draft_length"
             )
 
     def _check_lines(self, length: object, names: Sequence[str], params: SamplingParams) -> None:
@@ -194,7 +208,7 @@ class DraftingRules:
             raise RequestError(f"drafter {drafter} names {count} sources, expected at most {MOST_LINES}", "drafter")
         most = self._longest_of(count)
         if type(length) is not int or not 0 <= length <= most:
-            given = str(length) if isinstance(length, CombLength) else repr(length)
+            given = str(length) if isinstance(length, DraftShape) else repr(length)
             raise RequestError(
                 f"draft_length is {given}, expected a whole number from 0 to {most} for each source of {drafter}",
                 "draft_length",

@@ -23,13 +23,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class TracedSibling:
-    """A token that was proposed beside the one at this place of the line."""
+    """A token that was proposed beside the one at this place of the line: its sibling, or a branch of a tree."""
 
     place: int
     token: int
     p: float  # the target's probability of it
-    q: float  # the draft's, before anything at this place was drawn
+    q: float  # the draft's, before anything after the same token was drawn
     stands: bool
+    after: int | None = None  # which of the siblings it follows; None: a token of the line
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TracedRound:
     q: tuple[float, ...]  # draft's
     next_p: float
     entropies: tuple[float, ...] = ()  # the draft's at each proposal, under an EntropyRule
-    siblings: tuple[TracedSibling, ...] = ()  # in the order in which they are tested at each place
+    siblings: tuple[TracedSibling, ...] = ()  # place by place; those after the same token as they are tested
     beside: tuple[tuple[int, ...], ...] = ()  # other lines that were proposed; `proposal` is the one that went furthest
 
     @property

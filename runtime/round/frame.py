@@ -37,8 +37,11 @@ class Frame:
         self.on_cpu = device == "cpu"
         self.draft_length, self.batch, self.live = k, batch, plan.live
         self._target = target
+        self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
         lines = len(plan.lines)
-        self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device)) if plan.is_tree else None
+        self.tree = None
+        if plan.is_tree:
+            self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device), plan.branches)
         nodes = k + plan.beyond + 1
         self._offset = torch.arange(-2, k + 1, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each row begins at an address aligned as engines demand.
@@ -55,10 +58,19 @@ class Frame:
         else:
             self.verify = target.step(0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree)
         self.target_logits = logits[..., : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
+        self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
-        self._at_siblings = input_ids[:, k + 1 : k + 1 + plan.siblings]
-        self.siblings = self._at_siblings.clone() if plan.beside else self._at_siblings  # [A, M]
         self.all_proposed = input_ids[:, 1:]
+        self._at_siblings, self.at_branches = (
+            input_ids[:, k + 1 : k + 1 + count] for count in (plan.siblings, plan.branches)
+        )
+        self._rows_differ = bool(plan.beside or (plan.siblings and plan.branches))  # in what they have behind the line
+        self.siblings, self.branches = (  # [A, M] and [A, B]
+            at.clone() if self._rows_differ else at for at in (self._at_siblings, self.at_branches)
+        )
+        # What follows the nodes of a level is drawn after a step that reads the whole tree; the last reads only.
+        widths = [1, *(1 + level.branches for level in plan.levels[:-1]), 1][:k] if plan.levels else []
+        self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
         self.verdict = Verdict(self.target_logits) if self.tree is None else TreeVerdict(self.target_logits, k)
@@ -79,6 +91,7 @@ class Frame:
         for number, (line, sources) in enumerate(zip(self.lines, plan.lines, strict=True)):
             line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
             line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
+            line.levels = [] if number else self.levels  # nothing grows beside the others
             line.prepared = {one.name: one.prepare(line) for one in sources if one.needs_model}
         self.draft_runs = {name: one.steps for line in self.lines for name, one in line.prepared.items()}
         self._columns = [[winners.tokens for winners in line.winners] for line in self.lines]
@@ -104,14 +117,19 @@ class Frame:
         if isinstance(verdict, TreeVerdict):
             off_line = verdict.last != verdict.accepted
             if not self.on_cpu or bool(off_line.any()):
-                assert isinstance(self._target.cache, RowCache), "an engine that takes trees reads rows"
-                self._target.cache.straighten(self.position[1], verdict.path)
+                for model in (self._target, *self._growing):
+                    assert isinstance(model.cache, RowCache), "an engine that takes trees reads rows"
+                    model.cache.straighten(self.position[1], verdict.path)
 
-    def put_siblings(self, rows: Rows) -> None:
-        """Write the siblings of rows that have some, where other rows have further lines."""
-        if self.siblings is not self._at_siblings:
-            mine = rows.siblings[:, None] > 0
-            self._at_siblings.copy_(torch.where(mine, self.siblings, self._at_siblings))
+    def put_own(self, rows: Rows) -> None:
+        """Write the siblings and branches of rows that have some, where other rows have something else."""
+        if self._rows_differ:
+            each = (
+                (self._at_siblings, self.siblings, rows.siblings > 0),
+                (self.at_branches, self.branches, rows.has_tree),
+            )
+            for memory, own, mine in each:
+                memory.copy_(torch.where(mine[:, None], own, memory))
 
     def line_up(self) -> None:
         """Write the sampled proposals behind the last committed token."""

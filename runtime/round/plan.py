@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..sampling.noise import MOST_SIBLINGS
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last proposal that stood, if it was its own
 
 
+class Level(NamedTuple):
+    """The most that any live row has on a level of its tree."""
+
+    branches: int = 0  # beside its line
+    children: int = 0  # of one node, its rank or the line's own before them counted
+
+
 @dataclass(frozen=True)
 class Plan:
     """Equal plans run the same operations."""
@@ -22,6 +29,8 @@ class Plan:
     batch: int
     draft_length: int  # K: the most that any live row proposes
     siblings: int = 0  # M: the most that any live row proposes beside its line
+    branches: int = 0  # the most that any live row has beside the line of its tree
+    levels: tuple[Level, ...] = ()  # of all trees, down to the last level where one has branches
     live: int | None = None  # entries of a row that its steps read; None: all
     sources: "tuple[Drafter, ...]" = ()  # the drafters of all rows that propose, of the first line of each
     beside: "tuple[tuple[Drafter, ...], ...]" = ()  # of the second line of rows that have one, the third, …
@@ -51,12 +60,12 @@ class Plan:
     @cached_property
     def is_tree(self) -> bool:
         """Whether some row has more than one line."""
-        return bool(self.siblings or self.beside)
+        return bool(self.siblings or self.beside or self.branches)
 
     @cached_property
     def beyond(self) -> int:
         """The most proposals that a row may have behind its first line."""
-        return max(self.siblings, len(self.beside) * self.draft_length)
+        return max(self.siblings, self.branches, len(self.beside) * self.draft_length)
 
     @cached_property
     def steps(self) -> tuple[object, ...]:
@@ -65,7 +74,7 @@ class Plan:
             (bool(samplers), *(source for source in sources if source.needs_model))
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
-        return self.batch, self.draft_length, self.siblings, self.window, *own
+        return self.batch, self.draft_length, self.siblings, self.branches, self.levels, self.window, *own
 
     @cached_property
     def drafters(self) -> "tuple[Drafter, ...]":
@@ -97,6 +106,11 @@ class Plan:
     def ranks(self) -> int:
         """The most siblings beside one proposal."""
         return min(self.siblings, MOST_SIBLINGS)
+
+    @property
+    def children(self) -> int:
+        """The most children of one node, siblings and what they are beside counted."""
+        return max(1 + self.ranks, *(level.children for level in self.levels)) if self.levels else 1 + self.ranks
 
     @property
     def draws(self) -> bool:

@@ -10,10 +10,9 @@ import torch
 from ...engines import EngineError
 from ..requests.output import TokenLogprob, TracedRound, TracedSibling
 from ..sampling.acceptance import Proposal, chosen
-from ..sampling.trees import at_nodes
 from .plan import Plan
 from .round import Round
-from .rows import pick
+from .rows import at_nodes, pick
 from .tree import Tree
 
 
@@ -88,19 +87,23 @@ def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
             proposal.proposed[:, None],
         ]
     p = chosen(at_nodes(target, tree.parents), tokens)
-    shape = [proposal.counts, tree.places, tree.ranks * tree.hung]
+    shape = [proposal.counts, tree.parents, tree.ranks, tree.exists]
     return [tokens, p, _q_of_nodes(proposal, tree, plan.draft_length), next_p, *shape]
 
 
 def _q_of_nodes(proposal: Proposal, tree: Tree, k: int) -> torch.Tensor:
     """Return the probability [A, N] of each token where it was drawn: siblings by the first line's q."""
-    q, tokens = proposal.probabilities, proposal.tokens
-    found = chosen(q if q is None else at_nodes(q, tree.parents.clamp(max=k - 1)), tokens)
+    q, tokens, after = proposal.probabilities, proposal.tokens, proposal.after
+    if after is None:
+        found = chosen(q if q is None else at_nodes(q, tree.parents.clamp(max=k - 1)), tokens)
+    else:
+        found = chosen(at_nodes(after, tree.parents), tokens)
+        found[:, :k] = chosen(q, tokens[:, :k])  # of a row that copies they were certain
     if tree.lines > 1:
         each = [chosen(law, tokens[:, i * k : (i + 1) * k]) for i, law in enumerate(proposal.laws)]
         lines = torch.cat(each, 1)
-        hung = tree.hung.any(1, keepdim=True)
-        found[:, : lines.shape[1]] = torch.where(hung, found[:, : lines.shape[1]], lines)
+        own = tree.hung.any(1, keepdim=True) | tree.grown.any(1, keepdim=True)
+        found[:, : lines.shape[1]] = torch.where(own, found[:, : lines.shape[1]], lines)
     return found
 
 
@@ -113,8 +116,11 @@ class Traced:
         self._next_p, at = row[3 * nodes], 3 * nodes + 1
         self._counts = [int(count) for count in row[at : at + lines]]
         at += lines
-        self.width = at + 2 * plan.siblings
-        self._places, self._ranks = row[at : at + plan.siblings], row[at + plan.siblings : self.width]
+        self.width = at + 3 * nodes if plan.is_tree else at
+        self._parents, self._ranks, self._exist = (
+            [int(number) for number in row[at + i * nodes : at + (i + 1) * nodes]] if plan.is_tree else []
+            for i in range(3)
+        )
 
     def round(self, accepted: int, last: int, next_token: int, entropies: tuple[float, ...]) -> TracedRound:
         siblings = self._siblings(last)
@@ -132,16 +138,20 @@ class Traced:
         return tuple(map(int, self._tokens[begin : begin + self._counts[number]]))
 
     def _siblings(self, last: int) -> tuple[TracedSibling, ...]:
-        """Read places and ranks of the siblings; rank 0: there is none."""
-        each = zip(
-            self._places, self._ranks, self._tokens[self._k :], self._p[self._k :], self._q[self._k :], strict=False
-        )
-        found = [
-            (place, rank, TracedSibling(int(place), int(token), p, q, last == self._k + i + 1))
-            for i, (place, rank, token, p, q) in enumerate(each)
-            if rank
-        ]
-        return tuple(one for _, _, one in sorted(found, key=lambda one: one[:2]))
+        """Read the nodes beside a row's only line, level by level, as they follow their parents."""
+        if not self._exist or any(self._counts[1:]):
+            return ()
+        stand = Tree.path_to(last, self._parents)
+        nodes = [node for node in range(self._k + 1, len(self._exist) + 1) if self._exist[node - 1]]
+        depths = {node: len(Tree.path_to(node, self._parents)) for node in nodes}
+        found: dict[int, TracedSibling] = {}
+        after: dict[int, int] = {}  # the places in `found` of those that others follow
+        for node in sorted(nodes, key=lambda node: (depths[node], self._ranks[node - 1])):
+            i, parent = node - 1, self._parents[node - 1]
+            token, p, q = int(self._tokens[i]), self._p[i], self._q[i]
+            found[node] = TracedSibling(depths[node] - 1, token, p, q, node in stand, after.get(parent))
+            after[node] = len(after)
+        return tuple(found.values())
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

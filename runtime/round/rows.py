@@ -3,16 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
-from ...engines import WIDEST_STEP
+from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP
+from ..lengths.shapes import Levels
 from ..sampling.filters import FILTERS, Columns
-from ..sampling.noise import LINE, constants, uniforms
+from ..sampling.noise import LINE, MOST_BRANCHES, constants, uniforms
 from ..sampling.params import SamplingParams
 
 BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
+
+NOWHERE = (0, 0)  # a branch that a tree has not
 
 LEAST_LENIENCE = 1e-30  # its logarithm is finite, so that what a request excludes stays excluded
 
@@ -30,6 +34,13 @@ def pick(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.flatten(0, 1).index_select(0, begins + index)
 
 
+def at_nodes(tensor: Tensor, index: Tensor) -> Tensor:
+    """Return the tensor whose row a, node n is tensor[a, index[a, n]]."""
+    batch, width = tensor.shape[:2]
+    begins = counting(batch * width, tensor.device)[::width]
+    return tensor.flatten(0, 1).index_select(0, (begins[:, None] + index).flatten()).view(*index.shape, -1)
+
+
 @dataclass
 class Rows:
     """Live rows come first, without gaps. Each filter keeps what it knows of them in its columns."""
@@ -40,6 +51,9 @@ class Rows:
     line: Tensor  # [M, sources] int64, for which of its lines
     lines: Tensor  # [M] int64, how many it has
     siblings: Tensor  # [M] int64, how many proposals it has beside its only line
+    levels: Tensor  # [M, 17] int64, how many branches its tree has before each level; the last: in all
+    branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
+    adapts: Tensor  # [M] bool: they are not, but go where the draft's scores say
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     block: Tensor  # [M] bool: the rejection rule, which judges proposals together
@@ -69,6 +83,9 @@ class Rows:
             line=whole(sources),
             lines=whole(),
             siblings=whole(),
+            levels=whole(MAX_DRAFT_LENGTH + 1),
+            branches=whole(MOST_BRANCHES, 2),
+            adapts=torch.zeros(rows, dtype=torch.bool, device=device),
             entropy_limit=real(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             block=torch.zeros(rows, dtype=torch.bool, device=device),
@@ -137,6 +154,22 @@ class Rows:
         self.lines[: len(counts)] = torch.tensor([max(each, default=0) + 1 for each in lines])
         self.siblings[: len(counts)] = torch.tensor(siblings)
         self.entropy_limit[: len(counts)] = torch.tensor(entropy_limits)
+
+    def grow(self, levels: Sequence[Levels], adapt: Sequence[bool]) -> None:
+        """Set the trees that the live rows have; those of rows that `adapt` only say how many branches a level has."""
+        counts = [[len(level) for level in own] for own in levels]
+        begins = [[*accumulate(own, initial=0)] for own in counts]
+        each = [[*chain.from_iterable(own)] for own in levels]
+        self.levels[: len(levels)] = torch.tensor(
+            [own + own[-1:] * (self.levels.shape[1] - len(own)) for own in begins]
+        )
+        self.branches[: len(levels)] = torch.tensor([own + [NOWHERE] * (MOST_BRANCHES - len(own)) for own in each])
+        self.adapts[: len(levels)] = torch.tensor(adapt)
+
+    @property
+    def has_tree(self) -> Tensor:
+        """Which rows [A] grow a tree."""
+        return self.levels[:, -1] > 0
 
     def fill_uniforms(self, row: int, block: int, beyond: bool = False) -> None:
         """Make the uniforms of all rounds that begin at a length of this block, those beyond a line only if asked."""

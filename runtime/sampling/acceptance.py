@@ -56,6 +56,14 @@ class Proposal(NamedTuple):
     tree: Tree | None = None  # None: a line
     counts: Tensor | None = None  # [A, D] how many each of several lines proposes
     laws: tuple[Tensor | None, ...] = ()  # of each of several lines what `probabilities` is of the first
+    after: Tensor | None = None  # [A, N+1, V] what the children of each node were sampled from, if trees have grown
+
+    def children_of(self, node: Tensor) -> Tensor:
+        """Return what the children of a node [A] were sampled from [A, V]; without trees it is of the first line."""
+        if self.after is not None:
+            return pick(self.after, node)
+        assert self.probabilities is not None
+        return pick(self.probabilities, node.clamp(max=self.probabilities.shape[1] - 1))
 
     @property
     def ahead(self) -> Ahead:

@@ -1,8 +1,9 @@
-"""The test of siblings by chance: those beside the first proposal of the line that does not stand.
+"""The test of siblings and other branches by chance, behind the last proposal of the line that stands.
 
-They were drawn from q one after another without replacement, that proposal before them. Each is tested as a single one
-is, against what the line and the siblings before it have left of p: accept x iff u·q(x) < p(x), else p ← norm(max(0,
-p − q)), and x leaves q. Whatever the rule that judges the line: what it leaves depends on no token that does not stand.
+The children of a node were drawn from q one after another without replacement, the line's own before the others. Each
+is tested as a single proposal is, against what those before it have left of p: accept x iff u·q(x) < p(x), else p ←
+norm(max(0, p − q)), and x leaves q. Behind one that stands its own children are tested in the same way. Whatever the
+rule that judges the line: what it leaves depends on no token that does not stand.
 """
 
 import torch
@@ -11,32 +12,30 @@ from torch import Tensor
 from ..round.rows import pick
 from ..round.tree import Tree
 from .acceptance import NEGLIGIBLE, Noise, Proposal
-from .noise import of_rank
 
 
-def examine_siblings(
-    law: Tensor, standing: Tensor, proposal: Proposal, tree: Tree, ranks: int, noise: Noise
+def examine_children(
+    law: Tensor, parent: Tensor, asked: Tensor, proposal: Proposal, tree: Tree, ranks: range, noise: Noise
 ) -> tuple[Tensor, Tensor]:
-    """Test the siblings behind the line's first proposals, `standing` [A] of which stand, by what is left [A, V].
+    """Test children of a node [A] in the rows `asked` [A], by what is left of p [A, V]; those before `ranks` failed.
 
     Return the node [A] that stands, 0 where none does, and what is left then.
     """
-    tokens, q = proposal.tokens, proposal.probabilities
-    assert q is not None
     assert noise.beyond is not None
-    place = standing.clamp(max=tree.length - 1)
-    nodes, q = pick(tree.children(ranks), place), pick(q, place)  # [A, R+1], the line's own first; [A, V]
-    found, failed = torch.zeros_like(standing), standing < proposal.proposed
-    token = tokens.gather(1, (nodes[:, :1] - 1).clamp_(min=0))
-    for rank in range(1, ranks + 1):
-        q = without(q, token)
-        node = nodes[:, rank]
-        token = tokens.gather(1, (node[:, None] - 1).clamp_(min=0))
-        u = noise.beyond[:, of_rank(rank, tree.length), 1].gather(1, place[:, None])
-        asked = failed & (node > 0) & (found == 0)
-        fair = asked & (u * q.gather(1, token) < law.gather(1, token))[:, 0]
-        found = torch.where(fair, node, found)
-        law = torch.where((asked & ~fair)[:, None], what_is_left(law, q), law)
+    nodes, q = pick(tree.children(), parent), proposal.children_of(parent)  # [A, R]; [A, V]
+    tokens = proposal.tokens.gather(1, (nodes - 1).clamp_(min=0))
+    behind = (nodes - 1 - tree.length).clamp_(min=0)  # the line's own are before, but are not tested here
+    u = noise.beyond[..., 1].gather(1, tree.uniforms.gather(1, behind))
+    found = torch.zeros_like(parent)
+    for rank in range(ranks.stop):
+        token = tokens[:, rank : rank + 1]
+        if rank in ranks:
+            going = asked & (nodes[:, rank] > 0) & (found == 0)
+            fair = going & (u[:, rank : rank + 1] * q.gather(1, token) < law.gather(1, token))[:, 0]
+            found = torch.where(fair, nodes[:, rank], found)
+            law = torch.where((going & ~fair)[:, None], what_is_left(law, q), law)
+        if rank + 1 in ranks:
+            q = without(q, token)
     return found, law
 
 

@@ -19,6 +19,8 @@ _MASK = 0xFFFFFFFF
 LINE = MAX_DRAFT_LENGTH + 1  # uniforms of a line's proposals, and of the next token
 MOST_SIBLINGS = 3  # beside one proposal; each of them has uniforms behind those of the line
 MOST_LINES = 1 + MOST_SIBLINGS  # of one row; each further line has the uniforms that a rank of siblings would have
+MOST_CHILDREN = 1 + MOST_SIBLINGS  # of one node of a tree
+MOST_BRANCHES = MOST_SIBLINGS * MAX_DRAFT_LENGTH  # of a tree, beside its line; each has uniforms of its own there, too
 
 _GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw
 
@@ -83,3 +85,8 @@ def of_rank(rank: int, length: int) -> slice:
     """Return where among the uniforms beyond the line's those of a rank of siblings are, or of a further line."""
     begin = (rank - 1) * MAX_DRAFT_LENGTH
     return slice(begin, begin + length)
+
+
+def of_sibling(rank: Tensor, place: Tensor) -> Tensor:
+    """Return which of them a sibling of this rank beside this proposal of a line has."""
+    return (rank - 1) * MAX_DRAFT_LENGTH + place

@@ -1,8 +1,8 @@
 """The exact tests on what is no single line: which path of nodes stands, and which token follows it.
 
 coupled:   the target picks its token with the noise of the index; whatever was proposed there, this token follows.
-rejection: the first line is judged by itself; behind it siblings are tested as `combs.py` says, other lines as
-           `lines.py` does. The same under tokenwise.
+rejection: the first line is judged by itself; behind it siblings and branches are tested as `combs.py` says, other
+           lines as `lines.py` does. The same under tokenwise.
 """
 
 from typing import NamedTuple
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..round.plan import Plan
-from ..round.rows import Rows, counting, pick
+from ..round.rows import Rows, at_nodes, counting, pick
 from ..round.tree import Tree
 from . import acceptance
 from .acceptance import Noise, Proposal, Verdict, Winners, judge, put_next
-from .combs import examine_siblings
+from .combs import examine_children
 from .lines import Walk, walk
 
 
@@ -46,7 +46,7 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
     tree, tokens, k = proposal.tree, proposal.tokens, plan.draft_length
     assert tree is not None
     p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
-    more = (rows.siblings > 0) | (rows.lines > 1)  # than one line
+    more = (rows.siblings > 0) | (rows.lines > 1) | rows.has_tree  # than one line
     by_line = plan.draws or plan.lenient  # else each row picks its path, whatever it has
     if by_line:  # first the first line, as if it were alone
         line = proposal._replace(tokens=tokens[:, :k])
@@ -73,12 +73,8 @@ def go_on(
     assert tree is not None
     assert p is not None
     law = law / law.sum(-1, keepdim=True)
-    if plan.siblings:
-        node, left = examine_siblings(law, verdict.accepted, proposal, tree, plan.ranks, noise)
-        stands = (node > 0) & (rows.siblings > 0)
-        law = torch.where(stands[:, None], pick(p, node), left)
-        path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), node[:, None])
-        put(some & stands, Path(verdict.accepted + 1, path), verdict)
+    if plan.siblings or plan.branches:
+        law = go_down(law, some & ((rows.siblings > 0) | rows.has_tree), proposal, plan, noise, verdict)
     if plan.beside:
         several, block = rows.lines > 1, rows.block
         begin = Walk(
@@ -94,6 +90,25 @@ def go_on(
     before = verdict.tokens.clone()
     put_next(law, proposal.tokens.gather(1, (verdict.path[:, 1:] - 1).clamp_(min=0)), rows, plan, noise, verdict)
     verdict.tokens.copy_(torch.where(some[:, None], verdict.tokens, before))
+
+
+def go_down(law: Tensor, some: Tensor, proposal: Proposal, plan: Plan, noise: Noise, verdict: TreeVerdict) -> Tensor:
+    """Let `some` rows [A] go on along siblings and branches; return the law [A, V] of the next token then."""
+    tree, p, k = proposal.tree, verdict.target_probabilities, plan.draft_length
+    assert tree is not None
+    assert p is not None
+    parent, going = verdict.accepted.clone(), some & (verdict.accepted < proposal.proposed)
+    for turn in range(max(1, len(plan.levels))):
+        ranks = range(turn == 0, plan.children)  # the line's own has failed
+        node, law = examine_children(law, parent, going, proposal, tree, ranks, noise)
+        going = node > 0
+        law = torch.where(going[:, None], pick(p, node), law)
+        path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), node[:, None])
+        put(going, Path(verdict.accepted + 1, path), verdict)
+        if law.device.type == "cpu" and not bool(going.any()):
+            break
+        parent = node
+    return law
 
 
 class Path(NamedTuple):
@@ -127,13 +142,6 @@ def put(rows: Tensor | None, path: Path, verdict: TreeVerdict) -> None:
     verdict.accepted.copy_(accepted)
     verdict.path.copy_(nodes)
     verdict.last.copy_(verdict.path.gather(1, verdict.next_index)[:, 0])
-
-
-def at_nodes(tensor: Tensor, index: Tensor) -> Tensor:
-    """Return the tensor whose row a, node n is tensor[a, index[a, n]]."""
-    batch, width = tensor.shape[:2]
-    begins = counting(batch * width, tensor.device)[::width]
-    return tensor.flatten(0, 1).index_select(0, (begins[:, None] + index).flatten()).view(*index.shape, -1)
 
 
 def count_proposed(proposal: Proposal, tree: Tree, verdict: TreeVerdict) -> None:

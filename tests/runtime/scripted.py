@@ -38,10 +38,8 @@ class ScriptedEngine:
         return chunks(tokens, 256)
 
     def step(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Step:
-        ids, start, ancestors, logits = (
-            *(inputs[name] for name in ("input_ids", "start", "ancestors")),
-            outputs["logits"],
-        )
+        ids, start, ancestors, logit_rows = (inputs[name] for name in ("input_ids", "start", "ancestors", "logit_rows"))
+        logits = outputs["logits"]
         (batch, width), rows = ids.shape, logits.shape[1]
         cache = inputs["past_key_0"][:, 0, :, 0]  # [rows, T]: the token ids themselves
 
@@ -54,7 +52,7 @@ class ScriptedEngine:
                 assert at + width <= cache.shape[1], "a call may not write past the end of the cache"
                 cache[row, at : at + width] = ids[row]
                 for index in range(rows):
-                    own = ids[row, ancestors[row, width - rows + index]]
+                    own = ids[row, ancestors[row, logit_rows[row, index]]]
                     context = [*cache[row, :at].long().tolist(), *own.tolist()]
                     logits[row, index, self.next_token(context)] = self.height
 

@@ -13,7 +13,15 @@ from .test_grammars import NESTED, WORDS
 from .test_greedy import random_prompts
 from .test_lines import REPEATS
 
-TREES = (("model", "3+3"), ("random", "2+6"), ("model+random", 3), ("suffix+model", 4), ("random+model+lookup", 2))
+TREES = (
+    ("model", "3+3"),
+    ("random", "2+6"),
+    ("model", "3/9"),
+    ("model", "2x2x1"),
+    ("model+random", 3),
+    ("suffix+model", 4),
+    ("random+model+lookup", 2),
+)
 READING_AHEAD = {
     "penalties": SamplingParams(
         max_new_tokens=40, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3, ignore_eos=True
@@ -59,6 +67,8 @@ def test_the_text_is_that_of_plain_decoding(llama: Pair, kind: str, rule: str):
     [
         ("everything", "rejection", "model", "2+2"),
         ("everything", "tokenwise", "model", "2+2"),
+        ("everything", "rejection", "model", "2/5"),
+        ("everything", "tokenwise", "model", "2x2"),
         ("everything", "rejection", "model+random", 2),
         ("everything", "tokenwise", "random+model", 2),
         ("penalised", "coupled", "model+random", 2),
@@ -88,6 +98,7 @@ def test_a_filter_that_knows_lines_only_is_refused_with_trees(llama: Pair, monke
         decoder.submit([1, 2], params, draft_length=4)
         for drafter, length, message in (
             ("model", "3+3", "siblings, which"),
+            ("model", "3/6", "branches, which"),
             ("model+random", 3, "several lines, which"),
         ):
             with pytest.raises(RequestError, match=f"has {message} repetition_penalty or presence_penalty or"):

@@ -166,7 +166,7 @@ def test_the_drafts_cache_claims_no_entry_of_a_sibling(llama: Pair):
         ("0+2", "model", SAMPLED, r"draft_length is 0\+2, expected a line of 1 to 16 proposals, at most 3 siblings"),
         ("2+7", "model", SAMPLED, "at most 3 siblings for each of them, and at most 64 together"),
         ("17+1", "model", SAMPLED, "expected a line of 1 to 16 proposals"),
-        ("4+", "model", SAMPLED, "draft_length is '4[+]', expected auto or a whole number from 0 to 16, or a comb"),
+        ("4+", "model", SAMPLED, "draft_length is '4[+]', expected auto, a whole number from 0 to 16, a comb"),
         ("3+3", "lookup", SAMPLED, "drafter lookup can hang no siblings beside its proposals; use model or "),
         ("3+3", "cascade", SAMPLED, "drafter cascade can hang no siblings"),
         ("3+3", "model", replace(SAMPLED, lenience=0.5), r"draft_length 3\+3 has siblings, which lenience cannot be"),

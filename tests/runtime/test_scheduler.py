@@ -150,7 +150,7 @@ def test_draft_length_and_drafter_change_between_rounds(decoder: Decoder):
 @pytest.mark.parametrize("value", [-1, 17, 2.0, True, None])
 def test_a_draft_length_out_of_range_is_refused_between_rounds_too(decoder: Decoder, value):
     request = decoder.submit([1, 2], LONG)
-    with pytest.raises(RequestError, match=r"draft_length is .*, expected auto or a whole number from 0 to 16"):
+    with pytest.raises(RequestError, match=r"draft_length is .*, expected auto, a whole number from 0 to 16"):
         request.draft(value, request.drafter)
     assert request.draft_length == 4
 
@@ -531,7 +531,7 @@ def test_length_and_drafter_are_set_together_or_refused(decoder: Decoder):
         (4, "mixed", "drafter mixed needs draft_length auto, not 4"),
         ("auto", "model", "draft_length auto needs to know what rounds cost here"),
         (2, "magic", "drafter is 'magic', expected one of"),
-        (17, "model", "draft_length is 17, expected auto or a whole number"),
+        (17, "model", "draft_length is 17, expected auto, a whole number"),
     ):
         with pytest.raises(RequestError, match=message):
             request.draft(length, drafter)

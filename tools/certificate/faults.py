@@ -19,14 +19,14 @@ from ...runtime.requests.request import Request
 from ...runtime.round import result
 from ...runtime.round import round as round_
 from ...runtime.round.round import commit
-from ...runtime.round.rows import counting, pick
+from ...runtime.round.rows import at_nodes, counting, pick
 from ...runtime.sampling import acceptance, block, combs, lines, trees
 from ...runtime.sampling.acceptance import residual
-from ...runtime.sampling.combs import examine_siblings
+from ...runtime.sampling.combs import examine_children
 from ...runtime.sampling.filters import Cut, penalties
 from ...runtime.sampling.noise import gumbels
 from ...runtime.sampling.transform import transform
-from ...runtime.sampling.trees import TreeVerdict, at_nodes
+from ...runtime.sampling.trees import TreeVerdict
 from ...runtime.scheduler import Scheduler
 
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Scheduler._commit, Request.commit, result._logprob_parts
@@ -149,7 +149,7 @@ def all_of_q(q: Any, token: Any) -> Any:
 
 def what_the_line_leaves(law: Any, *others: Any) -> Any:
     """The token after siblings that failed is drawn as if only the line's had."""
-    return examine_siblings(law, *others)[0], law
+    return examine_children(law, *others)[0], law
 
 
 def noise_of_nodes(tensor: Any, index: Any) -> Any:
@@ -245,7 +245,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
     "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
     "q of a sibling not renormalised": ((combs, "without", all_of_q),),
-    "residual of the line after its siblings": ((trees, "examine_siblings", what_the_line_leaves),),
+    "residual of the line after its siblings": ((trees, "examine_children", what_the_line_leaves),),
     "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),
     "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),

@@ -4,10 +4,11 @@ import argparse
 from typing import Any
 
 from ...engines import RequestError
-from ...runtime import CombLength, EntropyRule
+from ...runtime import EntropyRule
 from ...runtime.drafters import DRAFTERS, NONE
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.lengths.entropy import HELP
+from ...runtime.lengths.shapes import read_shape
 from .sampling import FORMS, flag
 
 SOURCES_HELP = (
@@ -24,9 +25,10 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-length",
         type=_draft_length,
-        metavar="K|K+M|auto",
+        metavar="K|K+M|K/N|AxBxC|auto",
         help="tokens to propose in each round; 0 decodes without a draft; K+M, like 5+3, puts M siblings beside a line "
-        "of K; auto chooses for each round (default: auto "
+        "of K; K/N, like 4/12, lets the draft grow a tree of N tokens, at most K deep; AxBxC, like 3x2x1, a tree with "
+        "so many children of each node, level by level; auto chooses for each round (default: auto "
         f"once trt-spec tune has measured this machine, else {DEFAULT_DRAFT_LENGTH}, or less if plans are narrower)",
     )
     parser.add_argument(
@@ -61,9 +63,10 @@ def draft_length(arguments: argparse.Namespace) -> DraftLength | None:
 
 
 def _draft_length(text: str) -> DraftLength:
-    if text == AUTO or CombLength.read(text):
+    if text == AUTO or read_shape(text):
         return text
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected auto or a whole number, or a comb like 5+3") from None
+        expected = "auto, a whole number, a comb like 5+3, or a tree like 4/12 or 3x2x1"
+        raise argparse.ArgumentTypeError(f"{text!r}, expected {expected}") from None

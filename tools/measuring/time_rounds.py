@@ -12,10 +12,10 @@ from time import perf_counter
 import numpy as np
 
 from ...engines import RequestError, Step
-from ...runtime import Decoder, Request, SamplingParams, Speculation
+from ...runtime import CombLength, Decoder, Request, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
 from ...runtime.lengths.chooser import BESIDE
-from ...runtime.lengths.drafting import AUTO, CombLength, DraftLength
+from ...runtime.lengths.drafting import AUTO, DraftLength
 from ...runtime.requests.request import State
 from .bandwidth import wait_for
 

@@ -18,6 +18,7 @@ class Ahead(NamedTuple):
 
     tokens: Tensor  # [A, N]
     tree: "Tree | None" = None  # None: a line, whose last position comes after all, each before it after one fewer
+    nodes: Tensor | None = None  # [A, W] of a tree that the positions come after; None: all, one after another
 
 
 class Filter:

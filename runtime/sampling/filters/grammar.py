@@ -59,10 +59,15 @@ class Allowed(Change):
         for row, number in enumerate(numbers):
             if number and tree is None:
                 bits[row] = GUIDES[number].allowed(tokens[row], width)
-            elif number and tree is not None:
+            elif number and tree is not None and ahead.nodes is None:
                 for path in tree.paths(row):
                     said = [tokens[row][node - 1] for node in path]
                     bits[row, [0, *path]] = GUIDES[number].allowed(said, len(path) + 1)
+            elif number and tree is not None and ahead.nodes is not None:
+                parents = tree.parents[row].tolist()
+                for position, node in enumerate(ahead.nodes[row].tolist()):
+                    said = [tokens[row][each - 1] for each in tree.path_to(node, parents)]
+                    bits[row, position] = GUIDES[number].allowed(said, 1)
         return exclude(scores, bits)
 
 

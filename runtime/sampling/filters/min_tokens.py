@@ -45,6 +45,8 @@ class MinTokens(Change):
         assert ahead is not None
         if ahead.tree is not None:
             place = ahead.tree.depths  # [A, W] tokens of this round before each position
+            if ahead.nodes is not None:
+                place = place.gather(1, ahead.nodes)
         else:
             first = ahead.tokens.shape[1] - (scores.shape[1] - 1)
             place = torch.arange(first, first + scores.shape[1], device=scores.device)

@@ -72,10 +72,13 @@ def counts_at_each_position(before: Tensor, ahead: Ahead, width: int) -> Tensor:
 
     `before` [A, V] counts what was committed.
     """
-    tokens, tree = ahead
+    tokens, tree, nodes = ahead
     if tree is not None:
         said = torch.zeros(*tokens.shape, before.shape[1], device=before.device).scatter_(2, tokens[:, :, None], 1.0)
-        return before[:, None] + tree.ancestors[:, :, 1:].float() @ said
+        ancestors = tree.ancestors[:, :, 1:]
+        if nodes is not None:
+            ancestors = ancestors.gather(1, nodes[:, :, None].expand(-1, -1, tokens.shape[1]))
+        return before[:, None] + ancestors.float() @ said
     first = tokens.shape[1] - (width - 1)  # so many come before the first position
     if first:
         before = before.scatter_add(1, tokens[:, :first], torch.ones_like(tokens[:, :first], dtype=before.dtype))

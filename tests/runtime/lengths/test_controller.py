@@ -341,7 +341,7 @@ def test_rounds_of_auto_have_siblings_where_the_request_may_have_them(llama: Pai
             return request
 
         request = run(params, "model")
-        assert request.drafting.siblings == 2
+        assert request.drafting.beyond == 2
         assert max(len(one.siblings) for one in request.trace) == 2
         assert 0 < request.speculation.sibling_acceptance < 1
         for other in (run(replace(params, lenience=0.5), "model"), run(params, "lookup")):

@@ -9,7 +9,7 @@ from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.engine import chunks
 from trt_spec.runtime.drafters import Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
-from trt_spec.runtime.round.plan import Plan
+from trt_spec.runtime.round.plan import Level, Plan
 from trt_spec.runtime.sampling.filters import FILTERS
 
 from ...bundles import DRAFTERS_OF_A_PAIR
@@ -88,6 +88,31 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "logprobs": 2,
         "traced": True,
         "filters": ["top_k", "top_p"],
+    },
+    "tree": {"sources": ["model"], "branches": 6, "levels": (Level(2, 2), Level(4, 3)), "rejection": True},
+    "coupled tree": {
+        "sources": ["model"],
+        "branches": 5,
+        "levels": (Level(2, 4), Level(0, 1), Level(3, 4)),
+        "coupled": True,
+        "gumbel": True,
+    },
+    "trees, lines and combs of all kinds": {
+        "sources": ["model", "lookup"],
+        "beside": [["model", "suffix"]],
+        "siblings": 4,
+        "branches": 5,
+        "levels": (Level(1, 2), Level(3, 4)),
+        "window": 4,
+        "rejection": True,
+        "tokenwise": True,
+        "coupled": True,
+        "gumbel": True,
+        "ragged": True,
+        "entropies": True,
+        "logprobs": 2,
+        "traced": True,
+        "filters": ["repetition_penalty", "top_k", "top_p"],
     },
     "entropies": {"sources": ["model"], "rejection": True, "ragged": True, "entropies": True},
     "log-probs and trace": {"sources": ["model"], "rejection": True, "logprobs": 2, "traced": True},

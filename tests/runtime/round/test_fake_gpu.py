@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from trt_spec.engines import Bundle, Contract
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.drafters.siblings import worth_unseen
+from trt_spec.runtime.lengths.shapes import Branch
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.round.capture import Rounds
 from trt_spec.runtime.round.frame import Frame
@@ -120,6 +121,8 @@ class Stage:
             count if source in self.plan.sources else 0 for source, count in zip(drafters.values(), asked, strict=True)
         ]
         whole.ask([first, asked], [[0] * len(first), lines], [self.plan.siblings, 0], [0.5, torch.inf])
+        grown = tuple((Branch(0, 1),) * level.branches for level in self.plan.levels)
+        whole.grow([(), grown], [False, self.plan.coupled])
         self.rows = whole.view(self.plan.batch)
         self.frame = Frame(self.plan, target)
         self._rounds = Rounds([target.engine, draft.engine])

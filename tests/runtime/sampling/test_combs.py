@@ -204,14 +204,14 @@ def test_behind_a_block_siblings_are_one_more_chance_too():
     assert by_token < hung
 
 
-EXAMINE = trees.examine_siblings
+EXAMINE = trees.examine_children
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "careless"),
     [
         (combs, "without", lambda q, token: q),
-        (trees, "examine_siblings", lambda law, *others: (EXAMINE(law, *others)[0], law)),
+        (trees, "examine_children", lambda law, *others: (EXAMINE(law, *others)[0], law)),
     ],
     ids=["what was tested stays in q", "the next token is drawn as if only the line had been tested"],
 )

@@ -145,17 +145,20 @@ def decoder(tmp_path: Path):
         (
             [1],
             {"draft_length": 17},
-            "draft_length is 17, expected auto or a whole number from 0 to 16, or a comb like 5+3",
+            "draft_length is 17, expected auto, a whole number from 0 to 16, a comb like 5+3, or a tree like 4/12 or "
+            "3x2x1",
         ),
         (
             [1],
             {"draft_length": -1},
-            "draft_length is -1, expected auto or a whole number from 0 to 16, or a comb like 5+3",
+            "draft_length is -1, expected auto, a whole number from 0 to 16, a comb like 5+3, or a tree like 4/12 or "
+            "3x2x1",
         ),
         (
             [1],
             {"draft_length": 2.0},
-            "draft_length is 2.0, expected auto or a whole number from 0 to 16, or a comb like 5+3",
+            "draft_length is 2.0, expected auto, a whole number from 0 to 16, a comb like 5+3, or a tree like 4/12 or "
+            "3x2x1",
         ),
         (
             [1],

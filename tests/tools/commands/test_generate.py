@@ -126,7 +126,7 @@ def test_a_missing_bundle_is_refused(run, tmp_path):
 
 @pytest.mark.parametrize("k", ["17", "-1"])
 def test_a_draft_length_out_of_range_is_refused(generate, k):
-    message = f"draft_length is {k}, expected auto or a whole number from 0 to 16"
+    message = f"draft_length is {k}, expected auto, a whole number from 0 to 16"
     assert_refused(generate("--prompt", "a", "--draft-length", k), message)
 
 

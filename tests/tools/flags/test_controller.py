@@ -38,7 +38,7 @@ def test_a_comb_changes_no_greedy_text_and_the_trace_tells_its_siblings(run, lla
         (("--controller", "entropy", "--longest", 17), "longest is 17, expected at most 16"),
         (("--controller", "entropy", "--drafter", "lookup"), "drafter lookup has no entropy"),
         (("--controller", "costs"), "run trt-spec tune"),
-        (("--draft-length", "3+"), "'3+', expected auto or a whole number, or a comb like 5+3"),
+        (("--draft-length", "3+"), "'3+', expected auto, a whole number, a comb like 5+3, or a tree like 4/12"),
         (("--draft-length", "3+10"), "draft_length is 3+10, expected a line of 1 to 16 proposals, at most 3 siblings"),
     ],
 )

@@ -1,0 +1,130 @@
+"""Grows trees level by level: the draft says what may follow each node, and each row takes as many as it asks for.
+
+coupled:   the tokens that the draft would pick first, by its scores with the noise of their index. Rows that adapt take
+           them where they are most likely to stand; the noise may choose tokens and places, as the target's own pick
+           decides.
+rejection: tokens drawn from q without replacement, a node's children one after another. Where they are is fixed before
+           anything is drawn.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..round.frame import Frame
+from ..round.plan import Plan
+from ..round.rows import Rows, counting
+from ..sampling.acceptance import Noise, inverse_cdf
+
+
+class Candidates(NamedTuple):
+    """Tokens that may follow each node of a level, the line's own first, and the share that each is likely to have."""
+
+    tokens: Tensor  # [A, P, R]
+    shares: Tensor  # [A, P, R], 0 for none
+
+
+class Growth:
+    """The trees of one round, as far as they have grown."""
+
+    def __init__(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise) -> None:
+        tree = frame.tree
+        assert tree is not None
+        self._rows, self._plan, self._frame, self._noise, self._tree = rows, plan, frame, noise, tree
+        self._device = tree.nodes.device
+        self._reached = torch.ones(plan.batch, 1, device=self._device)  # [A, P], how likely the nodes are to stand
+        self.after: Tensor | None = None  # q [A, N+1, V] of what follows each node
+        if plan.probabilities:
+            size = plan.batch, len(tree.nodes), frame.target_logits.shape[2]
+            self.after = torch.zeros(*size, device=self._device)
+        frame.input_ids[:, :1].copy_(frame.recent[:, -1:])
+        last = len(tree.nodes) - 1
+        for i, level in enumerate(frame.levels):
+            level[:, 0] = i
+            count = level.shape[1] - 1
+            if count:  # beyond a row's own are nodes of later levels, which nothing follows yet
+                begin = rows.levels[:, i - 1 : i] + plan.draft_length + 1
+                torch.add(begin, counting(count, self._device), out=level[:, 1:]).clamp_(max=last)
+
+    def grow(self, i: int, line: Tensor, scores: Tensor, q: Tensor | None) -> None:
+        """Let tokens follow the nodes of level i, beside the line's own [A, 1].
+
+        They are chosen by the draft's scores with noise, or by q, both [A, P, V].
+        """
+        rows, plan, frame, tree = self._rows, self._plan, self._frame, self._tree
+        nodes, (count, children) = frame.levels[i], plan.levels[i]
+        frame.proposed[:, i : i + 1].copy_(line)
+        if self.after is not None:
+            assert q is not None
+            self.after.scatter_(1, nodes[:, :, None].expand_as(q), q)
+        if not count:
+            self._reached = self._reached[:, :1]  # where the line stands alone, nothing is compared with it
+            return
+        begin, end = rows.levels[:, i : i + 1], rows.levels[:, i + 1 : i + 2]
+        slots = begin + counting(count, self._device)  # [A, C], of all branches of a row
+        fixed = rows.branches.gather(1, slots.clamp(max=rows.branches.shape[1] - 1)[:, :, None].expand(-1, -1, 2))
+        own = slots < end
+        index = torch.where(own, fixed[:, :, 0] * children + fixed[:, :, 1], 0)  # among all children; 0: the line's
+        found = self._candidates(line, scores, q, children, slots, index)
+        worth = found.shares * self._reached[:, : found.shares.shape[1], None]
+        if plan.coupled:
+            best = worth.flatten(1).index_fill(1, counting(1, self._device), -1.0).topk(count).indices
+            index = torch.where(rows.adapts[:, None], best, index)
+        reached = worth.flatten(1).gather(1, index) * own
+        tokens, parents = (
+            found.tokens.flatten(1).gather(1, index),
+            nodes.gather(1, index.div(children, rounding_mode="floor")),
+        )
+        place = counting(plan.branches, self._device) - begin  # [A, B], of each branch on this level
+        mine = (place >= 0) & (place < end - begin)
+        place = place.clamp(0, count - 1)
+        tree.grow(mine, parents.gather(1, place), (index % children).gather(1, place), (reached > 0).gather(1, place))
+        for memory in {id(one): one for one in (frame.branches, frame.at_branches)}.values():
+            memory.copy_(torch.where(mine, tokens.gather(1, place), memory))
+        self._reached = torch.cat([worth[:, 0, :1], reached], 1)
+
+    def _candidates(
+        self, line: Tensor, scores: Tensor, q: Tensor | None, children: int, slots: Tensor, index: Tensor
+    ) -> Candidates:
+        plan, rows = self._plan, self._rows
+        picked = nearly_picked(scores, line, children) if plan.coupled else None
+        if not plan.draws:
+            assert picked is not None
+            return picked
+        assert q is not None
+        assert self._noise.beyond is not None
+        draws = self._noise.beyond[..., 0]
+        u = torch.zeros(len(q), q.shape[1] * children, dtype=draws.dtype, device=draws.device)
+        u.scatter_(1, index, draws.gather(1, slots.clamp(max=draws.shape[1] - 1)))
+        drawn = drawn_in_turn(q, line, u.view(len(q), -1, children))
+        if picked is None:
+            return drawn
+        own = rows.coupled[:, None, None]
+        return Candidates(*(torch.where(own, ours, others) for ours, others in zip(picked, drawn, strict=True)))
+
+
+def nearly_picked(scores: Tensor, line: Tensor, children: int) -> Candidates:
+    """Return the first picks after each node, as likely as the softmax of their scores says."""
+    own = line[:, :, None]
+    first, tokens = scores.topk(children)
+    if children > 1:  # ties may be resolved otherwise than for the line
+        others, beside = scores[:, :1].scatter(2, own, -torch.inf).topk(children - 1)
+        first[:, :1, 1:], tokens[:, :1, 1:] = others, beside
+    first[:, :1, :1], tokens[:, :1, :1] = scores[:, :1].gather(2, own), own
+    return Candidates(tokens, first.softmax(-1))
+
+
+def drawn_in_turn(q: Tensor, line: Tensor, u: Tensor) -> Candidates:
+    """Draw children of each node from q [A, P, V] without replacement, by uniforms u [A, P, R]."""
+    batch, width, vocab_size = q.shape
+    left, tokens, exist = q, [], []
+    for rank in range(u.shape[2]):
+        token = inverse_cdf(left.flatten(0, 1), u[:, :, rank].reshape(-1, 1)).view(batch, width, 1)
+        token.clamp_(max=vocab_size - 1)  # where nothing is left, and NaN logits, lead beyond the vocabulary
+        if rank == 0:
+            token[:, :1] = line[:, :, None]
+        tokens.append(token)
+        exist.append(left.gather(2, token) > 0)
+        left = left.scatter(2, token, 0.0)
+    return Candidates(torch.cat(tokens, 2), torch.cat(exist, 2).to(q.dtype))
