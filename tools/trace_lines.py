@@ -30,8 +30,8 @@ class Marks:
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
         """Proposals after the first that does not stand are left out; other lines are in brackets."""
-        leaf = any(one.stands for one in traced.siblings)  # nothing was proposed behind it
-        goes_on = traced.accepted < len(traced.proposal) and traced.next_token is not None and not leaf
+        left = any(one.stands for one in traced.siblings)  # the line, for another branch
+        goes_on = traced.accepted < len(traced.proposal) and traced.next_token is not None and not left
         examined = traced.accepted + goes_on
         parts = [f"{number:4}"]
         for i, (token, p, q) in enumerate(zip(traced.proposal, traced.p, traced.q, strict=True)):
@@ -40,10 +40,12 @@ class Marks:
                 entropy = f" H {traced.entropies[i]:.2f}" if traced.entropies else ""
                 parts.append(self._proposal(token, p, q, stands, tokenizer) + entropy)
                 if not stands:
-                    for one in (sibling for sibling in traced.siblings if sibling.place == i):
-                        parts.append(self._proposal(one.token, one.p, one.q, one.stands, tokenizer))
-                        if one.stands:
-                            break
+                    after, place = None, i  # of those that were tested next
+                    for number, one in enumerate(traced.siblings):
+                        if (one.after, one.place) == (after, place):
+                            parts.append(self._proposal(one.token, one.p, one.q, one.stands, tokenizer))
+                            after, place = (number, place + 1) if one.stands else (after, place)
+                    break
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
         parts += [f"({' '.join(shown(token, tokenizer) for token in line)})" for line in traced.beside]

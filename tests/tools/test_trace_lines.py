@@ -61,6 +61,23 @@ def test_siblings_stand_behind_the_token_that_they_replace():
     assert cut.standing == (1,), "the text ended before the sibling"
 
 
+def test_branches_are_shown_as_far_as_they_were_tested():
+    """The line falls at once; of its second sibling the second child stands, which has none."""
+    branches = (
+        TracedSibling(0, 2, 0.1, 0.2, False),
+        TracedSibling(0, 3, 0.3, 0.4, True),
+        TracedSibling(1, 1, 0.9, 0.9, False, after=0),
+        TracedSibling(1, 2, 0.5, 0.6, False, after=1),
+        TracedSibling(1, 4, 0.7, 0.8, True, after=1),
+    )
+    tree = TracedRound((1, 2), 2, 1, (0.5,) * 2, (0.25,) * 2, 0.75, siblings=branches)
+    assert tree.standing == (3, 4)
+    assert Marks(False).line(1, tree, Vocabulary()) == (
+        r"   1  -' self' 0.50/0.25  -'.x' 0.10/0.20  +'\n' 0.30/0.40  -'.x' 0.50/0.60  +'\x1b[31m' 0.70/0.80  "
+        "=' self' 0.75"
+    )
+
+
 def test_other_lines_come_last():
     several = TracedRound((1, 2), 1, 3, (0.5,) * 2, (0.5,) * 2, 0.75, beside=((1, 1), (2,)))
     assert Marks(False).line(1, several, Vocabulary()) == (

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import RequestError
-from ...runtime import CombLength, Decoder, SamplingParams
+from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS, NONE
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
+from ...runtime.lengths.shapes import DraftShape
 from ..console import in_bytes, progress, table
 from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths
@@ -25,7 +26,7 @@ from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
 from ..in_words import lossy, pair, place
 from ..measuring.bandwidth import read_bandwidth
-from ..measuring.bench_result import SAMPLING, Compared, bench_result
+from ..measuring.bench_result import SAMPLING, Compared, bench_result, is_line
 from ..measuring.conditions import memory_used
 from ..measuring.peers import PEERS
 from ..measuring.shipped_prompts import bench_prompts
@@ -46,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft-lengths",
         type=draft_lengths,
         metavar="K,K,…",
-        help="tokens to propose in a round, K+M for M siblings beside a line of K; 0 is always measured as well "
+        help="tokens to propose in a round, K+M for M siblings beside a line of K, K/N or AxBxC for a tree; 0 is "
+        "always measured as well "
         f"(default: those of {','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec "
         "tune has run)",
     )
@@ -115,10 +117,10 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         decoder.cancel(decoder.submit([0], params, draft_length=min(1, decoder.longest_draft), drafter=drafter))
     fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
-    for comb in arguments.draft_lengths or ():
-        if isinstance(comb, CombLength):
-            decoder.cancel(decoder.submit([0], params, draft_length=comb, drafter=drafter))
-            settings.append(Setting(comb.length, drafter, siblings=comb.siblings))
+    for shape in arguments.draft_lengths or ():
+        if isinstance(shape, DraftShape):
+            decoder.cancel(decoder.submit([0], params, draft_length=shape, drafter=drafter))
+            settings.append(Setting(shape.length, drafter, shape=shape))
     if arguments.all_drafters:
         k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
         settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
@@ -128,7 +130,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     peer = PEERS[arguments.compare] if arguments.compare else None
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
     measured = [Measured(setting) for setting in settings]
-    theirs = [Theirs(one) for one in settings if peer and not (one.auto or one.beside or one.siblings)]
+    theirs = [Theirs(one) for one in settings if peer and is_line(one)]
     compared = None
     with progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
         for setting in settings:
@@ -166,7 +168,7 @@ def _title(result: dict[str, Any]) -> list[str]:
 
 def _report(result: dict[str, Any]) -> str:
     rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
-    rows += [_row(f"{one['draft_length']}+{one['siblings']}", one) for one in result["combs"]]
+    rows += [_row(one["shape"], one) for one in result["shapes"]]
     rows += [_row(f"{one['drafter']} {one['draft_length']}", one) for one in result["drafters"]]
     if auto := result["auto"]:
         acceptance = "-" if auto["acceptance"] is None else f"{auto['acceptance']:.3f}"

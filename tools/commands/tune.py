@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ...engines import Bundle
-from ...runtime import Decoder, SamplingParams, Speculation
+from ...runtime import CombLength, Decoder, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
 from ...runtime.drafters import DRAFTERS
 from ...runtime.engine_choice import AUTO_ENGINE, save_choice
@@ -124,7 +124,7 @@ def _measure_all(
     line = max(k for k in lengths if k <= LINE_OF_COMB)
     room = decoder.largest_comb - (line if params.test == "coupled" else decoder.longest_draft)
     combs: Combs = {
-        (drafter, batch, siblings): Measured(Setting(line, drafter, siblings=siblings))
+        (drafter, batch, siblings): Measured(Setting(line, drafter, shape=CombLength(line, siblings)))
         for batch in arguments.batches
         for drafter in drafters
         for siblings in SIBLINGS

@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Sequence
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from ...runtime import CombLength, Decoder
+from ...runtime import Decoder
 from ...runtime.lengths.drafting import AUTO, DraftLength
+from ...runtime.lengths.shapes import read_shape
 from ..console import say
 
 
@@ -28,10 +29,10 @@ def fixed_lengths(asked: Sequence[DraftLength] | None, usual: Sequence[int], dec
 
 def draft_lengths(text: str) -> tuple[DraftLength, ...]:
     parts = text.split(",")
-    combs = [comb for part in parts if (comb := CombLength.read(part))]
-    fixed = [part for part in parts if part != AUTO and not CombLength.read(part)]
+    shapes = [shape for part in parts if (shape := read_shape(part))]
+    fixed = [part for part in parts if part != AUTO and not read_shape(part)]
     lengths = fixed_draft_lengths(",".join(fixed)) if fixed else ()
-    return (*lengths, *combs, AUTO) if AUTO in parts else (*lengths, *combs)
+    return (*lengths, *shapes, AUTO) if AUTO in parts else (*lengths, *shapes)
 
 
 def fixed_draft_lengths(text: str) -> tuple[int, ...]:

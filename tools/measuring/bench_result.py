@@ -72,8 +72,8 @@ def bench_result(
         "memory": memory,
         "conditions": conditions(bundle, decoder.engine, arguments.device, [compared.peer.package] if compared else []),
         "settings": [setting_json(one, plain) for one in measured if is_line(one.setting)],
-        "combs": [
-            {"siblings": one.setting.siblings, **setting_json(one, plain)} for one in measured if one.setting.siblings
+        "shapes": [
+            {"shape": str(one.setting.shape), **setting_json(one, plain)} for one in measured if one.setting.shape
         ],
         "drafters": [
             {"drafter": one.setting.drafter, **setting_json(one, plain)} for one in measured if one.setting.beside
@@ -85,7 +85,7 @@ def bench_result(
 
 def is_line(setting: Setting) -> bool:
     """Whether it is a fixed K of the drafter whose lengths are compared."""
-    return not (setting.auto or setting.beside or setting.siblings)
+    return not (setting.auto or setting.beside or setting.shape)
 
 
 def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:

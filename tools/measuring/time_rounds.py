@@ -16,6 +16,7 @@ from ...runtime import CombLength, Decoder, Request, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, DraftLength
+from ...runtime.lengths.shapes import DraftShape
 from ...runtime.requests.request import State
 from .bandwidth import wait_for
 
@@ -30,19 +31,24 @@ class Setting:
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
     beside: bool = False  # measured besides the drafter whose lengths are compared
-    siblings: int = 0  # beside the line of a comb
+    shape: DraftShape | None = None  # of a comb or a tree
+
+    @property
+    def siblings(self) -> int:
+        """Those beside the line of a comb."""
+        return self.shape.siblings if isinstance(self.shape, CombLength) else 0
 
     @property
     def is_tree(self) -> bool:
         """Whether its rounds verify more than one line, for which theory has no formula here."""
-        return bool(self.siblings) or BESIDE in self.drafter
+        return self.shape is not None or BESIDE in self.drafter
 
     @property
     def length(self) -> DraftLength:
         """What its requests ask for."""
         if self.auto:
             return AUTO
-        return CombLength(self.draft_length, self.siblings) if self.siblings else self.draft_length
+        return self.draft_length if self.shape is None else self.shape
 
     def __str__(self) -> str:
         return f"K = {self.length}" + (f", {self.drafter}" if self.beside else "")

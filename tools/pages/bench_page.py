@@ -137,7 +137,7 @@ def _section(title: str, content: str, note: str = "") -> str:
 
 def _table(result: dict[str, Any]) -> str:
     rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
-    rows += [_row(f"{one['draft_length']}+{one['siblings']}", one) for one in result["combs"]]
+    rows += [_row(one["shape"], one) for one in result["shapes"]]
     rows += [_row(f"{one['draft_length']}, {one['drafter']}", one) for one in result["drafters"]]
     rows += [_row(f"auto, {one['drafter']}", one) for one in [result["auto"]] if one is not None]
     if compared := result["compared"]:

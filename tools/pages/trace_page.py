@@ -51,11 +51,12 @@ class Written:
         """The rejected proposal that this token replaces."""
         proposal = self.round.proposal
         unjudged = any(one.stands for one in self.round.siblings) or self.position >= len(proposal)
-        return proposal[self.position] if self.sibling or not (self.from_draft or unjudged) else None
+        beside = self.sibling is not None and self.sibling.after is None
+        return proposal[self.position] if beside or not (self.from_draft or unjudged) else None
 
     @property
     def sibling(self) -> TracedSibling | None:
-        """The sibling that this token is."""
+        """The sibling or branch that this token is."""
         return next((one for one in self.round.siblings if one.stands and one.place == self.position), None)
 
 
@@ -117,11 +118,9 @@ def _origin(one: Written, tokenizer: Any) -> str:
     traced, i = one.round, one.position
     token = f"{shown(one.token, tokenizer)}, token {one.token}, in round {one.number}"
     if one.sibling is not None:
-        beside = shown(traced.proposal[i], tokenizer)
-        return (
-            f"{token}: a sibling of {beside}, proposal {i + 1} of {len(traced.proposal)}, accepted\n"
-            f"{_probabilities(one.sibling.p, one.sibling.q)}"
-        )
+        beside = f"a sibling of {shown(traced.proposal[i], tokenizer)}, proposal {i + 1} of {len(traced.proposal)}"
+        where = beside if one.sibling.after is None else f"level {i + 1} of a branch beside the line"
+        return f"{token}: {where}, accepted\n{_probabilities(one.sibling.p, one.sibling.q)}"
     if one.from_draft:
         return (
             f"{token}: proposal {i + 1} of {len(traced.proposal)}, accepted\n{_probabilities(traced.p[i], traced.q[i])}"

@@ -293,14 +293,14 @@ def test_the_draft_that_was_measured_is_named(run, drafts, prompts, tmp_path):
     assert pair(found) == f"{found['target']} with draft second"
 
 
-def test_a_comb_has_a_row_behind_the_lines(bench):
-    result = bench("--draft-lengths", "3+2,1")
+def test_combs_and_trees_have_rows_behind_the_lines(bench):
+    result = bench("--draft-lengths", "3+2,1,3/7,2x2")
     found = json.loads(result.out.splitlines()[-1])
     assert [one["draft_length"] for one in found["settings"]] == [0, 1]
-    [comb] = found["combs"]
-    assert (comb["draft_length"], comb["siblings"]) == (3, 2)
-    assert comb["tokens_per_second"] > 0
-    assert any(line.split()[:1] == ["3+2"] for line in result.out.splitlines())
+    assert [(one["draft_length"], one["shape"]) for one in found["shapes"]] == [(3, "3+2"), (3, "3/7"), (2, "2x2")]
+    for one in found["shapes"]:
+        assert one["tokens_per_second"] > 0
+        assert any(line.split()[:1] == [one["shape"]] for line in result.out.splitlines())
 
 
 def test_a_comb_that_cannot_be_is_refused_before_any_measuring(bench):

@@ -171,3 +171,10 @@ def test_behind_a_sibling_nothing_was_rejected():
     sibling, own = Written("a", 8, 1, traced, 0), Written("b", 7, 1, traced, 1)
     assert (sibling.from_draft, sibling.sibling, sibling.rejected) == (True, siblings[0], 5)
     assert (own.from_draft, own.sibling, own.rejected) == (False, None, None)
+
+
+def test_a_branch_behind_a_sibling_replaces_nothing():
+    siblings = (TracedSibling(0, 8, 0.25, 0.125, True), TracedSibling(1, 9, 0.5, 0.75, True, after=0))
+    traced = TracedRound((5, 6), 2, 7, (0.5, 0.5), (0.5, 0.5), 0.5, siblings=siblings)
+    branch = Written("b", 9, 1, traced, 1)
+    assert (branch.from_draft, branch.sibling, branch.rejected) == (True, siblings[1], None)
