@@ -17,6 +17,8 @@ from .sampling.filters import FILTERS, TEMPERATURE
 from .sampling.noise import MOST_CHILDREN
 from .sampling.params import SamplingParams
 
+AT_MOST = 2  # times as many branches as usual may be on a level of a tree that adapts
+
 
 class Share(NamedTuple):
     """One row's part in a round: how many tokens it proposes, from which source, and at which entropy it stops.
@@ -166,17 +168,25 @@ def _adapts(share: Share, params: SamplingParams) -> bool:
 
 def _levels(shares: Sequence[Share], params: Sequence[SamplingParams], vocab_size: int) -> tuple[Level, ...]:
     """Return the most that trees have on each level, down to the last level where one has branches."""
-    trees = [(one.tree.levels, _adapts(one, own)) for one, own in zip(shares, params, strict=True) if one.tree]
-    found = []
-    for each in zip_longest(*(levels for levels, _ in trees), fillvalue=()):
-        most = [
-            MOST_CHILDREN if adapts else max((branch.rank + 1 for branch in level), default=1)
-            for level, (_, adapts) in zip(each, trees, strict=True)
-        ]
-        found.append(Level(max(map(len, each)), min(max(most), vocab_size)))
+    each = [_most(one.tree, _adapts(one, own), vocab_size) for one, own in zip(shares, params, strict=True) if one.tree]
+    found = [Level(*map(max, zip(*level, strict=True))) for level in zip_longest(*each, fillvalue=Level(0, 1))]
     while found and not found[-1].branches:
         found.pop()
     return tuple(found)
+
+
+def _most(tree: TreeLength, adapts: bool, vocab_size: int) -> list[Level]:
+    """Return the most that one tree may have on each level."""
+    if not adapts:
+        ranks = [[branch.rank + 1 for branch in level] for level in tree.levels]
+        return [Level(len(each), min(max(each, default=1), vocab_size)) for each in ranks]
+    found: list[Level] = []
+    children = min(MOST_CHILDREN, vocab_size)
+    for level in tree.levels:
+        before = found[-1].branches if found else 0
+        usual = max(children - 1, AT_MOST * len(level))
+        found.append(Level(min(tree.beyond, usual, (1 + before) * children - 1), children))
+    return found
 
 
 def make_plan(

@@ -7,15 +7,19 @@ rejection: tokens drawn from q without replacement, a node's children one after 
            anything is drawn.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...engines import MAX_DRAFT_LENGTH
+from ..lengths.shapes import EACH_FURTHER, STANDS
 from ..round.frame import Frame
 from ..round.plan import Plan
 from ..round.rows import Rows, counting
 from ..sampling.acceptance import Noise, inverse_cdf
+from ..sampling.noise import MOST_CHILDREN
 
 
 class Candidates(NamedTuple):
@@ -34,18 +38,14 @@ class Growth:
         self._rows, self._plan, self._frame, self._noise, self._tree = rows, plan, frame, noise, tree
         self._device = tree.nodes.device
         self._reached = torch.ones(plan.batch, 1, device=self._device)  # [A, P], how likely the nodes are to stand
+        self._begin = torch.zeros(plan.batch, 1, dtype=torch.int64, device=self._device)  # branches so far
         self.after: Tensor | None = None  # q [A, N+1, V] of what follows each node
         if plan.probabilities:
             size = plan.batch, len(tree.nodes), frame.target_logits.shape[2]
             self.after = torch.zeros(*size, device=self._device)
         frame.input_ids[:, :1].copy_(frame.recent[:, -1:])
-        last = len(tree.nodes) - 1
         for i, level in enumerate(frame.levels):
             level[:, 0] = i
-            count = level.shape[1] - 1
-            if count:  # beyond a row's own are nodes of later levels, which nothing follows yet
-                begin = rows.levels[:, i - 1 : i] + plan.draft_length + 1
-                torch.add(begin, counting(count, self._device), out=level[:, 1:]).clamp_(max=last)
 
     def grow(self, i: int, line: Tensor, scores: Tensor, q: Tensor | None) -> None:
         """Let tokens follow the nodes of level i, beside the line's own [A, 1].
@@ -61,16 +61,20 @@ class Growth:
         if not count:
             self._reached = self._reached[:, :1]  # where the line stands alone, nothing is compared with it
             return
-        begin, end = rows.levels[:, i : i + 1], rows.levels[:, i + 1 : i + 2]
-        slots = begin + counting(count, self._device)  # [A, C], of all branches of a row
+        begin, end = self._begin, rows.levels[:, i + 1 : i + 2]
+        numbers = counting(count, self._device)
+        slots = begin + numbers  # [A, C], of all branches of a row
         fixed = rows.branches.gather(1, slots.clamp(max=rows.branches.shape[1] - 1)[:, :, None].expand(-1, -1, 2))
-        own = slots < end
-        index = torch.where(own, fixed[:, :, 0] * children + fixed[:, :, 1], 0)  # among all children; 0: the line's
+        index = torch.where(
+            slots < end, fixed[:, :, 0] * children + fixed[:, :, 1], 0
+        )  # among all children; 0: the line's
         found = self._candidates(line, scores, q, children, slots, index)
         worth = found.shares * self._reached[:, : found.shares.shape[1], None]
         if plan.coupled:
-            best = worth.flatten(1).index_fill(1, counting(1, self._device), -1.0).topk(count).indices
+            values, best = worth.flatten(1).index_fill(1, counting(1, self._device), -1.0).topk(count)
             index = torch.where(rows.adapts[:, None], best, index)
+            end = torch.where(rows.adapts[:, None], self._end_of_best(i, values, worth[:, 0, :1]), end)
+        own = slots < end
         reached = worth.flatten(1).gather(1, index) * own
         tokens, parents = (
             found.tokens.flatten(1).gather(1, index),
@@ -82,7 +86,23 @@ class Growth:
         tree.grow(mine, parents.gather(1, place), (index % children).gather(1, place), (reached > 0).gather(1, place))
         for memory in {id(one): one for one in (frame.branches, frame.at_branches)}.values():
             memory.copy_(torch.where(mine, tokens.gather(1, place), memory))
-        self._reached = torch.cat([worth[:, 0, :1], reached], 1)
+        self._reached, self._begin = torch.cat([worth[:, 0, :1], reached], 1), end
+        if i + 1 < len(plan.levels) and i + 1 < len(frame.levels):
+            # Beyond a row's own are nodes of later levels, which nothing follows yet.
+            frame.levels[i + 1][:, 1:] = (slots + plan.draft_length + 1).clamp_(max=len(tree.nodes) - 1)
+
+    def _end_of_best(self, i: int, values: Tensor, line: Tensor) -> Tensor:
+        """Return where the branches of this level end [A, 1] in rows that adapt, if the best are so likely [A, C].
+
+        As many are taken as are more likely to stand than what may come on later levels beside the line [A, 1].
+        """
+        rows = self._rows
+        numbers, later = counting(values.shape[1], self._device), rows.depth[:, None] - (i + 1)
+        depths, shares = siblings_of_a_line(self._device)
+        worth = torch.where(depths < later, shares * line, 0.0)  # [A, F]
+        better = (worth[:, None] > values[:, :, None]).sum(2)
+        taken = numbers + 1 + better <= rows.levels[:, -1:] - self._begin
+        return self._begin + (taken & (later >= 0)).sum(1, keepdim=True)
 
     def _candidates(
         self, line: Tensor, scores: Tensor, q: Tensor | None, children: int, slots: Tensor, index: Tensor
@@ -102,6 +122,14 @@ class Growth:
             return drawn
         own = rows.coupled[:, None, None]
         return Candidates(*(torch.where(own, ours, others) for ours, others in zip(picked, drawn, strict=True)))
+
+
+@cache
+def siblings_of_a_line(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the depths [F] and how likely they are to stand [F] of all siblings that a line may have."""
+    depth, rank = counting(MAX_DRAFT_LENGTH, device)[:, None], counting(MOST_CHILDREN, device)[1:]
+    shares = STANDS**depth * (1 - STANDS) * EACH_FURTHER**rank
+    return depth.expand_as(shares).flatten(), shares.flatten()
 
 
 def nearly_picked(scores: Tensor, line: Tensor, children: int) -> Candidates:

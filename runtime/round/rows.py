@@ -53,7 +53,8 @@ class Rows:
     siblings: Tensor  # [M] int64, how many proposals it has beside its only line
     levels: Tensor  # [M, 17] int64, how many branches its tree has before each level; the last: in all
     branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
-    adapts: Tensor  # [M] bool: they are not, but go where the draft's scores say
+    adapts: Tensor  # [M] bool: they are not, but as many go where the draft's scores say, down to the same depth
+    depth: Tensor  # [M] int64, of the tree
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
     block: Tensor  # [M] bool: the rejection rule, which judges proposals together
@@ -86,6 +87,7 @@ class Rows:
             levels=whole(MAX_DRAFT_LENGTH + 1),
             branches=whole(MOST_BRANCHES, 2),
             adapts=torch.zeros(rows, dtype=torch.bool, device=device),
+            depth=whole(),
             entropy_limit=real(),
             coupled=torch.zeros(rows, dtype=torch.bool, device=device),
             block=torch.zeros(rows, dtype=torch.bool, device=device),
@@ -156,15 +158,14 @@ class Rows:
         self.entropy_limit[: len(counts)] = torch.tensor(entropy_limits)
 
     def grow(self, levels: Sequence[Levels], adapt: Sequence[bool]) -> None:
-        """Set the trees that the live rows have; those of rows that `adapt` only say how many branches a level has."""
-        counts = [[len(level) for level in own] for own in levels]
-        begins = [[*accumulate(own, initial=0)] for own in counts]
+        """Set the trees that the live rows have; those of rows that `adapt` only say how many branches there are."""
+        live, width = len(levels), self.levels.shape[1]
+        begins = [[*accumulate(map(len, own), initial=0)] for own in levels]
         each = [[*chain.from_iterable(own)] for own in levels]
-        self.levels[: len(levels)] = torch.tensor(
-            [own + own[-1:] * (self.levels.shape[1] - len(own)) for own in begins]
-        )
-        self.branches[: len(levels)] = torch.tensor([own + [NOWHERE] * (MOST_BRANCHES - len(own)) for own in each])
-        self.adapts[: len(levels)] = torch.tensor(adapt)
+        self.levels[:live] = torch.tensor([own + own[-1:] * (width - len(own)) for own in begins])
+        self.branches[:live] = torch.tensor([own + [NOWHERE] * (MOST_BRANCHES - len(own)) for own in each])
+        self.adapts[:live] = torch.tensor(adapt)
+        self.depth[:live] = torch.tensor([len(own) for own in levels])
 
     @property
     def has_tree(self) -> Tensor:

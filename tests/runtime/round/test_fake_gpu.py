@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trt_spec.engines import Bundle, Contract
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
+from trt_spec.runtime.drafters.branches import siblings_of_a_line
 from trt_spec.runtime.drafters.siblings import worth_unseen
 from trt_spec.runtime.lengths.shapes import Branch
 from trt_spec.runtime.round import capture
@@ -79,7 +80,7 @@ def watch() -> Iterator[Watch]:
             return launched(*arguments)
 
     def forget() -> None:
-        for made_once in (counting, constants, worth_unseen):
+        for made_once in (counting, constants, worth_unseen, siblings_of_a_line):
             made_once.cache_clear()
 
     forget()
