@@ -258,9 +258,16 @@ def _name(node: Any) -> str:
 
 
 def _reads(node: Any, name: str) -> bool:
-    if node.get_type_name() == "Parameter":
-        return _name(node) == name
-    return any(_reads(one, name) for one in _inputs(node))
+    """Whether a node is computed from this input, among others."""
+    waiting, seen = [node], set()
+    while waiting:
+        one = waiting.pop()
+        if _name(one) == name:
+            return True
+        if one.get_name() not in seen:
+            seen.add(one.get_name())
+            waiting += _inputs(one)
+    return False
 
 
 def _gather_elements(context: Any) -> Any:

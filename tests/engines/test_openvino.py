@@ -94,6 +94,19 @@ def test_quantised_weights_stay_small_in_the_compiled_model(tmp_path: Path):
     assert kinds == {"i8"}
 
 
+def test_each_node_of_a_deep_graph_is_looked_at_once():
+    """The ways through it double with each residual connection, and nobody could follow all of them."""
+    from openvino import opset15 as ops
+    from trt_spec.engines.openvino_graph import _reads
+
+    node = ops.parameter([-1], name="depths")
+    node.output(0).get_tensor().set_names({"depths"})
+    for _ in range(80):
+        node = ops.add(node, node)
+    assert _reads(node, "depths")
+    assert not _reads(node, "logit_rows")
+
+
 # The same bits for a token, whatever is beside it.
 
 
