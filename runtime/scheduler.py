@@ -139,7 +139,7 @@ class Scheduler:
                 seating.keep_prefix(occupant)
                 if occupant.row in logits and not occupant.request.token_ids:
                     self._first_token(occupant, logits[occupant.row])
-            seating.leave()
+            seating.leave(whole)
             for occupant in whole:
                 if not occupant.request.finished:
                     seating.go_live(occupant)

@@ -32,6 +32,10 @@ class Occupant:
     keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
     uniform_blocks: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)  # whose uniforms are made
 
+    @property
+    def ended(self) -> bool:
+        return self.request.finished or self.request.cancelled
+
 
 class Seating:
     """Live requests hold the first rows, those whose prompts are being read the next ones, and the rest wait.
@@ -62,6 +66,7 @@ class Seating:
         self._admitted = 0
         self._max_rows = len(rows.length)
         self._most_rows = self._max_rows  # fewer for as long as memory has run out
+        self._never_full = self._budget.admits([rows.tokens.shape[1]] * self._max_rows)  # however long its rows become
 
     @property
     def occupants(self) -> list[Occupant]:
@@ -74,7 +79,7 @@ class Seating:
     @property
     def may_change(self) -> bool:
         """Whether a request may join the live ones before the next round, or leave them."""
-        ends = any(one.request.finished or one.request.cancelled for one in self.live)
+        ends = any(one.ended for one in self.live)
         return ends or bool(self.prefilling or (self.waiting and len(self.live) < self._most_rows))
 
     def submit(self, request: Request) -> None:
@@ -120,9 +125,11 @@ class Seating:
         self._reuse_prefix(occupant)
         return True
 
-    def _has_memory(self, *joining: Request) -> bool:
-        """Whether these requests fit beside those that have rows, however long all of them become."""
-        together = [*(occupant.request for occupant in self.occupants), *joining]
+    def _has_memory(self, joining: Request) -> bool:
+        """Whether a request fits beside those that have rows, however long all of them become."""
+        if self._never_full:
+            return True
+        together = [joining, *(occupant.request for occupant in self.occupants)]
         widest = max(request.drafting.widest for request in together)  # all rows of a round are as wide
         return self._budget.admits([request.longest + widest for request in together])
 
@@ -140,35 +147,29 @@ class Seating:
         self.live.append(occupant)
         self._changed()
 
-    def leave(self) -> None:
-        """Free the rows of ended requests; the last row of the same state moves into each freed place."""
-        self._end_prefill()
-        for row in reversed(range(len(self.live))):
-            occupant = self.live[row]
-            if occupant.request.finished or occupant.request.cancelled:
-                self._free(occupant)
-                self._close_up(occupant)
+    def leave(self, among: Iterable[Occupant] | None = None) -> None:
+        """Free the rows of requests that have ended, of all or of these; others close up."""
+        ended = [one for one in (self.occupants if among is None else among) if one.ended]
+        for occupant in sorted(ended, key=lambda one: one.row, reverse=True):
+            self._free(occupant)
+            self._close_up(occupant)
 
     def _close_up(self, freed: Occupant) -> None:
-        """Move the last live row into one that is free, and another into its place."""
-        self._changed()
-        last = self.live.pop()
-        if last is not freed:
-            self.live[freed.row] = last
-            self._move(last, freed.row)
-        self._fill(len(self.live))
-
-    def _end_prefill(self) -> None:
-        for occupant in [one for one in self.prefilling if one.request.finished or one.request.cancelled]:
-            self._free(occupant)
-            self.prefilling.remove(occupant)
-            self._fill(occupant.row)
-
-    def _fill(self, row: int) -> None:
-        """Move the last of the rows whose prompts are being read into a place among them that is free."""
-        last = max(self.prefilling, key=lambda one: one.row, default=None)
-        if last is not None and last.row > row:
-            self._move(last, row)
+        """Move the last live row into one that is free, and one whose prompt is being read into its place."""
+        gap = freed.row
+        if freed in self.prefilling:
+            self.prefilling.remove(freed)
+        else:
+            self._changed()
+            last = self.live.pop()
+            gap = last.row
+            if last is not freed:
+                self.live[freed.row] = last
+                self._move(last, freed.row)
+        if self.prefilling:
+            last = max(self.prefilling, key=lambda one: one.row)
+            if last.row > gap:
+                self._move(last, gap)
 
     def _free(self, occupant: Occupant) -> None:
         if not occupant.request.finished:
@@ -199,11 +200,7 @@ class Seating:
             self.waiting.appendleft(youngest.request)
         for model in self._models:
             model.cache.free(youngest.row)
-        if youngest in self.prefilling:
-            self.prefilling.remove(youngest)
-            self._fill(youngest.row)
-        else:
-            self._close_up(youngest)
+        self._close_up(youngest)
         self._most_rows = rows_taken - 1
 
     def keep_prefix(self, occupant: Occupant) -> None:
