@@ -1,5 +1,6 @@
 """Bundles every test shares, made once a session from tiny random checkpoints; nothing is downloaded."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,17 @@ from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
 
 # A tied random Gemma2 repeats its last token for ever.
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no process works alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Libraries stay as they are: each export collects garbage, and need not look through all of theirs."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

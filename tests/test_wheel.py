@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("export", "runtime", "engines", "tools")
 NOT_NEEDED = ("transformers", "onnx", "onnxscript", "safetensors", "tensorrt", "tensorrt_rtx")
 
-pytestmark = [pytest.mark.wheel, pytest.mark.xdist_group("wheel")]  # one worker builds it, once
+pytestmark = [pytest.mark.wheel, pytest.mark.long, pytest.mark.xdist_group("wheel")]  # one worker builds it, once
 
 
 def run(*command: str | Path, **environment: str) -> str:

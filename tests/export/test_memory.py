@@ -22,7 +22,7 @@ peak = 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_
 print(json.dumps({"peak": peak, "parameters": target.entry.parameters, "seconds": target.seconds}))
 """
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ def test_a_comb_beside_a_longer_line_finds_room_wherever_they_begin(llama: Pair)
 
 
 @pytest.mark.exhaustive
+@pytest.mark.long
 def test_one_seed_gives_one_text_on_the_demo_pair(demo: Pair):
     """12 prompts × 96 tokens; at most one of the 12 may differ by an arbitrated near tie."""
     arbiter, excused, different = arbiter_of(demo), [], set()

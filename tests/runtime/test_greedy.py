@@ -114,6 +114,7 @@ def arbiter_of(pair: Pair, *others: Logits) -> Arbiter:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.long
 def test_greedy_output_of_the_demo_pair_equals_transformers_for_50_prompts(demo: Pair, record_property):
     """50 prompts × 128 new tokens for each drafter, batch and K; near ties may excuse one prompt of each."""
     with Decoder.open(demo.bundle) as decoder:

@@ -1,6 +1,7 @@
 """The report that needs a GPU to be of interest runs on the CPU as well, so that it is ready for one."""
 
 import json
+import shutil
 from pathlib import Path
 from unittest.mock import patch
 
@@ -8,9 +9,13 @@ import pytest
 from trt_spec.tools.making.grow_pair import LlamaSize
 from trt_spec.tools.measuring import gpu_report
 
+from ...bundles import Pair
+
 
 @pytest.mark.exhaustive
-def test_the_report_measures_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.long
+def test_the_report_measures_what_it_says(demo: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(demo.bundle, tmp_path / "work" / "demo-float32")  # what was exported before is not made again
     command = ["--work", str(tmp_path / "work"), "--device", "cpu", "--shapes", "0.1B"]
     command += ["--new-tokens", "12", "--json", str(tmp_path / "out.json")]
     with (

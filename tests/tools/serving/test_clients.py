@@ -15,7 +15,7 @@ from .conftest import Served, serving
 from .test_formats import FORMAT
 from .test_tool_calls import TOOLS
 
-pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("clients")]
+pytestmark = [pytest.mark.clients, pytest.mark.long, pytest.mark.xdist_group("clients")]
 
 PROMPTS = ["abcd", "hello there", "a b c"]
 
