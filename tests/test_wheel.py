@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .bundles import Pair
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("export", "runtime", "engines", "tools")
 NOT_NEEDED = ("transformers", "onnx", "onnxscript", "safetensors", "tensorrt", "tensorrt_rtx")
@@ -58,14 +60,10 @@ def test_commands_and_runtime_import_in_a_clean_environment(clean: Path) -> None
     run(clean / "python", "-c", "import trt_spec.runtime")
 
 
-def test_runtime_runs_a_bundle_without_the_exporters_libraries(clean: Path, tmp_path: Path) -> None:
-    from trt_spec.export.pipeline import export_bundle
-
-    pair = ROOT / "tools/demo_pair"
-    export_bundle(pair / "pycode-14m", tmp_path / "bundle", draft=pair / "pycode-1m", check=False)
+def test_runtime_runs_a_bundle_without_the_exporters_libraries(clean: Path, demo: Pair) -> None:
     probe = f"import importlib.util as u; print([n for n in {NOT_NEEDED!r} if u.find_spec(n)])"
     assert run(clean / "python", "-c", probe).strip() == "[]"
-    command = ["generate", "--bundle", tmp_path / "bundle", "--prompt", "def f(", "--max-new-tokens", "8", "--json"]
+    command = ["generate", "--bundle", demo.bundle, "--prompt", "def f(", "--max-new-tokens", "8", "--json"]
     answer = json.loads(run(clean / "trt-spec", *command))
     assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] == 8
 
