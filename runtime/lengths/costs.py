@@ -139,7 +139,7 @@ def machine_name(device: str) -> str:
     """Name the GPU, or the processor and how many of its cores this process may use."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{processor_name()}, {cores} cores"
 
 

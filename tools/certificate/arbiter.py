@@ -9,6 +9,7 @@ token win; whatever else differs is a bug.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from threading import Lock
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class Arbiter:
         self, probe: Probe, rounding: float, others: Sequence[Logits] = (), compiler: Compiler | None = None
     ) -> None:
         self.probe, self.rounding, self.others, self.compiler = probe, rounding, others, compiler
+        self._lock = Lock()  # cases that run side by side share it
 
     def judge(
         self,
@@ -83,6 +85,19 @@ class Arbiter:
         at = first_difference(output, expected)
         if at is None:
             return None
+        with self._lock:
+            return self._judge(at, prompt, params, output, expected, width, batch)
+
+    def _judge(
+        self,
+        at: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        output: Sequence[int],
+        expected: Sequence[int],
+        width: int,
+        batch: int,
+    ) -> Difference:
         if at == min(len(output), len(expected)):  # no rounding makes equal tokens end differently
             ends = (*output[at : at + 1], ENDED)[0], (*expected[at : at + 1], ENDED)[0]
             return Difference(at, ends, inf, 0.0, 0.0)

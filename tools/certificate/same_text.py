@@ -8,6 +8,7 @@ a drafter; where all are mixed, a request that can have only a line takes the fi
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, cycle, islice
 
 from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
@@ -16,6 +17,7 @@ from ...runtime.lengths.chooser import BESIDE
 from ...runtime.prefill import NARROWEST
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
+from .lanes import side_by_side
 from .probe import Probe, Probes
 from .subject import (
     Choice,
@@ -146,16 +148,21 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     def report(case: str, part: str, done: float = 0.0) -> None:
         progress(f"same text: {case}", begins[parts.index(part)] + MANY_CASES * done, total)
 
+    def run(part: str, count: int, decoder: Decoder, numbered: tuple[int, tuple[str, list[Choice]]]) -> Finding:
+        number, (case, choices) = numbered
+        report(f"{case}, {part}", part, number / count)
+        some, chosen = in_turn(asked, choices, number, decoder.max_batch)
+        return compare(decoder, some, chosen, judge).finding("same text", f"{case}, {part}")
+
     report("plain decoding", parts[0])
     asked = ask_all(subject, effort)
     judge = Arbiter(probes["target"], subject.rounding)
     for batch, part in zip(batches, parts, strict=False):
         with subject.open(batch) as decoder:
             cases = list_cases(decoder, apart=batch > 1 and effort.each_length)
-            for number, (case, choices) in enumerate(cases):
-                report(f"{case}, {part}", part, number / len(cases))
-                some, chosen = in_turn(asked, choices, number, batch)
-                yield compare(decoder, some, chosen, judge).finding("same text", f"{case}, {part}")
+        yield from side_by_side(
+            subject, partial(subject.open, batch), partial(run, part, len(cases)), [*enumerate(cases)]
+        )
     with subject.open() as decoder:
         case = f"drafters and K mixed, batch {subject.batch}"
         report(case, "mixed")

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 from math import ceil, inf
 from typing import Any
 
-from ...runtime import SamplingParams
+from ...runtime import Decoder, SamplingParams
 from ...runtime.grammars.compiler import Compiler
 from .arbiter import Arbiter
 from .effort import Effort
 from .grammars import usable
+from .lanes import side_by_side
 from .probe import Probes
 from .same_text import TOGETHER, Asked, ask_plain, compare
 from .subject import Choice, Finding, Progress, Subject, combs, draft_lengths, several, takes_trees
@@ -89,12 +91,16 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
         some = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
         trees: list[Choice] = [(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)]
         trees += several(decoder)
-        for number, (name, requests) in enumerate(asked.items(), 1):
-            progress(f"semantics: {name}", number, 1 + len(asked))
-            again, choices = taking_turns(requests, decoder.drafters, some)
-            able = [one for one in requests if trees and takes_trees(one.params)]
-            choices += islice(cycle(trees), len(able))
-            yield compare(decoder, again + able, choices, judge).finding("semantics", name)
+
+    def run(decoder: Decoder, numbered: tuple[int, str]) -> Finding:
+        number, name = numbered
+        progress(f"semantics: {name}", number, 1 + len(asked))
+        again, choices = taking_turns(asked[name], decoder.drafters, some)
+        able = [one for one in asked[name] if trees and takes_trees(one.params)]
+        choices += islice(cycle(trees), len(able))
+        return compare(decoder, again + able, choices, judge).finding("semantics", name)
+
+    yield from side_by_side(subject, partial(subject.open, batch), run, [*enumerate(asked, 1)])
 
 
 def taking_turns(

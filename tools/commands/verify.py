@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -177,15 +178,17 @@ class Lines:
     def __init__(self, work: Mapping[str, float]) -> None:
         self._time_left, self._began = TimeLeft(work), perf_counter()
         self._said, self._said_at = "", 0.0
+        self._lock = Lock()  # cases run side by side
 
     def show(self, check: str, stage: str, done: float, total: float) -> None:
-        now = perf_counter()
-        self._time_left.reach(check, done / total)
-        if stage != self._said or now - self._said_at > AGAIN:
-            self._said, self._said_at = stage, now
-            seconds = self._time_left.seconds(now - self._began)
-            left = "" if seconds is None else f", about {_in_words(seconds)} left"
-            _say(f"[{self._time_left.share:4.0%}{left}] {stage}")
+        with self._lock:
+            now = perf_counter()
+            self._time_left.reach(check, done / total)
+            if stage != self._said or now - self._said_at > AGAIN:
+                self._said, self._said_at = stage, now
+                seconds = self._time_left.seconds(now - self._began)
+                left = "" if seconds is None else f", about {_in_words(seconds)} left"
+                _say(f"[{self._time_left.share:4.0%}{left}] {stage}")
 
 
 def _in_words(seconds: float) -> str:
@@ -193,4 +196,4 @@ def _in_words(seconds: float) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)  # at once, whatever another thread says
