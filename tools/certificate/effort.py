@@ -14,7 +14,7 @@ class Effort:
     each_length: bool  # rounds in which all rows have one drafter and one K, too
     each_tree: bool  # the distribution of each comb and of several lines by each drafter and rule
     engines: bool  # other engines, too
-    work: Mapping[str, float]  # what each check takes, measured in CPU seconds for the demo's bundle
+    work: Mapping[str, float]  # what each check takes, measured in CPU seconds of one thread for the demo's bundle
     left_out: tuple[str, ...] = ()
 
     def catching(self, total_variation: float) -> "Effort":
@@ -33,7 +33,7 @@ FULL = Effort(
     each_length=True,
     each_tree=True,
     engines=True,
-    work={"checkpoint": 14, "same text": 100, "semantics": 45, "rollback": 24, "distribution": 530},
+    work={"checkpoint": 8, "same text": 67, "semantics": 39, "rollback": 10, "distribution": 550},
 )
 QUICK = Effort(
     name="quick",

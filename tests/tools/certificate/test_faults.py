@@ -72,6 +72,11 @@ def of_several_lines(case: Case) -> bool:
     return BESIDE in case.drafter and case.rule == "tokenwise"
 
 
+def of_seeds(finding: Finding) -> bool:
+    """What χ² must see as well is often seen by what seeds say, before (test_seeded.py)."""
+    return finding.check == "distribution" and "bugs" in finding.numbers
+
+
 SHOWN_BY = {  # the cases of single lines, sampled before, cannot show it
     "siblings chosen, not drawn": of_a_tree,
     "q of a sibling not renormalised": of_a_tree,
@@ -104,7 +109,7 @@ def test_the_certificate_fails_for_the_fault(
     subject = subject_of(eight if check == "distribution" else llama)
     with fault(name):
         found = findings(check, subject, FULL.catching(FEWER.get(name, FEW)))
-        failed = next((finding for finding in found if finding.passed is False), None)
+        failed = next((finding for finding in found if finding.passed is False and not of_seeds(finding)), None)
     assert failed is not None, f"{check} has not seen it"
     assert failed.check == check
     if check == "distribution":
