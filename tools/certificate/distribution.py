@@ -1,26 +1,31 @@
 """The first tokens that leave the real loop are distributed as the target alone distributes them.
 
-Their joint is compared with the exact one by a χ² that stops as soon as it knows (sequential.py). False alarms of all
-cases together are at most FALSE_ALARM. Each drafter, setting, rule and way to choose K is in a case, not each pair of
-them: that K is chosen as safely for one drafter as for another is shown by the same text, token by token. Of combs each
-drafter, rule and shape are in a case together, because what is tested there depends on all of them.
+Their joint is compared with the exact one by a χ² that stops as soon as it knows (sequential.py); where seeds decide
+them, each sample with what its seed says (seeded.py). False alarms of all cases together are at most FALSE_ALARM. Each
+drafter, setting, rule and way to choose K is in a case, not each pair of them: that K is chosen as safely for one
+drafter as for another is shown by the same text, token by token. Of combs each drafter, rule and shape are in a case
+together, because what is tested there depends on all of them.
 The same statistic at the same threshold must catch faults that are planted in the loop.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, cycle, islice
+from functools import partial
+from itertools import cycle, islice
 
 from ...runtime import CombLength, Decoder, EntropyRule, Speculation
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import DraftLength
 from ...runtime.sampling.params import RULES
+from . import seeded
+from .arbiter import Arbiter
 from .effort import Effort
 from .faults import fault
 from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, exact_cells, remembering
 from .grammars import usable
+from .lanes import side_by_side
 from .probe import Probes
 from .sequential import SequentialTest
 from .subject import Finding, Progress, Subject, combs, controllers, several, spelled
@@ -79,27 +84,38 @@ class Samples:
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
     progress("distribution: choosing prompts", 0, 1)
+    logits = remembering(probes["target"])
+    judge = Arbiter(probes["target"], subject.rounding)
+    seeds = seeded.samples_needed(effort.total_variation, POWER)
     with subject.open(capture=False) as decoder:
-        logits = remembering(probes["target"])
         cases = list_cases(subject, decoder, logits, effort.each_tree)
-        compiler = Compiler(subject.bundle)
-        exact = [exact_cells(logits, case, compiler) for case in cases]
-        alarm = FALSE_ALARM / len(cases)
-        tests = [SequentialTest(each.cells, alarm, effort.total_variation, POWER, each.divergence) for each in exact]
-        work = [test.looks[0] for test in tests] + [CONTROL_LIKELY] * len(CONTROLS)  # as much as is likely
-        *begins, total = accumulate(work, initial=0)
-        for case, test, begin in zip(cases, tests, begins, strict=False):
-            samples = Samples(decoder, case, test)
-            for look, number in enumerate(test.looks):
-                for drawn in samples.draw(number):
-                    progress(f"distribution: {case}", begin + min(drawn, test.looks[0]), total)
-                if (passed := test.passes(samples.observed, look)) is not None:
-                    break
-            assert passed is not None, "the last look decides"
-            yield finding(samples, passed)
+        for case in filter(seeded.decided_by_seeds, cases):
+            yield seeded.compare(decoder, case, seeds, logits, judge)
+    cases = [case for case in cases if not seeded.decided_by_seeds(case)]
+    compiler = Compiler(subject.bundle)
+    exact = [exact_cells(logits, case, compiler) for case in cases]
+    alarm = FALSE_ALARM / len(cases)
+    tests = [SequentialTest(each.cells, alarm, effort.total_variation, POWER, each.divergence) for each in exact]
+    likely = sum(test.looks[0] for test in tests)  # as much as they take, and each control
+    total = likely + CONTROL_LIKELY * len(CONTROLS)
+    drawn: Counter[Case] = Counter()
+
+    def sample(decoder: Decoder, both: tuple[Case, SequentialTest]) -> Finding:
+        case, test = both
+        samples = Samples(decoder, case, test)
+        for look, number in enumerate(test.looks):
+            for count in samples.draw(number):
+                drawn[case] = min(count, test.looks[0])
+                progress("distribution: sampling", drawn.total(), total)
+            if (passed := test.passes(samples.observed, look)) is not None:
+                break
+        assert passed is not None, "the last look decides"
+        return finding(samples, passed)
+
+    yield from side_by_side(subject, partial(subject.open, capture=False), sample, list(zip(cases, tests, strict=True)))
     first = {case.settings: (case, test) for case, test in reversed(list(zip(cases, tests, strict=True)))}
-    for (name, settings), begin in zip(CONTROLS.items(), begins[len(cases) :], strict=True):
-        progress(f"distribution: planted fault, {name}", begin, total)
+    for number, (name, settings) in enumerate(CONTROLS.items()):
+        progress(f"distribution: planted fault, {name}", likely + CONTROL_LIKELY * number, total)
         yield control(subject, name, *first[settings])
 
 

@@ -22,7 +22,7 @@ from .subject import spelled, width
 DEPTH = 3  # tokens of the joint
 LIKELY = 0.01  # of the joint: what is less likely counts as the rest of its prefix
 REST = -1
-REMEMBERED = 256  # contexts: cases that share a prompt share most of them
+REMEMBERED_BYTES = 2**28
 SETTINGS = {
     "T 0.5": SamplingParams(temperature=0.5),
     "T 0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
@@ -63,7 +63,10 @@ class Exact:
 
 
 def remembering(probe: Probe) -> Logits:
-    return lru_cache(REMEMBERED)(lambda context, width: probe.logits(context, min(width, len(context))))
+    """Cases that share a prompt share most of the contexts."""
+    return lru_cache(REMEMBERED_BYTES // (4 * probe.model.vocab_size))(
+        lambda context, width: probe.logits(context, min(width, len(context)))
+    )
 
 
 def exact_cells(logits: Logits, case: Case, compiler: Compiler) -> Exact:

@@ -33,7 +33,7 @@ class SequentialTest:
     @cached_property
     def looks(self) -> tuple[int, ...]:
         """The number of samples at each."""
-        freedom = max(1, len(self.expected) - 1)
+        freedom = max(1, sum(share > 0 for share in self.expected.values()) - 1)
         missed = LOOKS[-1][1] * (1 - self.power)
         most = samples_needed(freedom, self.total_variation, self.false_alarm / len(LOOKS), 1 - missed, self.divergence)
         return tuple(ceil(share * most) for share, _ in LOOKS)

@@ -36,8 +36,9 @@ CLAIMS = {
     "semantics": "stop rules, penalties, filters and log-probabilities mean what they mean without speculation",
     "rollback": "after rejected proposals, in lines and combs, the caches hold what they would hold had nothing been "
     "proposed",
-    "distribution": "sampled tokens are distributed as the target's own (χ² against exact probabilities); each planted "
-    "fault must be caught, or the check itself would be worth nothing",
+    "distribution": "sampled tokens are distributed as the target's own (χ² against exact probabilities, or, of trees "
+    "under rule coupled, each sample against what exact scores and its seed's noise say); each planted fault must be "
+    "caught, or the check itself would be worth nothing",
 }
 CHECKS = tuple(name.replace(" ", "-") for name in CLAIMS)
 BATCH = 64
