@@ -346,6 +346,11 @@ class Decoder:
         return self._rules.most or 0
 
     @property
+    def growing(self) -> tuple[str, ...]:
+        """The drafters that can grow trees here."""
+        return tuple(self._rules.growing)
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """The sources of proposals that this bundle has."""
         return self._rules.drafters

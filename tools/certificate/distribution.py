@@ -3,8 +3,8 @@
 Their joint is compared with the exact one by a χ² that stops as soon as it knows (sequential.py); where seeds decide
 them, each sample with what its seed says (seeded.py). False alarms of all cases together are at most FALSE_ALARM. Each
 drafter, setting, rule and way to choose K is in a case, not each pair of them: that K is chosen as safely for one
-drafter as for another is shown by the same text, token by token. Of combs each drafter, rule and shape are in a case
-together, because what is tested there depends on all of them.
+drafter as for another is shown by the same text, token by token. Of combs and trees each drafter, rule and shape are in
+a case together, because what is tested there depends on all of them.
 The same statistic at the same threshold must catch faults that are planted in the loop.
 """
 
@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 
-from ...runtime import CombLength, Decoder, EntropyRule, Speculation
+from ...runtime import CombLength, Decoder, EntropyRule, Speculation, TreeLength
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import DraftLength
+from ...runtime.lengths.shapes import DraftShape
 from ...runtime.sampling.params import RULES
 from . import seeded
 from .arbiter import Arbiter
@@ -28,7 +29,7 @@ from .grammars import usable
 from .lanes import side_by_side
 from .probe import Probes
 from .sequential import SequentialTest
-from .subject import Finding, Progress, Subject, combs, controllers, several, spelled
+from .subject import Finding, Progress, Subject, combs_and_trees, controllers, several, spelled
 
 FALSE_ALARM = 1e-6
 POWER = 0.99
@@ -42,7 +43,8 @@ CASES = (  # of the first drafter; each other one has the first
     ("T 0.6, penalties, bias", "rejection", 2),
     ("T 0.6, grammar", "rejection", 2),
 )
-COMB_SHAPES = (CombLength(1, 3), CombLength(3, 3))  # all siblings at one place, and at several
+# All siblings at one place, and at several; branches where they are likely, and two of each node.
+SHAPES: tuple[DraftShape, ...] = (CombLength(1, 3), CombLength(3, 3), TreeLength(3, 8), TreeLength.of(2, 2))
 TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
 READING_AHEAD = "T 0.6, penalties, bias"  # of trees, too: each node counts what its own path says
 LINE_LENGTH = 2  # of several lines: behind it they differ, or no line was chosen from another
@@ -170,20 +172,23 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bo
     choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
     choices |= ways_to_choose(decoder)
     cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
-    kinds = comb_cases(decoder, each_tree), line_cases(decoder, each_tree)
+    kinds = shape_cases(decoder, each_tree), line_cases(decoder, each_tree)
     trees = [case for kind in kinds for case in kind]
     if each_tree:
         trees += [(READING_AHEAD, *case[1:]) for kind in kinds for case in kind[:1]]
     return cases + [Case(*one, prompts[one[2].split(BESIDE)[0]]) for one in trees]
 
 
-def comb_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, DraftLength]]:
-    """Settings, rule, drafter and comb: each of the last three with each other, or each rule once."""
-    pairs = [(one, drafter) for one in COMB_SHAPES for drafter in decoder.drafters if one in combs(decoder, drafter)]
+def shape_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, DraftLength]]:
+    """Settings, rule, drafter and shape: each of the last three with each other, or each rule once with each kind."""
+    able = {drafter: combs_and_trees(decoder, drafter) for drafter in decoder.drafters}
+    pairs = [(one, drafter) for one in SHAPES for drafter in able if one in able[drafter]]
     found = [
-        (rule, drafter, comb)
+        (rule, drafter, shape)
+        for kind in (CombLength, TreeLength)
+        if (own := [pair for pair in pairs if isinstance(pair[0], kind)])
         for number, rule in enumerate(RULES)
-        for comb, drafter in (pairs if each or not pairs else [pairs[(2 + number) % len(pairs)]])
+        for shape, drafter in (own if each else [own[(2 + number) % len(own)]])
     ]
     turns = len(TREE_SETTINGS)  # moved on after each turn, so that a drafter meets another with each rule
     return [(TREE_SETTINGS[(i + i // turns) % turns], *one) for i, one in enumerate(found)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ...runtime.drafters import branches, siblings
 from ...runtime.drafters import propose as drafters
-from ...runtime.drafters import siblings
 from ...runtime.drafters.model import DraftModel
 from ...runtime.drafters.propose import propose
 from ...runtime.drafters.siblings import Candidates, worth_unseen
@@ -142,6 +142,16 @@ def likeliest_siblings(q: Any, line: Any, u: Any, ranks: int) -> Any:
     return Candidates(tokens, worth_unseen(q.shape[1], ranks, q.device) * (values > 0))
 
 
+def likeliest_children(q: Any, line: Any, u: Any) -> Any:
+    """Those of branches and of the line, chosen, and yet tested by q."""
+    return branches.nearly_picked(q.log(), line, u.shape[2])
+
+
+def drawn_from_the_lines_q(self: Any, node: Any) -> Any:
+    """What follows a branch is tested as if it had been drawn after the line's token beside it."""
+    return pick(self.after, self.tree.depths.gather(1, node[:, None])[:, 0])
+
+
 def all_of_q(q: Any, token: Any) -> Any:
     """What has failed stays in q."""
     return q
@@ -189,7 +199,7 @@ def telling(change: Any) -> Any:
 
 
 def siblings_see_siblings(tree: Any) -> None:
-    count = tree.places.shape[1]
+    count = max(tree.hung.shape[1], tree.grown.shape[1])
     theirs = slice(tree.length + 1, tree.length + 1 + count)
     tree.ancestors[:, theirs, theirs] |= torch.ones(count, count, dtype=torch.bool).tril()
 
@@ -244,6 +254,8 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
     "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
+    "children chosen, not drawn": ((branches, "drawn_in_turn", likeliest_children),),
+    "q of a branch taken from the line": ((acceptance.Proposal, "children_of", drawn_from_the_lines_q),),
     "q of a sibling not renormalised": ((combs, "without", all_of_q),),
     "residual of the line after its siblings": ((trees, "examine_children", what_the_line_leaves),),
     "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),

@@ -20,7 +20,7 @@ from ...runtime.lengths.chooser import BESIDE
 from ...runtime.memory.model import Model
 from .effort import Effort
 from .probe import Probe, Probes
-from .subject import Choice, Finding, Progress, Subject, combs, controllers, draft_lengths, several
+from .subject import Choice, Finding, Progress, Subject, combs_and_trees, controllers, draft_lengths, several
 
 ROWS = 4
 COARSE = 0.3
@@ -68,7 +68,7 @@ def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int)
     choose = random.Random(seed)
     drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if DRAFTERS[name].needs_model), "none"]
     lines: list[Choice] = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
-    hung: list[Choice] = [(drafter, comb) for drafter in drafters for comb in combs(decoder, drafter)]
+    hung: list[Choice] = [(drafter, comb) for drafter in drafters for comb in combs_and_trees(decoder, drafter)]
     beside: list[Choice] = [*several(decoder)]
     beside += 3 * [
         (drafter, k) for drafter, k in beside if any(DRAFTERS[name].needs_model for name in drafter.split(BESIDE))

@@ -12,8 +12,9 @@ from functools import partial
 from itertools import accumulate, cycle, islice
 
 from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
-from ...runtime import CombLength, Decoder, Output, SamplingParams
+from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.lengths.chooser import BESIDE
+from ...runtime.lengths.shapes import DraftShape
 from ...runtime.prefill import NARROWEST
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
@@ -24,10 +25,9 @@ from .subject import (
     Finding,
     Progress,
     Subject,
-    combs,
     controllers,
-    draft_lengths,
     is_tree,
+    kinds,
     several,
     shapes,
     spelled,
@@ -133,7 +133,7 @@ def as_asked(choice: Choice, params: SamplingParams) -> Choice:
     drafter, k = choice
     if takes_trees(params):
         return choice
-    return drafter.split(BESIDE)[0], k.length if isinstance(k, CombLength) else k
+    return drafter.split(BESIDE)[0], k.length if isinstance(k, DraftShape) else k
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ def list_cases(decoder: Decoder, apart: bool) -> list[tuple[str, list[Choice]]]:
     fixed: list[tuple[str, list[Choice]]] = [
         (f"{drafter}, K {','.join(map(str, each))}", [(drafter, k) for k in each])
         for drafter in decoder.drafters
-        for kind in (draft_lengths(decoder), combs(decoder, drafter))
+        for kind in kinds(decoder, drafter)
         for each in ([[k] for k in kind] if apart else [kind] if kind else [])
     ]
     lines: list[Choice] = [*several(decoder)]

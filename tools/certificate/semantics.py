@@ -15,7 +15,7 @@ from .grammars import usable
 from .lanes import side_by_side
 from .probe import Probes
 from .same_text import TOGETHER, Asked, ask_plain, compare
-from .subject import Choice, Finding, Progress, Subject, combs, draft_lengths, several, takes_trees
+from .subject import Choice, Finding, Progress, Subject, combs_and_trees, draft_lengths, several, takes_trees
 
 NEW_TOKENS = 24
 COUPLED = SamplingParams(temperature=0.8, rule="coupled", seed=5)
@@ -89,7 +89,9 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     with subject.open(batch) as decoder:
         lengths = draft_lengths(decoder)
         some = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-        trees: list[Choice] = [(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)]
+        trees: list[Choice] = [
+            (drafter, comb) for drafter in decoder.drafters for comb in combs_and_trees(decoder, drafter)
+        ]
         trees += several(decoder)
 
     def run(decoder: Decoder, numbered: tuple[int, str]) -> Finding:

@@ -8,10 +8,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...engines import ENGINES, Bundle, engines_of
-from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams
+from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams, TreeLength
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
+from ...runtime.lengths.shapes import DraftShape
 from ...runtime.sampling.filters import FILTERS
 from ...runtime.sampling.noise import MOST_LINES
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
@@ -23,8 +24,18 @@ from ..measuring.shipped_prompts import PYTHON_PROMPTS
 ROUNDING = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 QUANTISED_ROUNDING = 5e-1
 
-# Siblings beside one token, beside each that may have some, fewer than that, and many beside a long line.
-COMBS = (CombLength(1, 3), CombLength(2, 6), CombLength(3, 3), CombLength(6, 10))
+# Siblings beside one token, beside each that may have some, fewer than that, and many beside a long line; trees where
+# the draft expects most, short and long, and with so many children of each node.
+COMBS_AND_TREES: tuple[DraftShape, ...] = (
+    CombLength(1, 3),
+    CombLength(2, 6),
+    CombLength(3, 3),
+    CombLength(6, 10),
+    TreeLength(3, 8),
+    TreeLength(6, 30),
+    TreeLength.of(2, 2),
+    TreeLength.of(3, 2, 1),
+)
 
 Choice = tuple[str, DraftLength]  # a drafter and its draft length
 Progress = Callable[[str, float, float], None]  # what is tried now; so much of the check is done, of so much
@@ -79,13 +90,21 @@ def draft_lengths(decoder: Decoder) -> list[int]:
     return sorted({k for k in (1, 2, 4, 8, longest) if 1 <= k <= longest})
 
 
-def combs(decoder: Decoder, drafter: str) -> list[CombLength]:
-    """Those that the drafter can hang siblings in, and the engine can verify beside lines of others, by any rule."""
+def combs_and_trees(decoder: Decoder, drafter: str) -> list[DraftShape]:
+    """Those that the drafter can hang siblings in or grow, and the engine can verify beside any line, by any rule."""
     if not (decoder.target.engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
         return []
     longest = decoder.longest_draft
     room = decoder.target.engine.verify_width - 1 - longest
-    return [one for one in COMBS if one.length <= longest and one.siblings <= room]
+    able = CombLength | TreeLength if drafter in decoder.growing else CombLength
+    return [one for one in COMBS_AND_TREES if isinstance(one, able) and one.length <= longest and one.beyond <= room]
+
+
+def kinds(decoder: Decoder, drafter: str) -> list[list[DraftLength]]:
+    """The lines, combs and trees that are tried of a drafter."""
+    hung = combs_and_trees(decoder, drafter)
+    combs, trees = ([one for one in hung if isinstance(one, kind)] for kind in (CombLength, TreeLength))
+    return [[*draft_lengths(decoder)], [*combs], [*trees]]
 
 
 def several(decoder: Decoder) -> list[tuple[str, int]]:
@@ -104,13 +123,13 @@ def several(decoder: Decoder) -> list[tuple[str, int]]:
 
 def is_tree(drafter: str, draft_length: DraftLength) -> bool:
     """Whether a request that has it needs more than a line in a round."""
-    return BESIDE in drafter or isinstance(draft_length, CombLength)
+    return BESIDE in drafter or isinstance(draft_length, DraftShape)
 
 
 def shapes(decoder: Decoder, drafter: str) -> list[Choice]:
-    """All that is tried of a drafter: lines, combs, and lines beside those of others, one after another."""
+    """All that is tried of a drafter: lines, combs, trees, and lines beside those of others, one after another."""
     lines = [(drafter, k) for k in draft_lengths(decoder)]
-    hung = [(drafter, comb) for comb in combs(decoder, drafter)]
+    hung = [(drafter, comb) for comb in combs_and_trees(decoder, drafter)]
     beside = [choice for choice in several(decoder) if choice[0].startswith(f"{drafter}{BESIDE}")]
     return [choice for each in zip_longest(hung, lines, beside) for choice in each if choice is not None]
 
@@ -122,8 +141,8 @@ def takes_trees(params: SamplingParams) -> bool:
 
 def width(drafter: str, draft_length: DraftLength, otherwise: int) -> int:
     """How many tokens a round verifies; `otherwise` where a rule chooses."""
-    if isinstance(draft_length, CombLength):
-        return draft_length.length + draft_length.siblings + 1
+    if isinstance(draft_length, DraftShape):
+        return draft_length.length + draft_length.beyond + 1
     return len(drafter.split(BESIDE)) * draft_length + 1 if isinstance(draft_length, int) else otherwise
 
 

@@ -8,15 +8,16 @@ from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import CombLength, SamplingParams
 from trt_spec.runtime.sampling.noise import MOST_LINES
 from trt_spec.runtime.sampling.params import RULES as TESTS
-from trt_spec.tools.certificate.distribution import COMB_SHAPES, TREE_SETTINGS, comb_cases, line_cases
+from trt_spec.tools.certificate.distribution import SHAPES, TREE_SETTINGS, line_cases, shape_cases
 from trt_spec.tools.certificate.same_text import RULES, Asked, as_asked, each_prompt, in_turn, list_cases, mixed
 from trt_spec.tools.certificate.semantics import taking_turns
 from trt_spec.tools.certificate.subject import (
-    COMBS,
+    COMBS_AND_TREES,
     Subject,
-    combs,
+    combs_and_trees,
     controllers,
     draft_lengths,
+    kinds,
     several,
     shapes,
     takes_trees,
@@ -63,8 +64,8 @@ def test_the_same_text_meets_each_drafter_with_each_length_together(llama: Pair)
         in_turn = list_cases(decoder, apart=False)
         assert {choice for _, choices in apart for choice in choices} == everything | set(controllers(decoder))
         assert {choice for _, choices in in_turn for choice in choices} == everything | set(controllers(decoder))
-        hanging = [drafter for drafter in decoder.drafters if combs(decoder, drafter)]
-        assert len(in_turn) == len(decoder.drafters) + len(hanging) + bool(several(decoder)) + len(controllers(decoder))
+        each = [kind for drafter in decoder.drafters for kind in kinds(decoder, drafter) if kind]
+        assert len(in_turn) == len(each) + bool(several(decoder)) + len(controllers(decoder))
         assert len(set(mixed(decoder, len(everything)))) > 0.6 * len(everything)
         first = [drafter.split("+")[0] for drafter, _ in mixed(decoder, PROMPTS)]
         assert set(first) == set(decoder.drafters)
@@ -73,15 +74,17 @@ def test_the_same_text_meets_each_drafter_with_each_length_together(llama: Pair)
 def test_combs_are_tried_where_the_decoder_takes_them(llama: Pair):
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
     with subject.open() as decoder:
-        assert {drafter for drafter in decoder.drafters if combs(decoder, drafter)} == {"model", "ngram", "random"}
-        assert combs(decoder, "model") == list(COMBS)
+        assert [name for name in decoder.drafters if combs_and_trees(decoder, name)] == ["model", "ngram", "random"]
+        assert combs_and_trees(decoder, "model") == list(COMBS_AND_TREES)
+        hung = [one for one in COMBS_AND_TREES if isinstance(one, CombLength)]
+        assert combs_and_trees(decoder, "random") == hung, "only a model grows a tree"
         tried = {k for drafter, k in shapes(decoder, "model") if drafter == "model"}
-        assert tried == {*draft_lengths(decoder), *COMBS}
+        assert tried == {*draft_lengths(decoder), *COMBS_AND_TREES}
         assert [k for drafter, k in shapes(decoder, "lookup") if drafter == "lookup"] == draft_lengths(decoder)
         assert any(isinstance(k, CombLength) for _, k in mixed(decoder, PROMPTS))
         for params in (*RULES, SamplingParams(temperature=1.0, lenience=0.5), SamplingParams(min_tokens=2)):
             for drafter, k, message in (
-                ("model", COMBS[0], "has siblings, which"),
+                ("model", COMBS_AND_TREES[0], "has siblings, which"),
                 ("random+model", 2, "has several lines, which"),
             ):
                 as_it_can, length = as_asked((drafter, k), params)
@@ -90,9 +93,9 @@ def test_combs_are_tried_where_the_decoder_takes_them(llama: Pair):
                     with pytest.raises(RequestError, match=message):
                         decoder.submit([1, 2], params, drafter=drafter, draft_length=k)
     with subject.in_engine("openvino").open() as decoder:
-        assert not any(combs(decoder, drafter) for drafter in decoder.drafters), "it verifies lines only"
+        assert not any(combs_and_trees(decoder, drafter) for drafter in decoder.drafters), "it verifies lines only"
         assert not several(decoder)
-        for cases in (comb_cases, line_cases):
+        for cases in (shape_cases, line_cases):
             assert cases(decoder, each=True) == cases(decoder, each=False) == []
 
 
@@ -101,7 +104,7 @@ def test_what_is_too_wide_by_one_rule_is_not_tried(llama: Pair, monkeypatch: pyt
     monkeypatch.setattr(OnnxRuntimeEngine, "verify_width", 17)
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
     with subject.open() as decoder:
-        assert not combs(decoder, "model")
+        assert not combs_and_trees(decoder, "model")
         assert not several(decoder)
     monkeypatch.setattr(OnnxRuntimeEngine, "verify_width", 33)
     with subject.open() as decoder:
@@ -132,17 +135,18 @@ def test_alone_each_tree_is_met_by_requests_that_take_it(llama: Pair, asked: lis
             some, chosen = in_turn(asked, choices, number, batch=1)
             assert [one.prompt for one in some] == [(prompt,) for prompt in range(PROMPTS)]
             met |= {as_asked(choice, one.params) for one, choice in zip(some, chosen, strict=True)}
-        trees = {(drafter, comb) for drafter in decoder.drafters for comb in combs(decoder, drafter)}
+        trees = {(drafter, comb) for drafter in decoder.drafters for comb in combs_and_trees(decoder, drafter)}
         assert trees | set(several(decoder)) <= met
 
 
 def test_the_distribution_of_combs_is_sampled_for_each_drafter_rule_and_shape(llama: Pair):
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
     with subject.open() as decoder:
-        every, few = comb_cases(decoder, each=True), comb_cases(decoder, each=False)
-        hanging = [drafter for drafter in decoder.drafters if combs(decoder, drafter)]
-    assert {one[1:] for one in every} == set(product(TESTS, hanging, COMB_SHAPES))
+        every, few = shape_cases(decoder, each=True), shape_cases(decoder, each=False)
+        able = {drafter: shapes for drafter in decoder.drafters if (shapes := combs_and_trees(decoder, drafter))}
+    pairs = {(drafter, shape) for drafter in able for shape in SHAPES if shape in able[drafter]}
+    assert {one[1:] for one in every} == {(rule, *pair) for rule in TESTS for pair in pairs}
     assert len(set(every)) == len(every)
-    assert {(settings, drafter) for settings, _, drafter, _ in every} == set(product(TREE_SETTINGS, hanging))
-    assert [rule for _, rule, _, _ in few] == list(TESTS)
-    assert {comb for *_, comb in few} == set(COMB_SHAPES)
+    assert {(settings, drafter) for settings, _, drafter, _ in every} == set(product(TREE_SETTINGS, able))
+    assert [rule for _, rule, _, _ in few] == 2 * list(TESTS)
+    assert {shape for *_, shape in few} == set(SHAPES)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import sqrt
 
 import pytest
+from trt_spec.runtime import TreeLength
 from trt_spec.runtime.lengths.chooser import BESIDE
 from trt_spec.runtime.sampling import acceptance
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
@@ -35,6 +36,8 @@ CAUGHT_BY = {
     "end of text kept inside an accepted run": "semantics",
     "log-probabilities of the row before": "semantics",
     "siblings chosen, not drawn": "distribution",
+    "children chosen, not drawn": "distribution",
+    "q of a branch taken from the line": "distribution",
     "q of a sibling not renormalised": "distribution",
     "residual of the line after its siblings": "distribution",
     "noise of nodes, not of indices": "same text",
@@ -68,6 +71,10 @@ def of_a_tree(case: Case) -> bool:
     return is_tree(case.drafter, case.draft_length)
 
 
+def of_what_has_grown(case: Case) -> bool:
+    return isinstance(case.draft_length, TreeLength)
+
+
 def of_several_lines(case: Case) -> bool:
     return BESIDE in case.drafter and case.rule == "tokenwise"
 
@@ -79,6 +86,8 @@ def of_seeds(finding: Finding) -> bool:
 
 SHOWN_BY = {  # the cases of single lines, sampled before, cannot show it
     "siblings chosen, not drawn": of_a_tree,
+    "children chosen, not drawn": of_what_has_grown,
+    "q of a branch taken from the line": of_what_has_grown,
     "q of a sibling not renormalised": of_a_tree,
     "residual of the line after its siblings": of_a_tree,
     "q of lines declared flat": of_several_lines,

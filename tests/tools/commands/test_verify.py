@@ -106,8 +106,9 @@ def test_quick_certifies_a_sound_bundle_and_says_what_it_has_left_out(run, llama
     assert "a fault that moves 0.2 of the probability" in result.out
     cases = {one["case"] for one in found["findings"]}
     assert {"model, K 1,2,4,8,16, batch 1", "model, K 1,2,4,8,16, batch 4", "draft, batch 4"} <= cases
-    assert "model, K 1+3,2+6,3+3,6+10, batch 1" in cases
-    assert sum(case.endswith(("+3", "+6", "+10")) for case in cases) == 3, "one comb's distribution for each rule"
+    assert {"model, K 1+3,2+6,3+3,6+10, batch 1", "model, K 3/8,6/30,2x2,3x2x1, batch 1"} <= cases
+    for ends in (("+3", "+6", "+10"), ("3/8", "2x2")):
+        assert sum(case.endswith(ends) for case in cases) == 3, "a distribution of each kind for each rule"
     assert not {"model, K 8, batch 4", "in torch"} & cases, "as is said"
     assert {one["check"] for one in found["findings"]} == set(CLAIMS) - {"checkpoint"}
 
