@@ -30,12 +30,12 @@ from ..whole_file import whole_file
 
 CLAIMS = {
     "checkpoint": "the exported target computes what its checkpoint computes in transformers",
-    "same text": "with any drafter, line or comb of proposals, and batch a request gets, token for token, what it gets "
-    "alone without speculation; a near tie is two tokens whose scores lie closer than the engine rounds, so that "
-    "either may win",
+    "same text": "with any drafter, any line, comb or tree of proposals, and any batch a request gets, token for "
+    "token, what it gets alone without speculation; a near tie is two tokens whose scores lie closer than the engine "
+    "rounds, so that either may win",
     "semantics": "stop rules, penalties, filters and log-probabilities mean what they mean without speculation",
-    "rollback": "after rejected proposals, in lines and combs, the caches hold what they would hold had nothing been "
-    "proposed",
+    "rollback": "after rejected proposals, in lines, combs and trees, the caches hold what they would hold had nothing "
+    "been proposed",
     "distribution": "sampled tokens are distributed as the target's own (χ² against exact probabilities, or, of trees "
     "under rule coupled, each sample against what exact scores and its seed's noise say); each planted fault must be "
     "caught, or the check itself would be worth nothing",

@@ -1,11 +1,15 @@
 """Teach a draft to speak like its target: trained on what the target itself samples, towards its probabilities.
 
     python -m trt_spec.tools.making.distil_draft --target T --out OUT --prompts FILE
-        [--draft D | --layers 2 --hidden 128]
+        [--draft D | --layers 2 --hidden 128] [--after A]
 
 Starts from the checkpoint --draft, or from nothing: a Llama of --layers and --hidden with the target's vocabulary. The
 target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
 KL(target ‖ draft), or with --reverse KL(draft ‖ target). Acceptance before and after is measured on what was held out.
+
+With --after A, the draft that a bundle has already, it learns most of what A misses: for several drafts in one round
+(export-models --draft A --draft OUT, --drafter model+model2), as SpecInfer tunes its
+drafts. Say --after again for more.
 """
 
 import argparse
@@ -29,7 +33,16 @@ from ...export.vocabulary import read_vocabulary
 from ..console import progress
 from ..program import Parser, exit_code
 from ..text_files import read_prompts
-from .training import Windows, acceptance, distillation_loss, refuse_below, refuse_device, train
+from .training import (
+    Windows,
+    acceptance,
+    acceptance_of_misses,
+    boosted_loss,
+    distillation_loss,
+    refuse_below,
+    refuse_device,
+    train,
+)
 
 HELD_OUT = 10  # one continuation in so many
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
@@ -47,6 +60,7 @@ def distil(
     steps: int = 2000,
     rate: float = 1e-3,
     reverse: bool = False,
+    after: Sequence[str] = (),
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -57,6 +71,8 @@ def distil(
         raise RequestError(f"--hidden is {hidden}, expected a multiple of 64, or an even number below")
     if not 0 < rate < 1:
         raise RequestError(f"--rate is {rate}, expected a number between 0 and 1")
+    if after and reverse:
+        raise RequestError("--reverse is for a draft alone; leave it out, or --after")
     refuse_device(device)
     with quiet_libraries(), built_aside(out) as folder:
         checkpoint = open_checkpoint(target)
@@ -71,30 +87,34 @@ def distil(
         teacher = load_model(checkpoint, "float32").to(device)
         torch.manual_seed(seed)
         student = _student(checkpoint, vocabulary, draft, layers, hidden).to(device)
+        earlier = [_given(one, vocabulary).to(device) for one in after]
         spoken = sample(teacher, ids, samples, length, device)
         learned = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT])
         kept = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT == 0])
         width = min(length, len(kept) - 1)
         measured = Windows(kept, width, 1, seed).fixed()
         before = acceptance(teacher, student, measured)
+        missed = acceptance_of_misses(teacher, student, earlier, measured) if earlier else {}
         windows = Windows(learned, width, batch=16, seed=seed)
-        train("draft", student, distillation_loss(student, teacher, reverse), windows, steps, rate)
-        after = acceptance(teacher, student, measured)
+        loss = boosted_loss(student, teacher, earlier) if earlier else distillation_loss(student, teacher, reverse)
+        train("draft", student, loss, windows, steps, rate)
+        found: dict[str, Any] = {"before": before, "after": acceptance(teacher, student, measured)}
+        if earlier:
+            now = acceptance_of_misses(teacher, student, earlier, measured)
+            found |= {"of_what_others_miss": {"before": missed, "after": now}}
         student.to("cpu", torch.bfloat16).save_pretrained(folder)
         for name in TOKENIZER_FILES:
             if (checkpoint.path / name).is_file():
                 shutil.copyfile(checkpoint.path / name, folder / name)
     parameters = sum(weight.numel() for weight in student.parameters())
-    return {"parameters": parameters, "before": before, "after": after, "held_out_tokens": measured.numel()}
+    return {"parameters": parameters, **found, "held_out_tokens": measured.numel()}
 
 
 def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers: int, hidden: int) -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     if draft is not None:
-        given = open_checkpoint(draft)
-        refuse_unequal(vocabulary, read_vocabulary(given))
-        return load_model(given, "float32")
+        return _given(draft, vocabulary)
     head_dim = min(64, hidden)
     config = LlamaConfig(
         vocab_size=checkpoint.shape.vocab_size,
@@ -110,6 +130,12 @@ def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers:
         eos_token_id=vocabulary.eos_token_ids[0] if vocabulary.eos_token_ids else None,
     )
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _given(draft: str, vocabulary: Any) -> Any:
+    given = open_checkpoint(draft)
+    refuse_unequal(vocabulary, read_vocabulary(given))
+    return load_model(given, "float32")
 
 
 @torch.no_grad()
@@ -140,6 +166,9 @@ def run(argv: Sequence[str] | None) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the draft is written")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
     parser.add_argument("--draft", metavar="DIR_OR_ID", help="start from this checkpoint")
+    parser.add_argument(
+        "--after", action="append", default=[], metavar="DIR_OR_ID", help="learn most of what this draft misses"
+    )
     for name, default, meaning in (
         ("layers", 2, "of a new draft"),
         ("hidden", 128, "width of a new draft"),

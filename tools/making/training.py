@@ -1,6 +1,6 @@
 """What training a pair and distilling a draft share: batches, losses, the training loop, and measures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import cos, pi
 from typing import Any
 
@@ -14,6 +14,8 @@ from ..console import progress
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
 MEASURED = 16  # held-out windows on which a model is measured
+KEEPING_UP = 0.25  # what a token counts that an earlier draft proposes, beside one that all of them miss
+NEGLIGIBLE = 1e-9  # share of the target's law
 Loss = Callable[[Tensor], Tensor]  # of a batch of token windows [B, T + 1]
 
 
@@ -73,6 +75,47 @@ def distillation_loss(draft: Any, target: Any, reverse: bool = False) -> Loss:
     return loss
 
 
+@torch.no_grad()
+def what_others_miss(p: Tensor, earlier: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what is left of p [B, T, V] where all proposals of `earlier` drafts fail, drawn from these q.
+
+    Also return how likely that is [B, T]. This is the law that one more draft's proposal is tested against.
+    """
+    chance = torch.ones_like(p[..., 0])
+    for q in earlier:
+        left = (p - q[..., : p.shape[-1]]).clamp_(min=0)
+        fails = left.sum(-1)
+        chance = chance * fails
+        p = torch.where(fails[..., None] > NEGLIGIBLE, left / fails[..., None].clamp(min=NEGLIGIBLE), p)
+    return p, chance
+
+
+def boosted_loss(draft: Any, target: Any, earlier: Sequence[Any]) -> Loss:
+    """KL of what earlier drafts leave of the target's law, as often as they fail, and of that law itself at times.
+
+    A draft that knew only what the others miss would fall out of step with the text before it comes to that.
+    """
+
+    def loss(tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            p, *others = (
+                model(tokens[:, :-1], use_cache=False).logits.float().softmax(-1) for model in (target, *earlier)
+            )
+            left, chance = what_others_miss(p, others)
+        q = draft(tokens[:, :-1], use_cache=False).logits.float()[..., : p.shape[-1]].log_softmax(-1)
+        weighted = chance * divergence(left, q) + KEEPING_UP * (1 - chance) * divergence(p, q)
+        mean: Tensor = weighted.mean()
+        return mean
+
+    return loss
+
+
+def divergence(p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p ‖ q) [B, T]."""
+    found: Tensor = (torch.special.xlogy(p, p) - p * log_q).sum(-1)
+    return found
+
+
 def train(name: str, model: Any, loss: Loss, windows: Windows, steps: int, rate: float) -> None:
     """Train by AdamW, with a warm-up and a cosine down to nothing, in bfloat16 on a GPU."""
     device = next(model.parameters()).device
@@ -117,3 +160,24 @@ def acceptance(target: Any, draft: Any, windows: Tensor) -> dict[float, float]:
         for temperature in found:
             found[temperature] += overlap(p, q, temperature) / len(windows)
     return found
+
+
+@torch.no_grad()
+def acceptance_of_misses(target: Any, draft: Any, earlier: Sequence[Any], windows: Tensor) -> dict[float, float]:
+    """Expected acceptance by temperature where the proposals of all earlier drafts have failed."""
+    device = next(target.parameters()).device
+    hits, misses = {0.0: 0.0, 1.0: 0.0}, {0.0: 0.0, 1.0: 0.0}
+    for row in windows:
+        p, q, *others = (
+            model(row[None, :-1].to(device), use_cache=False)
+            .logits.float()
+            .softmax(-1)[..., : target.config.vocab_size]
+            for model in (target, draft, *earlier)
+        )
+        left, chance = what_others_miss(p, others)
+        missed = torch.stack([p.argmax(-1) != other.argmax(-1) for other in others]).all(0)
+        misses[1.0] += float(chance.sum())
+        hits[1.0] += float((chance * torch.minimum(left, q).sum(-1)).sum())
+        misses[0.0] += float(missed.sum())
+        hits[0.0] += float((missed & (p.argmax(-1) == q.argmax(-1))).sum())
+    return {temperature: hits[temperature] / max(misses[temperature], NEGLIGIBLE) for temperature in hits}

@@ -15,7 +15,7 @@ from trt_spec.tools.making import train_pair as train_pair_tool
 from trt_spec.tools.making.distil_draft import distil
 from trt_spec.tools.making.grow_pair import LlamaSize
 from trt_spec.tools.making.train_pair import source_files, train_pair
-from trt_spec.tools.making.training import Windows, distillation_loss
+from trt_spec.tools.making.training import Windows, distillation_loss, what_others_miss
 
 from ...models import tiny_llama
 
@@ -32,6 +32,30 @@ def test_a_distilled_draft_agrees_more_often_on_what_was_held_out(target: Path, 
     found = distil(str(target), tmp_path / "draft", ["abc", "def f("], layers=1, hidden=32, reverse=reverse, **SMALL)
     assert found["after"][1.0] > found["before"][1.0] + 0.02
     assert set(found["before"]) == {0.0, 1.0}
+
+
+def test_a_draft_after_another_learns_most_of_what_that_one_misses(target: Path, tmp_path: Path):
+    prompts, settings = ["abc", "def f("], {"layers": 1, "hidden": 32, **SMALL, "steps": 150}
+    alone = distil(str(target), tmp_path / "first", prompts, **settings)
+    found = distil(str(target), tmp_path / "second", prompts, **settings, seed=1, after=[str(tmp_path / "first")])
+    assert "of_what_others_miss" not in alone
+    gained = found["of_what_others_miss"]
+    assert gained["after"][1.0] > gained["before"][1.0] + 0.02
+    assert found["after"][1.0] < alone["after"][1.0], "at the cost of what the first knows already"
+
+
+def test_what_earlier_drafts_leave_is_what_the_next_is_tested_against():
+    """By hand: where both fail, what is left of p, and how often that is."""
+    p, first, second = (torch.tensor([[law]]) for law in ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1], [0.0, 0.0, 1.0]))
+    left, chance = what_others_miss(p, [first])
+    assert left[0, 0].tolist() == pytest.approx([0, 2 / 3, 1 / 3])
+    assert chance.item() == pytest.approx(0.3)
+    left, chance = what_others_miss(p, [first, second])
+    assert left[0, 0].tolist() == pytest.approx([0, 1, 0])
+    assert chance.item() == pytest.approx(0.3 * 2 / 3)
+    left, chance = what_others_miss(p, [p, first])
+    assert left[0, 0].isfinite().all(), "nothing is left of a draft that is the target"
+    assert chance.item() == 0
 
 
 @pytest.mark.exhaustive
@@ -67,6 +91,7 @@ def test_a_draft_with_another_tokenizer_is_refused_and_nothing_is_written(target
         ({"steps": 0}, "--steps is 0, expected at least 1"),
         ({"hidden": 100}, "--hidden is 100, expected a multiple of 64, or an even number below"),
         ({"rate": math.nan}, "--rate is nan, expected a number between 0 and 1"),
+        ({"after": ["x"], "reverse": True}, "--reverse is for a draft alone; leave it out, or --after"),
         ({"device": "warp"}, "--device is 'warp', which torch cannot use here"),
         ({"prompts": ["", ""]}, "the longest prompt has 0 tokens, expected 1 to "),
         ({"length": 10_000}, "the longest prompt has 3 tokens, expected 1 to -"),
