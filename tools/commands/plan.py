@@ -20,6 +20,7 @@ from ..whole_file import whole_file
 
 HEADER = ("K", "tokens/round", "speed-up", "operations")
 TREE_HEADER = ("proposals", "line", "speed-up", "comb", "tokens", "speed-up", "tree, tokens", "depth")
+NODES = 8  # most proposals of a comb or tree, if the user says nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,14 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
         type=int,
-        default=8,
         metavar="N",
-        help=f"most proposals of a comb or tree, at most {WIDEST_STEP - 1} (default 8)",
+        help=f"most proposals of a comb or tree, at most {WIDEST_STEP - 1} (default {NODES})",
     )
     parser.add_argument(
         "--node-cost",
         type=float,
-        default=0.0,
         metavar="W",
         help="what each proposal adds to the pass that verifies, in target steps (default 0)",
     )
@@ -79,8 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
         require_drawable(arguments.plot)
     operations = arguments.cost if arguments.operations is None else arguments.operations
     found = plan(arguments.alpha, arguments.cost, arguments.verify_cost, operations, arguments.longest)
+    nodes, node_cost = arguments.nodes, arguments.node_cost
     if arguments.siblings:
-        found["trees"] = plan_trees(found, arguments.siblings, arguments.nodes, arguments.node_cost)
+        found["trees"] = plan_trees(found, arguments.siblings, NODES if nodes is None else nodes, node_cost or 0.0)
+    elif nodes is not None or node_cost is not None:
+        name = "--nodes" if nodes is not None else "--node-cost"
+        raise RequestError(f"{name} is about combs and trees; say --siblings, too")
     if arguments.plot:
         with whole_file(arguments.plot) as out:
             save(planned_speed_up(found), [_title(found)], arguments.plot, out)

@@ -78,6 +78,8 @@ def test_combs_and_trees_are_compared_with_lines_of_as_many_proposals(run):
         (("--siblings", ".2,-.1"), "expected shares that do not rise and add up to at most 1"),
         (("--siblings", "nan"), "expected shares that do not rise and add up to at most 1"),
         (("--siblings", "some"), "'some', expected shares like .15,.06"),
+        (("--nodes", "20"), "--nodes is about combs and trees; say --siblings, too"),
+        (("--node-cost", ".02"), "--node-cost is about combs and trees; say --siblings, too"),
         (("--siblings", ".1", "--nodes", "65"), "--nodes is 65, expected 1 to 64"),
         (("--siblings", ".1", "--node-cost", "-1"), "--node-cost is -1.0, expected a number of target steps"),
     ],
