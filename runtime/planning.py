@@ -66,6 +66,7 @@ class Planner:
         self._most = most
         self._wanted: list[Wanted] = []
         self._window = LEAST_WINDOW
+        self._grown = False  # whether some live row had a tree in the last plan
         self.forget()
 
     def forget(self) -> None:
@@ -95,10 +96,12 @@ class Planner:
                 [one.siblings for one in shares],
                 [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
             )
-            self._rows.grow(
-                [one.tree.levels if one.tree else () for one in shares],
-                [_adapts(one, request.params) for one, request in zip(shares, live, strict=True)],
-            )
+            if self._plan.branches or self._grown:
+                self._rows.grow(
+                    [one.tree.levels if one.tree else () for one in shares],
+                    [_adapts(one, request.params) for one, request in zip(shares, live, strict=True)],
+                )
+                self._grown = self._plan.branches > 0
             self.view = self._rows.view(self._plan.batch)
             runs = Counter(source for sources in self._plan.lines for source in sources)
             self.run_twice = {source for source, lines in runs.items() if lines > 1}

@@ -65,9 +65,8 @@ class Growth:
         numbers = counting(count, self._device)
         slots = begin + numbers  # [A, C], of all branches of a row
         fixed = rows.branches.gather(1, slots.clamp(max=rows.branches.shape[1] - 1)[:, :, None].expand(-1, -1, 2))
-        index = torch.where(
-            slots < end, fixed[:, :, 0] * children + fixed[:, :, 1], 0
-        )  # among all children; 0: the line's
+        index = fixed[:, :, 0] * children + fixed[:, :, 1]  # among the children of all nodes; 0: the line's own
+        index = torch.where(slots < end, index, 0)
         found = self._candidates(line, scores, q, children, slots, index)
         worth = found.shares * self._reached[:, : found.shares.shape[1], None]
         if plan.coupled:
@@ -76,16 +75,13 @@ class Growth:
             end = torch.where(rows.adapts[:, None], self._end_of_best(i, values, worth[:, 0, :1]), end)
         own = slots < end
         reached = worth.flatten(1).gather(1, index) * own
-        tokens, parents = (
-            found.tokens.flatten(1).gather(1, index),
-            nodes.gather(1, index.div(children, rounding_mode="floor")),
-        )
+        tokens = found.tokens.flatten(1).gather(1, index)
+        parents = nodes.gather(1, index.div(children, rounding_mode="floor"))
         place = counting(plan.branches, self._device) - begin  # [A, B], of each branch on this level
         mine = (place >= 0) & (place < end - begin)
         place = place.clamp(0, count - 1)
         tree.grow(mine, parents.gather(1, place), (index % children).gather(1, place), (reached > 0).gather(1, place))
-        for memory in {id(one): one for one in (frame.branches, frame.at_branches)}.values():
-            memory.copy_(torch.where(mine, tokens.gather(1, place), memory))
+        frame.put_branches(mine, tokens.gather(1, place))
         self._reached, self._begin = torch.cat([worth[:, 0, :1], reached], 1), end
         if i + 1 < len(plan.levels) and i + 1 < len(frame.levels):
             # Beyond a row's own are nodes of later levels, which nothing follows yet.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ...engines import ALIGNMENT, Step
 from ..memory.model import Model
@@ -61,12 +62,12 @@ class Frame:
         self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
         self.all_proposed = input_ids[:, 1:]
-        self._at_siblings, self.at_branches = (
+        self._at_siblings, self._at_branches = (
             input_ids[:, k + 1 : k + 1 + count] for count in (plan.siblings, plan.branches)
         )
         self._rows_differ = bool(plan.beside or (plan.siblings and plan.branches))  # in what they have behind the line
         self.siblings, self.branches = (  # [A, M] and [A, B]
-            at.clone() if self._rows_differ else at for at in (self._at_siblings, self.at_branches)
+            at.clone() if self._rows_differ else at for at in (self._at_siblings, self._at_branches)
         )
         # What follows the nodes of a level is drawn after a step that reads the whole tree; the last reads only.
         widths = [1, *(1 + level.branches for level in plan.levels[:-1]), 1][:k] if plan.levels else []
@@ -121,12 +122,18 @@ class Frame:
                     assert isinstance(model.cache, RowCache), "an engine that takes trees reads rows"
                     model.cache.straighten(self.position[1], verdict.path)
 
+    def put_branches(self, mine: Tensor, tokens: Tensor) -> None:
+        """Write the tokens [A, B] of those branches that are `mine`, from where the draft reads them, too."""
+        self.branches.copy_(torch.where(mine, tokens, self.branches))
+        if self._rows_differ:
+            self._at_branches.copy_(torch.where(mine, tokens, self._at_branches))
+
     def put_own(self, rows: Rows) -> None:
         """Write the siblings and branches of rows that have some, where other rows have something else."""
         if self._rows_differ:
             each = (
                 (self._at_siblings, self.siblings, rows.siblings > 0),
-                (self.at_branches, self.branches, rows.has_tree),
+                (self._at_branches, self.branches, rows.has_tree),
             )
             for memory, own, mine in each:
                 memory.copy_(torch.where(mine[:, None], own, memory))

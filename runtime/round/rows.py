@@ -124,6 +124,7 @@ class Rows:
         """Begin a request in `row`."""
         self.tokens[row, : len(prompt)] = torch.tensor(prompt)
         self.length[row] = len(prompt)
+        self.levels[row] = 0  # no tree yet
         self.coupled[row] = params.test == "coupled"
         self.block[row] = params.test == "rejection"
         self.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])

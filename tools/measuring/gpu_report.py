@@ -3,9 +3,9 @@
     python -m trt_spec.tools.measuring.gpu_report --work DIR [--device cuda] [--shapes 0.1B 3B 8B] [--json OUT]
 
 Parity is measured on the demo pair, in each engine and dtype. Speed is measured on pairs grown from it (see grow_pair),
-so texts and acceptance are real: tokens per second by K, batch, temperature and mode (eager, captured, compiled), the
-parts of a round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each shape is grown
-and exported once, into DIR. The output is a table of each and, on the last line, one JSON object.
+so texts and acceptance are real: tokens per second by K or tree, batch, temperature and mode (eager, captured,
+compiled), the parts of a round by the GPU's own clock, and plain decoding as a share of what the memory allows. Each
+shape is grown and exported once, into DIR. The output is a table of each and, on the last line, one JSON object.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from ...engines.errors import first_line
 from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
+from ...runtime.lengths.shapes import read_shape
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
@@ -49,6 +50,7 @@ from .time_rounds import Measured, Setting, measure, total
 DTYPES = ("float32", "float16", "bfloat16")
 BATCHES = (1, 4, 16)
 DRAFT_LENGTHS = (0, 2, 4, 6, 8)
+TREES = ("5+3", "6/8", "6/24")
 SHAPES = {  # of target and draft; None is the demo draft itself
     "0.1B": (LlamaSize(768, 12, 12, 4, 2048), None),
     "3B": (
@@ -79,7 +81,7 @@ class Speed:
     mode: str
     batch: int
     temperature: float
-    draft_length: int
+    draft_length: int | str  # or the shape of a tree
     tokens_per_second: float
     round_ms: float
     draft_ms: float
@@ -168,6 +170,7 @@ def measure_all(decoder: Decoder, batch: int, temperature: float, new_tokens: in
     params = SamplingParams(max_new_tokens=new_tokens, temperature=temperature, ignore_eos=True)
     each = [replace(params, seed=i) for i in range(batch)]
     settings = [Setting(k, "model" if k else "none") for k in DRAFT_LENGTHS]
+    settings += [Setting(shape.length, "model", shape=shape) for shape in map(read_shape, TREES) if shape]
     for setting in settings:  # warms up, compiles and records
         measure(decoder, prompts, each, Measured(setting))
     measured = [Measured(setting) for setting in settings]
@@ -184,11 +187,13 @@ def speed_of(one: Measured, plain: Measured, of: tuple[str, str, int, float], ro
     plain_ms = base.verify_ms / base.rounds
     rate = median(one.tokens_per_second)
     gain = rate / median(plain.tokens_per_second)
-    predicted = speed_up(counts.acceptance or 0.0, k, draft / k / plain_ms, verify / plain_ms) if k else None
+    predicted = None  # of trees nothing is
+    if k and one.setting.shape is None:
+        predicted = speed_up(counts.acceptance or 0.0, k, draft / k / plain_ms, verify / plain_ms)
     round_ms = mean(one.round_ms)
     return Speed(
         *of,
-        draft_length=k,
+        draft_length=k if one.setting.shape is None else str(one.setting.shape),
         tokens_per_second=rate,
         round_ms=round_ms,
         draft_ms=draft,

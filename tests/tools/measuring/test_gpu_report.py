@@ -23,6 +23,7 @@ def test_the_report_measures_what_it_says(demo: Pair, tmp_path: Path, capsys: py
         patch.dict(gpu_report.MODES, {"eager": ("torch", False)}, clear=True),
         patch.object(gpu_report, "BATCHES", (2,)),
         patch.object(gpu_report, "DRAFT_LENGTHS", (0, 2)),
+        patch.object(gpu_report, "TREES", ("2/4",)),
     ):
         assert gpu_report.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -36,11 +37,12 @@ def test_the_report_measures_what_it_says(demo: Pair, tmp_path: Path, capsys: py
     assert found["coupled"]["numbers"]["outputs"] == 6
     assert found["failed"] == {}
     settings = [(one["batch"], one["temperature"], one["draft_length"]) for one in found["speed"]]
-    assert settings == [(b, t, k) for b in (2,) for t in (0.0, 1.0) for k in (0, 2)]
+    assert settings == [(b, t, k) for b in (2,) for t in (0.0, 1.0) for k in (0, 2, "2/4")]
     for one in found["speed"]:
         assert one["tokens_per_second"] > 0
         assert 0.8 < one["over_kernels"] < 3
-        assert (one["roof_share"] is None) == (one["draft_length"] > 0) == (one["of_theory"] is not None)
+        assert (one["roof_share"] is None) == (one["draft_length"] != 0)
+        assert (one["of_theory"] is None) == (one["draft_length"] != 2)
     assert set(found["transformers 0.1B"]) == {"generate", "assisted"}
     assert any(line.split()[:2] == ["pair", "mode"] for line in lines)
 
