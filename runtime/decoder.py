@@ -342,7 +342,7 @@ class Decoder:
 
     @property
     def largest_comb(self) -> int:
-        """The most proposals that a comb may have, 0 where the engine takes lines only."""
+        """The most proposals that a comb or a tree may have, 0 where the engine takes lines only."""
         return self._rules.most or 0
 
     @property

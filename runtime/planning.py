@@ -171,14 +171,16 @@ def _adapts(share: Share, params: SamplingParams) -> bool:
 
 def _levels(shares: Sequence[Share], params: Sequence[SamplingParams], vocab_size: int) -> tuple[Level, ...]:
     """Return the most that trees have on each level, down to the last level where one has branches."""
-    each = [_most(one.tree, _adapts(one, own), vocab_size) for one, own in zip(shares, params, strict=True) if one.tree]
+    each = [
+        _widths(one.tree, _adapts(one, own), vocab_size) for one, own in zip(shares, params, strict=True) if one.tree
+    ]
     found = [Level(*map(max, zip(*level, strict=True))) for level in zip_longest(*each, fillvalue=Level(0, 1))]
     while found and not found[-1].branches:
         found.pop()
     return tuple(found)
 
 
-def _most(tree: TreeLength, adapts: bool, vocab_size: int) -> list[Level]:
+def _widths(tree: TreeLength, adapts: bool, vocab_size: int) -> list[Level]:
     """Return the most that one tree may have on each level."""
     if not adapts:
         ranks = [[branch.rank + 1 for branch in level] for level in tree.levels]

@@ -41,10 +41,10 @@ class Marks:
                 parts.append(self._proposal(token, p, q, stands, tokenizer) + entropy)
                 if not stands:
                     after, place = None, i  # of those that were tested next
-                    for number, one in enumerate(traced.siblings):
+                    for at, one in enumerate(traced.siblings):
                         if (one.after, one.place) == (after, place):
                             parts.append(self._proposal(one.token, one.p, one.q, one.stands, tokenizer))
-                            after, place = (number, place + 1) if one.stands else (after, place)
+                            after, place = (at, place + 1) if one.stands else (after, place)
                     break
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")

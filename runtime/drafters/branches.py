@@ -97,7 +97,7 @@ class Growth:
         depths, shares = siblings_of_a_line(self._device)
         worth = torch.where(depths < later, shares * line, 0.0)  # [A, F]
         better = (worth[:, None] > values[:, :, None]).sum(2)
-        taken = numbers + 1 + better <= rows.levels[:, -1:] - self._begin
+        taken = (values > 0) & (numbers + 1 + better <= rows.levels[:, -1:] - self._begin)
         return self._begin + (taken & (later >= 0)).sum(1, keepdim=True)
 
     def _candidates(

@@ -125,6 +125,8 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Dra
     if sure is not None:
         count = torch.minimum(count, (sure <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
     q = all_k(probabilities, plan)
+    if growth is not None and growth.after is not None and q is not None:
+        growth.after[:, : plan.draft_length] = q  # of the line, which may be longer than any tree
     if plan.siblings and not number:
         hang_siblings(rows, plan, frame, noise, all_k(found, plan), q, count)
     return Drawn(count, q, sure, None if growth is None else growth.after)

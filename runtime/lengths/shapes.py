@@ -64,6 +64,14 @@ class TreeLength:
 
     def __post_init__(self) -> None:
         _require_whole("a tree", self, ("length", "nodes"))
+        if self.children:
+            if not all(type(count) is int and count > 0 for count in self.children):
+                raise RequestError(f"children of a tree are {self.children!r}, expected whole numbers from 1 on")
+            if (self.length, self.nodes) != (found := _size(self.children)):
+                raise RequestError(
+                    f"length and nodes of a tree with children {self.children} are {self.length} and {self.nodes}, "
+                    f"expected {found[0]} and {found[1]}"
+                )
 
     @classmethod
     def read(cls, text: str) -> Self | None:
@@ -77,7 +85,7 @@ class TreeLength:
     @classmethod
     def of(cls, *children: int) -> Self:
         """The tree in which each node has so many children, level by level."""
-        return cls(len(children), sum(prod(children[: i + 1]) for i in range(len(children))), children)
+        return cls(*_size(children), children)
 
     def __str__(self) -> str:
         return "x".join(map(str, self.children)) if self.children else f"{self.length}/{self.nodes}"
@@ -104,6 +112,11 @@ def _require_whole(what: str, shape: object, names: Sequence[str]) -> None:
     for name in names:
         if type(getattr(shape, name)) is not int:
             raise RequestError(f"{name} of {what} is {getattr(shape, name)!r}, expected a whole number")
+
+
+def _size(children: Sequence[int]) -> tuple[int, int]:
+    """Return how many levels and how many nodes such a tree has."""
+    return len(children), sum(prod(children[: level + 1]) for level in range(len(children)))
 
 
 def _each_child(children: Sequence[int]) -> Levels:

@@ -38,7 +38,8 @@ class Speculation:
     `acceptance` is accepted ÷ examined (the α of the theory); the first proposal that does not stand is the last
     one examined, also where a rule judges them together.
     `yield_` is accepted ÷ proposed. Of a comb, the places of its line count, at which any of several tokens may stand;
-    a round that ends with a sibling has proposed as many as it has accepted, since nothing follows a sibling.
+    a round that ends with a sibling has proposed as many as it has accepted, since nothing follows a sibling. Of a
+    tree, its levels count.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)

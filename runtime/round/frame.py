@@ -3,7 +3,8 @@
 verify        reads the last committed token and all proposals
 draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry
               is missing;
-              or all that one round commits, where proposals may stand that are not their own
+              or all that one round commits, where proposals may stand that are not their own;
+              then its own proposals one by one, or all of a tree again and again while it grows
 """
 
 from copy import copy

@@ -19,7 +19,7 @@ class Level(NamedTuple):
     """The most that any live row has on a level of its tree."""
 
     branches: int = 0  # beside its line
-    children: int = 0  # of one node, its rank or the line's own before them counted
+    children: int = 0  # ranks that those of one node may have
 
 
 @dataclass(frozen=True)

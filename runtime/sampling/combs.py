@@ -15,14 +15,21 @@ from .acceptance import NEGLIGIBLE, Noise, Proposal
 
 
 def examine_children(
-    law: Tensor, parent: Tensor, asked: Tensor, proposal: Proposal, tree: Tree, ranks: range, noise: Noise
+    law: Tensor,
+    children: Tensor,
+    parent: Tensor,
+    asked: Tensor,
+    proposal: Proposal,
+    tree: Tree,
+    ranks: range,
+    noise: Noise,
 ) -> tuple[Tensor, Tensor]:
-    """Test children of a node [A] in the rows `asked` [A], by what is left of p [A, V]; those before `ranks` failed.
+    """Test the `children` [A, N+1, R] of a node [A] in the rows `asked` [A], by what is left of p [A, V].
 
-    Return the node [A] that stands, 0 where none does, and what is left then.
+    Those before `ranks` have failed. Return the node [A] that stands, 0 where none does, and what is left then.
     """
     assert noise.beyond is not None
-    nodes, q = pick(tree.children(), parent), proposal.children_of(parent)  # [A, R]; [A, V]
+    nodes, q = pick(children, parent), proposal.children_of(parent)  # [A, R]; [A, V]
     tokens = proposal.tokens.gather(1, (nodes - 1).clamp_(min=0))
     behind = (nodes - 1 - tree.length).clamp_(min=0)  # the line's own are before, but are not tested here
     u = noise.beyond[..., 1].gather(1, tree.uniforms.gather(1, behind))

@@ -62,7 +62,7 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
         put(walked, deepest(passed, tree, k), verdict)
         picked = verdict.picked.tokens.gather(1, verdict.path)
         verdict.tokens.copy_(picked if walked is None else torch.where(walked[:, None], picked, verdict.tokens))
-    count_proposed(proposal, tree, verdict)
+    count_proposed(proposal, tree, rows, verdict)
 
 
 def go_on(
@@ -97,10 +97,11 @@ def go_down(law: Tensor, some: Tensor, proposal: Proposal, plan: Plan, noise: No
     tree, p, k = proposal.tree, verdict.target_probabilities, plan.draft_length
     assert tree is not None
     assert p is not None
+    children = tree.children()
     parent, going = verdict.accepted.clone(), some & (verdict.accepted < proposal.proposed)
     for turn in range(max(1, len(plan.levels))):
         ranks = range(turn == 0, plan.children)  # the line's own has failed
-        node, law = examine_children(law, parent, going, proposal, tree, ranks, noise)
+        node, law = examine_children(law, children, parent, going, proposal, tree, ranks, noise)
         going = node > 0
         law = torch.where(going[:, None], pick(p, node), law)
         path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), node[:, None])
@@ -144,8 +145,8 @@ def put(rows: Tensor | None, path: Path, verdict: TreeVerdict) -> None:
     verdict.last.copy_(verdict.path.gather(1, verdict.next_index)[:, 0])
 
 
-def count_proposed(proposal: Proposal, tree: Tree, verdict: TreeVerdict) -> None:
-    """Count the proposals of the first line, or of the longest that agrees with all that stands."""
+def count_proposed(proposal: Proposal, tree: Tree, rows: Rows, verdict: TreeVerdict) -> None:
+    """Count the proposals of the only line, or of the longest that agrees with all that stands."""
     if tree.lines == 1:
         verdict.proposed.copy_(proposal.proposed)
         return
@@ -153,4 +154,5 @@ def count_proposed(proposal: Proposal, tree: Tree, verdict: TreeVerdict) -> None
     tokens = proposal.tokens[:, : tree.lines * tree.length].view(-1, tree.lines, tree.length)
     beyond = counting(tree.length, tokens.device) >= verdict.accepted[:, None]
     agrees = ((tokens == verdict.leading[:, None]) | beyond[:, None]).all(-1)
-    torch.amax(proposal.counts * agrees, 1, out=verdict.proposed)
+    longest = (proposal.counts * agrees).amax(1)
+    verdict.proposed.copy_(torch.where(rows.lines > 1, longest, proposal.proposed))

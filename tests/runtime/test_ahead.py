@@ -18,6 +18,7 @@ TREES = (
     ("random", "2+6"),
     ("model", "3/9"),
     ("model", "2x2x1"),
+    ("model", "4/12"),
     ("model+random", 3),
     ("suffix+model", 4),
     ("random+model+lookup", 2),

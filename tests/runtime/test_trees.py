@@ -1,5 +1,6 @@
 """Trees that a draft grows: texts and log-probs are those without, whatever is beside; what cannot be is refused."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,9 +33,9 @@ def test_the_text_is_that_of_plain_decoding(pairs, family: str, rule: str):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, rule: str):
-    """Be they lines, combs, several lines, or other trees."""
+    """Be they lines, combs, several lines, or other trees, deeper or not."""
     own, other = [5, 6, 7, 5, 6, 7], [9, 8, 7, 9, 8, 7]
-    for length in (3, "3+2", "3/7", "2x2x1"):
+    for length in (3, "3+2", "5+5", "3/7", "2x2x1"):
         with Decoder.open(llama.bundle) as decoder:
             [alone] = decoder.generate([own], RULES[rule], draft_length=length)
         for beside, drafter in (
@@ -42,7 +43,7 @@ def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, rule: st
             ("5+4", "model"),
             (3, "model+lookup"),
             ("5/20", "model"),
-            ("3x1", "model"),
+            ("1/3", "model"),
         ):
             for neighbour in RULES.values():
                 with Decoder.open(llama.bundle) as decoder:
@@ -88,6 +89,35 @@ def test_a_tree_without_branches_is_a_line(llama: Pair):
     for tree in trees:
         assert line.token_ids == tree.token_ids
         assert line.speculation.outcomes == tree.speculation.outcomes
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_k": 2}, {"min_p": 0.3}, {"top_p": 0.2}], ids=str)
+def test_a_tree_has_as_many_branches_as_there_are_tokens_left(llama: Pair, filters: dict[str, float]):
+    """Where filters leave fewer than it may have, round after round."""
+    params = replace(SAMPLED, rule="coupled", max_new_tokens=150, **filters)
+    with Decoder.open(llama.bundle) as decoder:
+        [expected] = decoder.generate([[3, 4, 5]], params, draft_length=0)
+        for tree in ("3/9", "4/20", "16/64"):
+            request = decoder.submit([3, 4, 5], params, draft_length=tree)
+            while decoder.step():
+                found = decoder.last_frame.tree
+                if found is not None:
+                    assert int(found.depths.max()) <= TreeLength.read(tree).length
+                    assert bool((found.parents < found.nodes[1:]).all())
+            assert tuple(request.token_ids) == expected.token_ids
+
+
+def test_a_tree_counts_what_it_counts_alone_beside_several_lines(llama: Pair):
+    params = replace(RULES["coupled"], max_new_tokens=60)
+    found = []
+    for beside, drafter in ((3, "model"), (3, "model+lookup")):
+        with Decoder.open(llama.bundle) as decoder:
+            decoder.submit([9, 8, 7], replace(params, max_new_tokens=200), draft_length=beside, drafter=drafter)
+            request = decoder.submit([3, 4, 5], params, draft_length="3x2x2")
+            while not request.finished:
+                decoder.step()
+        found.append(request.speculation.outcomes)
+    assert found[0] == found[1]
 
 
 def test_log_probs_are_those_of_the_path_that_stands(llama: Pair):
@@ -253,6 +283,20 @@ def test_a_tree_of_other_than_whole_numbers_is_refused():
     for length, nodes in ((5.0, 8), ("5", 8), (5, True)):
         with pytest.raises(RequestError, match=r"of a tree is .*, expected a whole number"):
             TreeLength(length, nodes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ((3, 10, (4, 4, 4)), "length and nodes of a tree with children (4, 4, 4) are 3 and 10, expected 3 and 84"),
+        ((1, 3, (2, 2)), "length and nodes of a tree with children (2, 2) are 1 and 3, expected 2 and 6"),
+        ((2, 3, ("a",)), "children of a tree are ('a',), expected whole numbers from 1 on"),
+        ((1, 0, (0,)), "children of a tree are (0,), expected whole numbers from 1 on"),
+    ],
+)
+def test_a_tree_that_contradicts_itself_is_refused(fields: tuple[object, ...], said: str):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        TreeLength(*fields)
 
 
 def test_a_tree_beside_a_line_stays_within_the_bytes_of_the_caches(llama: Pair):

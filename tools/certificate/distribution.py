@@ -100,7 +100,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     tests = [SequentialTest(each.cells, alarm, effort.total_variation, POWER, each.divergence) for each in exact]
     likely = sum(test.looks[0] for test in tests)  # as much as they take, and each control
     total = likely + CONTROL_LIKELY * len(CONTROLS)
-    drawn: Counter[Case] = Counter()
+    drawn = Counter(dict.fromkeys(cases, 0))  # with all its keys, as lanes count side by side
 
     def sample(decoder: Decoder, both: tuple[Case, SequentialTest]) -> Finding:
         case, test = both

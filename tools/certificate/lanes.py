@@ -42,14 +42,15 @@ def side_by_side(
             for case in cases:
                 yield run(decoder, case)
         return
-    own, opening = threading.local(), threading.Lock()
+    own, opening, threads = threading.local(), threading.Lock(), torch.get_num_threads()
 
     def run_here(case: Case) -> Found:
         with opening:
             if not hasattr(own, "decoder"):
-                os.sched_setaffinity(0, {free.pop()})  # of this thread; engines count the cores that it has
+                os.sched_setaffinity(0, {free[-1]})  # of this thread; engines count the cores that it has
                 torch.set_num_threads(1)
                 own.decoder = opened.enter_context(open_decoder())
+                free.pop()
         return run(own.decoder, case)
 
     with ThreadPoolExecutor(len(free)) as pool, ExitStack() as opened:
@@ -58,3 +59,4 @@ def side_by_side(
         finally:  # the decoders are closed before the pool waits: where nobody wants the rest, what runs ends at once
             with opening:
                 free.clear()  # so that no lane opens another
+            torch.set_num_threads(threads)  # of threads to come: torch gives them what the last one has set

@@ -7,9 +7,8 @@ Starts from the checkpoint --draft, or from nothing: a Llama of --layers and --h
 target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
 KL(target ‖ draft), or with --reverse KL(draft ‖ target). Acceptance before and after is measured on what was held out.
 
-With --after A, the draft that a bundle has already, it learns most of what A misses: for several drafts in one round
-(export-models --draft A --draft OUT, --drafter model+model2), as SpecInfer tunes its
-drafts. Say --after again for more.
+With --after A, the draft that a bundle has already, it learns most of what A misses, as SpecInfer tunes its drafts: for
+several in one round (export-models --draft A --draft OUT, --drafter model+model2). Say --after again for more.
 """
 
 import argparse
