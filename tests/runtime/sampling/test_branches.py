@@ -230,7 +230,11 @@ EXAMINE = trees.examine_children
     ],
     ids=["what was tested stays in q", "the next token is drawn as if only the line had been tested", "q of the root"],
 )
-@pytest.mark.parametrize("params", [REJECTION, TOKENWISE], ids=["rejection", "tokenwise"])
+@pytest.mark.parametrize(
+    "params",
+    [REJECTION, pytest.param(TOKENWISE, marks=pytest.mark.exhaustive)],
+    ids=["rejection", "tokenwise"],
+)
 def test_the_enumeration_sees_a_wrong_test(
     monkeypatch: pytest.MonkeyPatch, params: SamplingParams, owner: Any, name: str, careless: Any, shape: str
 ):
