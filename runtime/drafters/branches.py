@@ -68,7 +68,7 @@ class Growth:
         index = fixed[:, :, 0] * children + fixed[:, :, 1]  # among the children of all nodes; 0: the line's own
         index = torch.where(slots < end, index, 0)
         found = self._candidates(line, scores, q, children, slots, index)
-        worth = found.shares * self._reached[:, : found.shares.shape[1], None]
+        worth = found.shares * self._reached[:, :, None]
         if plan.coupled:
             values, best = worth.flatten(1).index_fill(1, counting(1, self._device), -1.0).topk(count)
             index = torch.where(rows.adapts[:, None], best, index)
@@ -83,7 +83,7 @@ class Growth:
         tree.grow(mine, parents.gather(1, place), (index % children).gather(1, place), (reached > 0).gather(1, place))
         frame.put_branches(mine, tokens.gather(1, place))
         self._reached, self._begin = torch.cat([worth[:, 0, :1], reached], 1), end
-        if i + 1 < len(plan.levels) and i + 1 < len(frame.levels):
+        if i + 1 < len(plan.levels):
             # Beyond a row's own are nodes of later levels, which nothing follows yet.
             frame.levels[i + 1][:, 1:] = (slots + plan.draft_length + 1).clamp_(max=len(tree.nodes) - 1)
 

@@ -41,20 +41,19 @@ class DraftModel(Sampler):
         if frame.draft_model is not self.model:  # another one comes first and writes there
             memory = self.model.logits(frame.batch, 1)
             logits = memory[..., : self.model.vocab_size]
-        step = partial(self.model.step, 0, logits=memory, live=frame.live)
+        step = partial(self.model.step, 0, live=frame.live)
         if window is None:
-            first = step(frame.recent, frame.position[0])
+            first = step(frame.recent, frame.position[0], memory)
         else:
-            first = step(window.tokens, window.start, logit_rows=window.last)
-        inputs = [winners.tokens for winners in frame.winners[:-1]]
-        starts = frame.position[2 : frame.draft_length + 1]
-        steps, given = [first, *map(step, inputs, starts)], [logits] * frame.draft_length
-        for i, level in enumerate(frame.levels[1:], 1):
+            first = step(window.tokens, window.start, memory, logit_rows=window.last)
+        steps, given = [first], [logits]
+        for level in frame.levels[1:]:
             own = self.model.logits(*level.shape)
-            steps[i] = self.model.step(
-                0, frame.input_ids, frame.position[1], own, frame.live, logit_rows=level, tree=frame.tree
-            )
-            given[i] = own[..., : self.model.vocab_size]
+            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree))
+            given.append(own[..., : self.model.vocab_size])
+        for i in range(len(steps), frame.draft_length):
+            steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory))
+            given.append(logits)
         return PreparedDraft(steps, given)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:

@@ -163,8 +163,8 @@ class DraftingRules:
             instead = f"use {able}, or give a number" if able else "give a number, or a comb like 5+3"
             raise RequestError(f"drafter {drafter} can grow no tree here; {instead}", "drafter")
         depth, branches = tree.length, tree.beyond
-        some = not tree.children or all(1 <= count <= MOST_CHILDREN for count in tree.children)
-        if not (some and 1 <= depth <= self.longest and 0 <= branches <= MOST_BRANCHES and tree.nodes <= most):
+        few = max(tree.children, default=1) <= MOST_CHILDREN
+        if not (few and 1 <= depth <= self.longest and 0 <= branches <= MOST_BRANCHES and tree.nodes <= most):
             raise RequestError(
                 f"draft_length is {tree}, expected a tree of 1 to {self.longest} levels, at most {MOST_CHILDREN} "
                 f"children of a node, {MOST_BRANCHES} proposals beside its line, and {most} together{self._limit}",

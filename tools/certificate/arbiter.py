@@ -85,28 +85,15 @@ class Arbiter:
         at = first_difference(output, expected)
         if at is None:
             return None
-        with self._lock:
-            return self._judge(at, prompt, params, output, expected, width, batch)
-
-    def _judge(
-        self,
-        at: int,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        output: Sequence[int],
-        expected: Sequence[int],
-        width: int,
-        batch: int,
-    ) -> Difference:
         if at == min(len(output), len(expected)):  # no rounding makes equal tokens end differently
             ends = (*output[at : at + 1], ENDED)[0], (*expected[at : at + 1], ENDED)[0]
             return Difference(at, ends, inf, 0.0, 0.0)
         context, tokens = [*prompt, *expected[:at]], (output[at], expected[at])
-        shapes = self.shapes(context, width, batch, at + 1)
+        with self._lock:
+            shapes = self.shapes(context, width, batch, at + 1)
+            never = excluded(self.compiler, params, expected[:at], len(shapes[0]))
         between = max(float((a - b).abs().max()) for a in shapes for b in shapes)
         allowed = min(2 * between, self.rounding)
-
-        never = excluded(self.compiler, params, expected[:at], len(shapes[0]))
 
         def winner(logits: Tensor) -> int:
             left = logits.masked_fill(never, -inf)
