@@ -92,9 +92,9 @@ class Decoder:
                 drafters, unavailable = open_drafters(Resources(bundle, self.target, self.drafts, max_batch))
                 most = self.target.engine.verify_width - 1
                 longest = min(most, MAX_DRAFT_LENGTH)
-                controller = Controller(costs, longest) if costs else None
                 trees = self.target.engine.takes_trees
                 growing = [name for name, one in drafters.items() if one.grows]
+                controller = Controller(costs, longest, growing) if costs else None
                 self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, growing)
                 self._scheduler = Scheduler(
                     self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept

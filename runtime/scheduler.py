@@ -300,10 +300,12 @@ class Scheduler:
 
     def _commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
         kept = self._give(occupant, share, result)
-        ended = share.siblings > 0 and result.last != result.accepted  # with a sibling, which nothing follows
+        stood = result.beside if share.siblings or share.tree else 0
+        ended = stood > 0 and not share.tree  # with a sibling, which nothing follows
         outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
-        fell = share.siblings > 0 and (ended or result.accepted < result.proposed)
-        beside = Beside(share.siblings, ended) if fell else None
+        shape = str(share.tree) if share.tree else share.siblings
+        fell = shape and (ended or result.accepted - stood < result.proposed)
+        beside = Beside(shape, stood) if fell else None
         for speculation in (self.speculation, occupant.request.speculation):
             speculation.add_round(*outcome, beside)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
@@ -317,8 +319,7 @@ class Scheduler:
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
                 lost = share.beside or source in self._planner.run_twice
-                unread = share.siblings > 0 and result.last != result.accepted
-                own = 0 if lost else result.accepted - unread
+                own = 0 if lost else result.accepted - (result.beside if share.siblings else 0)  # siblings are not read
                 source.model.cache.entries[row] = before + min(own, result.proposed - 1)
         if request.trace is not None and result.trace is not None:
             traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())

@@ -4,20 +4,18 @@ It learns only from proposals that were examined, never from one behind a reject
 noise. So no choice can bias the output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..drafters import DRAFTERS
 from ..requests.metrics import Beside, Outcome
-from ..sampling.noise import MOST_SIBLINGS
+from .beside import Numbers, Shapes
 from .chooser import NOTHING, Chooser, Pause, Wanted
 from .costs import Costs
-
-Numbers = npt.NDArray[np.float64]
+from .shapes import TreeLength
 
 FADE = 0.96  # weight that older observations keep after one more examined proposal
 HELD_BEFORE = 2.0  # examined proposals that the first expectation counts as
@@ -25,9 +23,8 @@ KEPT = 0.8  # weight that earlier requests' estimates keep after one more reques
 TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.03  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
-GAINS, MOST_GAIN = 8, 2.0  # levels of how siblings do beside what was measured, and the most of it that is believed
-FORGET = 0.01  # of that, for each round without siblings: else what once did badly would never be tried again
-NOTHING_ADDED = np.zeros((1, 1))  # to the time of a round without siblings
+GAINS, MOST_GAIN = 8, 2.0  # levels of how what is beside lines does, against what was measured, and the most believed
+FORGET = 0.01  # of that, for each round with lines alone: else what once did badly would never be tried again
 PAYBACK = 4  # rounds within which catching up must pay for a draft model that has fallen behind
 
 
@@ -37,7 +34,7 @@ class Estimate:
     def __init__(self, acceptance: float, proposing: float, gain: float = 1.0) -> None:
         # Proposals accepted, proposals examined, rounds that proposed, all rounds.
         self._seen = [HELD_BEFORE * share for share in (acceptance, 1.0, proposing, 1.0)]
-        self._siblings = [HELD_BEFORE * gain, HELD_BEFORE]  # that stood, and that were expected to
+        self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches that stood, and that were expected to
         self.pause = Pause()
 
     def observe(self, proposed: int, examined: int, accepted: int) -> None:
@@ -49,20 +46,20 @@ class Estimate:
             FADE * seen[3] + 1,
         ]
 
-    def observe_siblings(self, stood: bool, expected: float) -> None:
-        """Learn from siblings beside a line that fell; one of them was `expected` to stand in this share of rounds."""
-        seen = self._siblings
-        self._siblings = [FADE * seen[0] + stood, FADE * seen[1] + expected]
+    def observe_beside(self, stood: int, expected: float) -> None:
+        """Learn from a line that fell: beside it stood so many tokens, where so many were expected on average."""
+        seen = self._beside
+        self._beside = [FADE * seen[0] + stood, FADE * seen[1] + expected]
 
-    def forget_siblings(self) -> None:
+    def forget_beside(self) -> None:
         """Come a little closer to what was measured."""
-        stood, expected = self._siblings
-        self._siblings[0] = stood + FORGET * (expected - stood)
+        stood, expected = self._beside
+        self._beside[0] = stood + FORGET * (expected - stood)
 
     def add(self, other: "Estimate") -> None:
         """Add another estimate; what was seen before it counts less."""
         self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, other._seen, strict=True)]
-        self._siblings = [KEPT * mine + theirs for mine, theirs in zip(self._siblings, other._siblings, strict=True)]
+        self._beside = [KEPT * mine + theirs for mine, theirs in zip(self._beside, other._beside, strict=True)]
 
     def doubt(self) -> None:
         """Halve the weight of the past, so that what comes next counts twice as much."""
@@ -78,12 +75,12 @@ class Estimate:
 
     @property
     def gain(self) -> float:
-        """How often siblings stood, relative to what was measured."""
-        return min(self._siblings[0] / self._siblings[1], MOST_GAIN)
+        """How much stood beside lines, relative to what was measured."""
+        return min(self._beside[0] / self._beside[1], MOST_GAIN)
 
     @property
     def levels(self) -> "Levels":
-        """Acceptance, share of rounds that propose, and gain of siblings, so coarse that choices can be reused."""
+        """Acceptance, share of rounds that propose, and gain beside lines, so coarse that choices can be reused."""
         seen = self._seen
         return round(ALPHAS * seen[0] / seen[1]), round(SHARES * seen[2] / seen[3]), round(GAINS * self.gain)
 
@@ -100,23 +97,21 @@ def expected_tokens(levels: Levels, longest: int) -> Numbers:
     return expected.cumsum()
 
 
-def tokens_of_siblings(levels: Levels, standing: Numbers, longest: int) -> Numbers:
-    """Return what siblings add [S, K+1] to lines of K = 0 … longest that fall; so often [S] they were seen to stand."""
+def tokens_beside(levels: Levels, shapes: Shapes, drafter: str, beyond: int, longest: int) -> Numbers:
+    """Return what shapes with so many proposals at most add [S, K+1] to lines of K = 0 … longest."""
     falls = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
-    added: Numbers = np.outer((standing * levels[2] / GAINS).clip(max=1.0), falls * levels[1] / SHARES)
+    added: Numbers = np.outer(shapes.tokens(drafter, levels[2] / GAINS, beyond), falls * levels[1] / SHARES)
     return added
 
 
 class ByCosts(Chooser):
     """Holds what a controller has chosen for one request, from the drafters that it has estimates of."""
 
-    def __init__(
-        self, estimates: dict[str, Estimate], siblings: int, measured: Mapping[str, Mapping[int, float]]
-    ) -> None:
+    def __init__(self, estimates: dict[str, Estimate], beyond: int, shapes: Shapes) -> None:
         super().__init__()
         self.estimates = estimates
-        self.siblings = siblings  # the most that it may have
-        self._measured = measured  # how often siblings stand, by drafter and number
+        self.beyond = beyond  # the most proposals that it may have beside its line
+        self._shapes = shapes
         self.best: str | None = None  # the drafter worth most to this request; None if none pays
 
     @property
@@ -127,10 +122,10 @@ class ByCosts(Chooser):
         estimate = self.estimates.get(drafter)
         if estimate is None:
             return
-        of_line = outcome.stood - (beside is not None and beside.stood and outcome.kept > outcome.accepted)
-        estimate.observe(outcome.proposed, outcome.examined, of_line)
-        if beside is not None and (expected := self._measured[drafter].get(beside.siblings)):
-            estimate.observe_siblings(beside.stood, expected)
+        of_line = min(outcome.stood, outcome.accepted - (beside.stood if beside else 0))
+        estimate.observe(outcome.proposed, min(outcome.examined, of_line + 1), of_line)
+        if beside is not None and (expected := self._shapes.as_measured(drafter, beside.shape)):
+            estimate.observe_beside(beside.stood, expected)
 
     def choose(self, choice: "Choice") -> None:
         """Take the best drafter that the round pays for; once in a while try another, which may have become better."""
@@ -139,8 +134,7 @@ class ByCosts(Chooser):
             self._wanted = NOTHING
         elif len(self.estimates) == 1:
             [name] = self.estimates
-            siblings = choice.beside(name, self.siblings)
-            self._wanted = Wanted(k, name, siblings=siblings) if name in choice.drafters else NOTHING
+            self._wanted = self._with_beside(k, name, choice) if name in choice.drafters else NOTHING
         else:
             worth = {name: self._worth(name, choice) for name in choice.drafters if name in self.estimates}
             if not worth:
@@ -150,21 +144,30 @@ class ByCosts(Chooser):
             for name, estimate in self.estimates.items():
                 if estimate.pause.over and name != self.best:
                     chosen = name
-            siblings = choice.beside(chosen, self.siblings)
-            self._wanted = Wanted(k if chosen in choice.drafters else min(k, TRIAL), chosen, siblings=siblings)
+            tries = chosen not in choice.drafters
+            self._wanted = Wanted(min(k, TRIAL), chosen) if tries else self._with_beside(k, chosen, choice)
+
+    def _has_beside(self, drafter: str, choice: "Choice") -> bool:
+        return drafter == choice.hanger and self._shapes.beyond[choice.shape] <= self.beyond
+
+    def _with_beside(self, k: int, drafter: str, choice: "Choice") -> Wanted:
+        shape = self._shapes.each[choice.shape] if self._has_beside(drafter, choice) else 0
+        if isinstance(shape, TreeLength):
+            return Wanted(k, drafter, tree=shape)
+        return Wanted(k, drafter, siblings=shape)
 
     def _worth(self, name: str, choice: "Choice") -> float:
         k, levels = choice.draft_length, self.estimates[name].levels
         tokens = expected_tokens(levels, k)[k]
-        if siblings := choice.beside(name, self.siblings):
-            tokens += tokens_of_siblings(levels, np.array([self._measured[name][siblings]]), k)[0, k]
+        if self._has_beside(name, choice):
+            tokens += tokens_beside(levels, self._shapes, name, self.beyond, k)[choice.shape, k]
         return float(tokens)
 
     def count(self) -> None:
         """Count a round that has ended: all drafters but the best have waited one round more."""
-        if self.siblings and not self._wanted.siblings:
+        if self.beyond and not (self._wanted.siblings or self._wanted.tree):
             for estimate in self.estimates.values():
-                estimate.forget_siblings()
+                estimate.forget_beside()
         if self.best is not None:
             for name, estimate in self.estimates.items():
                 if estimate.pause.over and name != self.best:
@@ -175,34 +178,26 @@ class ByCosts(Chooser):
 class Choice(NamedTuple):
     draft_length: int
     drafters: Sequence[str]  # each request takes the best of these
-    siblings: int = 0  # beside lines of the drafter that hangs them
+    shape: int = 0  # which of the shapes is beside lines of the drafter that can have it
     hanger: str | None = None
 
-    def beside(self, drafter: str, most: int) -> int:
-        """Return the siblings of a request that takes this drafter and may have so many at most."""
-        return self.siblings if drafter == self.hanger and self.siblings <= most else 0
 
-
-# One request's levels for each drafter, and how many siblings it may have.
+# One request's levels for each drafter, and how many proposals it may have beside its line.
 Known = tuple[tuple[tuple[str, Levels], ...], int]
 
 
 class Controller:
     """One controller serves all live requests: a round has one width, so it chooses for all of them together."""
 
-    def __init__(self, costs: Costs, longest: int) -> None:
+    def __init__(self, costs: Costs, longest: int, growing: Collection[str] = ()) -> None:
         self.costs = costs
         self._longest = min(longest, costs.longest)
+        self._shapes = Shapes.measured(costs, growing, self._longest)
         self._times = lru_cache(maxsize=256)(lambda drafter, batch: np.array(costs.round_times(drafter, batch)))
-        self._added = lru_cache(maxsize=256)(  # by each number of siblings [S, 1], none first
-            lambda drafter, batch: np.array([[0.0], *([ms] for ms in costs.sibling_times(drafter, batch))])
+        self._added = lru_cache(maxsize=256)(  # by each shape [S, 1]
+            lambda drafter, batch: np.array([[0.0], *([ms] for ms in costs.times_beside(drafter, batch))])
         )
         self._best = lru_cache(maxsize=4096)(self._find_best)
-        self._siblings = np.array([0, *costs.siblings])
-        self._standing = {name: np.array([0.0, *shares]) for name, shares in costs.sibling_acceptance.items()}
-        self._measured = {
-            name: dict(zip(costs.siblings, shares, strict=True)) for name, shares in costs.sibling_acceptance.items()
-        }
         self._pause = Pause()
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
@@ -213,11 +208,11 @@ class Controller:
             name: Estimate(self.costs.acceptance[name], self.costs.proposing[name]) for name in self.costs.acceptance
         }
 
-    def begin(self, drafters: Sequence[str], siblings: int = 0) -> ByCosts:
+    def begin(self, drafters: Sequence[str], beyond: int = 0) -> ByCosts:
         """Make the chooser of a new request, which expects each drafter to do as it did for the last requests."""
         usual = [(name, self._usual[name]) for name in drafters]
         estimates = {name: Estimate(one.acceptance, one.proposing, one.gain) for name, one in usual}
-        return ByCosts(estimates, siblings, self._measured)
+        return ByCosts(estimates, beyond, self._shapes)
 
     def ended(self, chooser: Chooser) -> None:
         """Remember what a request that has ended got out of its drafters."""
@@ -234,7 +229,7 @@ class Controller:
         if not free:
             return
         known = tuple(
-            (tuple((name, one.levels) for name, one in chooser.estimates.items()), chooser.siblings) for chooser in free
+            (tuple((name, one.levels) for name, one in chooser.estimates.items()), chooser.beyond) for chooser in free
         )
         behind = sum(late for chooser, late in zip(live, is_behind, strict=True) if chooser in free)
         pinned = max((one.wanted.length for one in live if not isinstance(one, ByCosts)), default=0)
@@ -265,7 +260,7 @@ class Controller:
 
         Rows with a fixed length make the round at least `pinned` wide; the draft model is behind in `behind` rows.
         """
-        lengths = np.arange(self._longest + 1).clip(pinned)
+        lengths, shapes = np.arange(self._longest + 1).clip(pinned), self._shapes
         expected = [{name: expected_tokens(levels, self._longest) for name, levels in of} for of, _ in known]
         by_price = self._by_price(batch, known)
         best, best_rate = Choice(0, ()), 0.0
@@ -274,24 +269,22 @@ class Controller:
             milliseconds = times[lengths.clip(max=len(times) - 1)]
             if DRAFTERS[dearest].needs_model:
                 milliseconds[1:] += behind * (times[1] - times[0]) / PAYBACK
-            hanger = next((name for name in by_price[:count] if name in self._standing), None)
-            added = self._added(hanger, batch) if hanger else NOTHING_ADDED
-            tokens = np.full((len(added), len(lengths)), float(batch - len(known)))  # the other rows: at least one each
+            hanger = next((name for name in by_price[:count] if name in shapes.stood), None)
+            tokens = np.full(shapes.fits.shape, float(batch - len(known)))  # the other rows: at least one each
             for of, (each, most) in zip(expected, known, strict=True):
                 mine = [of[name] for name in by_price[:count] if name in of]
                 best_line = np.maximum.reduce(mine) if mine else 1.0
                 if hanger in of and most:
-                    standing = np.where(self._siblings <= most, self._standing[hanger], 0.0)
-                    with_siblings = of[hanger] + tokens_of_siblings(dict(each)[hanger], standing, self._longest)
-                    best_line = np.maximum(best_line, with_siblings)
+                    added = tokens_beside(dict(each)[hanger], shapes, hanger, most, self._longest)
+                    best_line = np.maximum(best_line, of[hanger] + added)
                 tokens += best_line
-            rates = tokens / (milliseconds + added * (lengths > 0))
-            rates[self._siblings[: len(added), None] > MOST_SIBLINGS * np.arange(len(lengths))] = 0.0
-            siblings, k = divmod(int(rates.argmax()), len(lengths))
-            rate = float(rates[siblings, k])
+            rates = tokens / (milliseconds + (self._added(hanger, batch) if hanger else 0.0) * (lengths > 0))
+            rates[~shapes.fits] = 0.0
+            shape, k = divmod(int(rates.argmax()), len(lengths))
+            rate = float(rates[shape, k])
             best_rate = best_rate or MARGIN * float(rates[0, 0])
             if rate > best_rate:
-                best, best_rate = Choice(k, tuple(by_price[:count]), int(self._siblings[siblings]), hanger), rate
+                best, best_rate = Choice(k, tuple(by_price[:count]), shape, hanger), rate
         return best
 
 

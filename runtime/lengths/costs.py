@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from ...engines import Bundle, BundleError
 from ...engines.bundle import COSTS, graph_identity
 from ...engines.whole_files import write_whole
+from .shapes import TreeLength
 
 FORMAT = 1
+BEFORE_TREES = ("siblings", "siblings_ms", "sibling_acceptance")  # what tables named what is beside lines
 STIFFNESS = 1.0  # weight of a bend in the times over K, against a distance from the measured times
 TUNE = "trt-spec tune {bundle} --engine {engine} --device {device}"
 
@@ -34,9 +36,9 @@ class Costs:
     round_ms: dict[str, tuple[tuple[float, ...], ...]]  # by drafter: [batch][draft length]
     acceptance: dict[str, float]  # by drafter, over all prompts: accepted ÷ examined
     proposing: dict[str, float]  # by drafter: share of rounds in which it proposes anything
-    siblings: tuple[int, ...] = ()  # beside a line, rising; empty: no combs were measured
-    siblings_ms: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)  # by drafter: [batch][siblings]
-    sibling_acceptance: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by drafter: [siblings]
+    beside: tuple[int | str, ...] = ()  # what was measured beside a line: so many siblings, rising; then trees as 4/8
+    beside_ms: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)  # by drafter: [batch][beside]
+    beside_tokens: dict[str, tuple[float, ...]] = field(default_factory=dict)  # that stand where the line falls
 
     def __post_init__(self) -> None:
         for name, numbers in (("batches", self.batches), ("draft_lengths", self.draft_lengths)):
@@ -53,15 +55,16 @@ class Costs:
                     raise ValueError(f"a share of {drafter} is {shares[drafter]}, expected a number from 0 to 1")
         if not self.round_ms:
             raise ValueError("no drafter was measured")
-        if not all(type(n) is int for n in self.siblings) or any(a >= b for a, b in pairwise((0, *self.siblings))):
-            raise ValueError(f"siblings are {list(self.siblings)}, expected rising whole numbers, at least 1")
-        for drafter, table in self.siblings_ms.items():
+        siblings, trees = self.siblings, self.trees
+        if any(a >= b for a, b in pairwise((0, *siblings))) or len(siblings) + len(trees) < len(self.beside):
+            raise ValueError(f"beside is {list(self.beside)}, expected rising numbers of siblings, then trees like 4/8")
+        for drafter, table in self.beside_ms.items():
             times = [time for row in table for time in row]
-            if len(times) != len(self.batches) * len(self.siblings) or not all(0 <= t < 1e9 for t in times):
-                raise ValueError(f"the times of siblings of {drafter} are not a table of milliseconds")
-            stood = self.sibling_acceptance[drafter]
-            if len(stood) != len(self.siblings) or not all(0 <= share <= 1 for share in stood):
-                raise ValueError(f"siblings of {drafter} stand as often as {list(stood)}, expected shares from 0 to 1")
+            if len(times) != len(self.batches) * len(self.beside) or not all(0 <= t < 1e9 for t in times):
+                raise ValueError(f"what is beside lines of {drafter} has no table of milliseconds")
+            stood, most = self.beside_tokens[drafter], [*(1 for _ in siblings), *(tree.length for tree in trees)]
+            if len(stood) != len(most) or not all(0 <= tokens <= top for tokens, top in zip(stood, most, strict=True)):
+                raise ValueError(f"beside lines of {drafter} stand {list(stood)} tokens, expected at most {most}")
 
     @property
     def longest(self) -> int:
@@ -73,11 +76,20 @@ class Costs:
         at_batch = np.array([np.interp(batch, self.batches, times) for times in table.T])
         return [float(at_batch[0]), *smoothed(np.array(self.draft_lengths[1:]), at_batch[1:])]
 
-    def sibling_times(self, drafter: str, batch: int) -> list[float]:
-        """Return the milliseconds that each of the numbers of siblings adds to a round, straight between batches."""
-        table = np.array(self.siblings_ms[drafter])
-        times = [np.interp(batch, self.batches, column) for column in table.T]
-        return [float(ms) for ms in np.maximum.accumulate(times)]
+    @property
+    def siblings(self) -> list[int]:
+        return [one for one in self.beside if type(one) is int]
+
+    @property
+    def trees(self) -> list[TreeLength]:
+        return [tree for one in self.beside if isinstance(one, str) and (tree := TreeLength.read(one))]
+
+    def times_beside(self, drafter: str, batch: int) -> list[float]:
+        """Return the milliseconds that each shape adds to a round of its line, straight between batches."""
+        table, few = np.array(self.beside_ms[drafter]), len(self.siblings)
+        times = np.array([np.interp(batch, self.batches, column) for column in table.T])
+        times[:few] = np.maximum.accumulate(times[:few])  # more siblings never take less
+        return [float(ms) for ms in times]
 
     def save(self, bundle: Bundle) -> Path:
         path = costs_file(bundle.path, self.engine, self.device)
@@ -116,10 +128,12 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if fields.pop("format") != FORMAT:
             return None
-        for name in ("round_ms", "siblings_ms"):
+        for name in BEFORE_TREES:
+            fields.pop(name, None)
+        for name in ("round_ms", "beside_ms"):
             fields[name] = {drafter: tuple(map(tuple, table)) for drafter, table in fields.get(name, {}).items()}
-        fields["sibling_acceptance"] = {name: tuple(all) for name, all in fields.get("sibling_acceptance", {}).items()}
-        for name in ("batches", "draft_lengths", "siblings"):
+        fields["beside_tokens"] = {name: tuple(all) for name, all in fields.get("beside_tokens", {}).items()}
+        for name in ("batches", "draft_lengths", "beside"):
             fields[name] = tuple(fields.get(name, ()))
         costs = Costs(**fields)
     except FileNotFoundError:

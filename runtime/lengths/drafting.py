@@ -95,14 +95,15 @@ class DraftingRules:
         assert isinstance(length, int | str | DraftShape | EntropyRule)
         if isinstance(length, DraftShape):
             return Drafting(length, drafter, length.beyond)
-        return Drafting(length, drafter, self._siblings_of_auto(params) if length == AUTO else 0)
+        return Drafting(length, drafter, self._beyond_of_auto(params) if length == AUTO else 0)
 
-    def _siblings_of_auto(self, params: SamplingParams) -> int:
-        """Return the most siblings that a round may choose to hang: as many as were measured, if they may be there."""
+    def _beyond_of_auto(self, params: SamplingParams) -> int:
+        """Return the most that a round may choose to have beside its line, of what was measured."""
         if self.controller is None or self.most is None or _judged_in_lines_only(params):
             return 0
         room = self.most - 1 if params.test == "coupled" else self.most - self.longest
-        return max((count for count in self.controller.costs.siblings if count <= room), default=0)
+        costs = self.controller.costs
+        return max((n for n in (*costs.siblings, *(tree.beyond for tree in costs.trees)) if n <= room), default=0)
 
     def default(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
         """Return auto if its costs are known and it cannot change a text that was promised, else a number."""

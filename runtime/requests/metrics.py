@@ -24,10 +24,10 @@ class Outcome(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """The siblings beside a line that fell: how many there were, and whether one of them stood."""
+    """What was beside a line that fell, so many siblings or a tree, and how many of its tokens stood."""
 
-    siblings: int
-    stood: bool
+    shape: int | str
+    stood: int
 
 
 @dataclass
@@ -114,9 +114,9 @@ class Speculation:
         return self.accepted / self.examined if self.examined else None
 
     @property
-    def sibling_acceptance(self) -> float | None:
-        """Of the lines that fell beside siblings, the share whose place one of these took."""
-        stood = sum(rounds for one, rounds in self.beside.items() if one.stood)
+    def stood_beside(self) -> float | None:
+        """How many siblings or branches stood where a line fell that had some; of siblings that is at most one."""
+        stood = sum(one.stood * rounds for one, rounds in self.beside.items())
         return stood / self.beside.total() if self.beside else None
 
     @property

@@ -10,6 +10,7 @@ import torch
 from ...engines import EngineError
 from ..requests.output import TokenLogprob, TracedRound, TracedSibling
 from ..sampling.acceptance import Proposal, chosen
+from ..sampling.trees import TreeVerdict
 from .plan import Plan
 from .round import Round
 from .rows import at_nodes, pick
@@ -20,6 +21,7 @@ class RowResult(NamedTuple):
     accepted: int
     proposed: int
     last: int  # the node after which the next token comes; of a line, as many as are accepted
+    beside: int  # those accepted that are siblings or branches, or of another line
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None
@@ -31,6 +33,9 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     parts = [done.verdict.table]
     if plan.is_tree:
         parts.append(done.verdict.last[:, None])
+    if plan.branches:
+        assert isinstance(done.verdict, TreeVerdict)
+        parts.append((done.verdict.path > plan.draft_length).sum(1, keepdim=True))
     if plan.entropies:
         assert done.proposal.entropies is not None
         parts.append(done.proposal.entropies)
@@ -56,7 +61,8 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
                 "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
-        trace, entropies, at = None, (), at + plan.is_tree
+        beside = int(row[at + 1]) if plan.branches else int(last > k)
+        trace, entropies, at = None, (), at + plan.is_tree + (plan.branches > 0)
         if plan.entropies:
             entropies, at = tuple(row[at : at + proposed]), at + k
         if plan.traced:
@@ -64,7 +70,7 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
             at += traced.width
             trace = traced.round(accepted, last, tokens[-1], entropies)
         logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
-        results.append(RowResult(accepted, proposed, last, tokens, logprobs, trace, entropies))
+        results.append(RowResult(accepted, proposed, last, beside, tokens, logprobs, trace, entropies))
     return results
 
 

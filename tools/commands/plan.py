@@ -14,12 +14,12 @@ from typing import Any
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
 from ..console import table
 from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
-from ..measuring.tree_theory import best_comb, best_tree, depth_of_tree, tokens_of_tree
+from ..measuring.tree_theory import Comb, GrownTree, combs, grown_tree
 from ..pages.charts import planned_speed_up, require_drawable, save
 from ..whole_file import whole_file
 
 HEADER = ("K", "tokens/round", "speed-up", "operations")
-TREE_HEADER = ("proposals", "line", "speed-up", "comb", "tokens", "speed-up", "tree, tokens", "depth")
+TREE_HEADER = ("proposals", "line", "speed-up", "comb", "tokens", "speed-up", "tree", "tokens", "speed-up", "at most")
 NODES = 8  # most proposals of a comb or tree, if the user says nothing
 
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_shares,
         metavar="B,B,…",
         help="how often the second, third, … of a draft's choices is right where those before it are not, as doctor "
-        "measures it; adds a table of combs and trees",
+        "measures it; adds a table of combs and trees, and of what no tree of as many proposals exceeds",
     )
     parser.add_argument(
         "--nodes",
@@ -67,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--node-cost",
         type=float,
         metavar="W",
-        help="what each proposal adds to the pass that verifies, in target steps (default 0)",
+        help="what each proposal adds to the pass that verifies, in target steps, and to a draft step that reads the "
+        "whole tree, in draft steps (default 0)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw the speed-up over K, into a .png or .svg")
@@ -132,16 +133,25 @@ def plan_trees(found: dict[str, Any], siblings: list[float], nodes: int, node_co
     if not (isfinite(node_cost) and node_cost >= 0):
         raise RequestError(f"--node-cost is {node_cost}, expected a number of target steps, at least 0")
 
-    def faster(tokens: float, depth: int, count: int) -> float:
-        return tokens / float(found["cost"] * depth + found["verify_cost"] + node_cost * count)
+    def faster(tokens: float, draft_steps: float, count: int) -> float:
+        return tokens / float(found["cost"] * draft_steps + found["verify_cost"] + node_cost * count)
+
+    def faster_comb(comb: Comb) -> float:
+        return faster(comb.tokens, comb.length, comb.length + comb.siblings)
+
+    def faster_grown(tree: GrownTree) -> float:
+        """Each draft step after the first reads the whole tree."""
+        return faster(tree.tokens, 1 + (tree.depth - 1) * (1 + node_cost * len(tree.parents)), len(tree.parents))
 
     rows = []
     for count in range(1, nodes + 1):
-        comb = best_comb(ranks, count, MAX_DRAFT_LENGTH)
-        tree = best_tree(ranks, count, MAX_DRAFT_LENGTH)
-        row = {"proposals": count, "comb": str(comb), "comb_tokens": comb.tokens}
-        row["comb_speed_up"] = faster(comb.tokens, comb.length, comb.length + comb.siblings)
-        row |= {"tree": tree, "tree_tokens": tokens_of_tree(tree, ranks), "tree_depth": depth_of_tree(tree)}
+        comb = max(combs(ranks, count, MAX_DRAFT_LENGTH), key=faster_comb)
+        bound = grown_tree(ranks, count, MAX_DRAFT_LENGTH)
+        trees = [grown_tree(ranks, count, depth) for depth in range(1, bound.depth + 1)]
+        tree = max((one for one in trees if len(one.parents) == len(bound.parents)), key=faster_grown)
+        row: dict[str, Any] = {"proposals": count, "most_tokens": bound.tokens}
+        row |= {"comb": str(comb), "comb_tokens": comb.tokens, "comb_speed_up": faster_comb(comb)}
+        row |= {"tree": str(tree), "tree_tokens": tree.tokens, "tree_speed_up": faster_grown(tree)}
         if count <= MAX_DRAFT_LENGTH:
             line = tokens_per_round(ranks[0], count)
             row |= {"line_tokens": line, "line_speed_up": faster(line, count, count)}
@@ -183,18 +193,18 @@ def _trees(trees: list[dict[str, Any]]) -> list[str]:
             one["comb"],
             f"{one['comb_tokens']:.2f}",
             f"{one['comb_speed_up']:.2f}",
-            f"{one['tree_tokens']:.2f}",
-            str(one["tree_depth"]),
+            one["tree"],
+            *(f"{one[name]:.2f}" for name in ("tree_tokens", "tree_speed_up", "most_tokens")),
         )
         for one in trees
     ]
     line = max((one for one in trees if "line_speed_up" in one), key=lambda one: one["line_speed_up"])
-    comb = max(trees, key=lambda one: one["comb_speed_up"])
+    comb, tree = (max(trees, key=lambda one: one[f"{name}_speed_up"]) for name in ("comb", "tree"))
     return [
         "",
         table([TREE_HEADER, *rows], left=0),
         f"best line: {line['proposals']}, {line['line_speed_up']:.2f} ×; best comb: {comb['comb']}, "
-        f"{comb['comb_speed_up']:.2f} ×; no tree of as many proposals yields more than the one of the last columns",
+        f"{comb['comb_speed_up']:.2f} ×; best tree: {tree['tree']}, {tree['tree_speed_up']:.2f} ×",
     ]
 
 

@@ -18,6 +18,7 @@ from ...runtime.decoder import Prompt
 from ...runtime.drafters import DRAFTERS
 from ...runtime.engine_choice import AUTO_ENGINE, save_choice
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
+from ...runtime.lengths.shapes import DraftShape, TreeLength
 from ...runtime.sampling.noise import MOST_SIBLINGS
 from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
@@ -38,6 +39,7 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", 
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
 SIBLINGS = (1, 2, 4, 8)  # measured beside one line
 LINE_OF_COMB = 4  # or the longest measured line below it
+TREES = tuple(TreeLength(length, nodes) for length, nodes in ((4, 8), (4, 16), (8, 16), (8, 32)))
 HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
 
 
@@ -80,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
         refuse_unfit(decoder, prompts, [params] * len(prompts))
-        measured, combs = _measure_all(decoder, lengths, arguments, prompts, params)
-        costs = _costs(decoder, measured, combs, arguments)
-        result = _result(costs, measured, combs)
+        measured, shapes = _measure_all(decoder, lengths, arguments, prompts, params)
+        costs = _costs(decoder, measured, shapes, arguments)
+        result = _result(costs, measured, shapes)
         result["file"] = str(costs.save(decoder.bundle))
         if out is not None:
             print(json.dumps(result), file=out)
@@ -100,12 +102,12 @@ def _choose_engine(bundle: Bundle, device: str) -> None:
 
 
 Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
-Combs = dict[tuple[str, int, int], Measured]  # by drafter, batch and siblings, all beside equal lines
+Shapes = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one line, and trees, by drafter and batch
 
 
 def _measure_all(
     decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
-) -> tuple[Grid, Combs]:
+) -> tuple[Grid, Shapes]:
     assert params.seed is not None
     drafters = [
         name
@@ -121,16 +123,13 @@ def _measure_all(
         for batch in arguments.batches
         for setting in settings
     }
-    line = max(k for k in lengths if k <= LINE_OF_COMB)
-    room = decoder.largest_comb - (line if params.test == "coupled" else decoder.longest_draft)
-    combs: Combs = {
-        (drafter, batch, siblings): Measured(Setting(line, drafter, shape=CombLength(line, siblings)))
+    shapes: Shapes = {
+        (drafter, batch, shape): Measured(Setting(shape.length, drafter, shape=shape))
         for batch in arguments.batches
         for drafter in drafters
-        for siblings in SIBLINGS
-        if siblings <= min(room, MOST_SIBLINGS * line) and DRAFTERS[drafter].needs_model and DRAFTERS[drafter].samples
+        for shape in _shapes(decoder, drafter, lengths, params)
     }
-    turns = [(batch, one) for measured in (grid, combs) for (_, batch, _), one in measured.items()]
+    turns = [(batch, one) for measured in (grid, shapes) for (_, batch, _), one in measured.items()]
     with progress("tune", total=(1 + arguments.repeats) * len(turns)) as show:
         for repeat in range(1 + arguments.repeats):
             stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
@@ -139,10 +138,21 @@ def _measure_all(
                 chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
                 each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
                 measure(decoder, chosen, each, one if repeat else Measured(one.setting))
-    return grid, combs
+    return grid, shapes
 
 
-def _costs(decoder: Decoder, grid: Grid, combs: Combs, arguments: argparse.Namespace) -> Costs:
+def _shapes(decoder: Decoder, drafter: str, lengths: list[int], params: SamplingParams) -> list[DraftShape]:
+    """Return the combs and trees that a drafter can make here, beside lines that are measured as well."""
+    if not (DRAFTERS[drafter].needs_model and DRAFTERS[drafter].samples):
+        return []
+    line, most = max(k for k in lengths if k <= LINE_OF_COMB), decoder.largest_comb
+    shapes: list[DraftShape] = [CombLength(line, count) for count in SIBLINGS if count <= MOST_SIBLINGS * line]
+    shapes += [tree for tree in TREES if tree.length in lengths and drafter in decoder.growing]
+    by_chance = params.test != "coupled"
+    return [one for one in shapes if one.beyond <= most - (decoder.longest_draft if by_chance else one.length)]
+
+
+def _costs(decoder: Decoder, grid: Grid, shapes: Shapes, arguments: argparse.Namespace) -> Costs:
     lengths = tuple(sorted({k for _, _, k in grid}))
     drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
     counts = {drafter: _counted(grid, drafter) for drafter in drafters}
@@ -165,33 +175,29 @@ def _costs(decoder: Decoder, grid: Grid, combs: Combs, arguments: argparse.Names
             name: 1.0 if DRAFTERS[name].costs_as else sum(counted.histogram) / counted.rounds
             for name, counted in counts.items()
         },
-        siblings=tuple(sorted({siblings for _, _, siblings in combs})),
-        **_costs_of_siblings(grid, combs, arguments.batches),
+        **_costs_beside(grid, shapes, arguments.batches),
     )
 
 
-def _costs_of_siblings(grid: Grid, combs: Combs, batches: tuple[int, ...]) -> dict[str, Any]:
-    """What siblings add to the round of their line, and how often they stand."""
-    names = list(dict.fromkeys(drafter for drafter, _, _ in combs))
-    numbers = sorted({siblings for _, _, siblings in combs})
+def _costs_beside(grid: Grid, shapes: Shapes, batches: tuple[int, ...]) -> dict[str, Any]:
+    """What siblings and branches add to the round of their line, and how many of them stand where it falls."""
+    names = list(dict.fromkeys(drafter for drafter, _, _ in shapes))
+    each = list(dict.fromkeys(shape for _, _, shape in shapes))
 
-    def added_ms(drafter: str, batch: int, siblings: int) -> float:
-        comb = combs[drafter, batch, siblings]
-        line = grid[drafter, batch, comb.setting.draft_length]
-        return max(0.0, median(comb.round_ms) - median(line.round_ms))
+    def added_ms(drafter: str, batch: int, shape: DraftShape) -> float:
+        line = grid[drafter, batch, shape.length]
+        return max(0.0, median(shapes[drafter, batch, shape].round_ms) - median(line.round_ms))
+
+    def stood(drafter: str, shape: DraftShape) -> float:
+        seen = total(one for batch in batches for one in shapes[drafter, batch, shape].speculation)
+        return seen.stood_beside or 0.0
 
     return {
-        "siblings_ms": {
-            name: tuple(tuple(added_ms(name, batch, count) for count in numbers) for batch in batches) for name in names
+        "beside": tuple(shape.siblings if isinstance(shape, CombLength) else str(shape) for shape in each),
+        "beside_ms": {
+            name: tuple(tuple(added_ms(name, batch, shape) for shape in each) for batch in batches) for name in names
         },
-        "sibling_acceptance": {
-            name: tuple(
-                total(one for batch in batches for one in combs[name, batch, count].speculation).sibling_acceptance
-                or 0.0
-                for count in numbers
-            )
-            for name in names
-        },
+        "beside_tokens": {name: tuple(stood(name, shape) for shape in each) for name in names},
     }
 
 
@@ -204,13 +210,14 @@ def _counted(grid: Grid, drafter: str) -> Speculation:
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
-def _result(costs: Costs, grid: Grid, combs: Combs) -> dict[str, Any]:
+def _result(costs: Costs, grid: Grid, shapes: Shapes) -> dict[str, Any]:
     settings = []
-    for (drafter, batch, _), one in (*grid.items(), *combs.items()):
+    for (drafter, batch, _), one in (*grid.items(), *shapes.items()):
         found = setting_json(one, grid["none", batch, 0])
         host_ms = found["round_ms"] - found["draft_ms"] - found["verify_ms"]
-        where = {"drafter": drafter, "batch": batch, "siblings": one.setting.siblings, "host_ms": host_ms}
-        settings.append(where | found)
+        settings.append(
+            {"drafter": drafter, "batch": batch, "shape": str(one.setting.length), "host_ms": host_ms} | found
+        )
     return {
         "engine": costs.engine,
         "device": costs.device,
@@ -241,7 +248,7 @@ def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
         "drafter": drafter,
         "acceptance": costs.acceptance[drafter],
         "acceptance_by_position": counted.acceptance_by_position,
-        "sibling_acceptance": dict(zip(costs.siblings, costs.sibling_acceptance.get(drafter, ()), strict=False)),
+        "stood_beside": dict(zip(costs.beside, costs.beside_tokens.get(drafter, ()), strict=False)),
         "stops_paying_at": next((row["batch"] for row in by_batch if not row["best_draft_length"]), None),
         "batches": by_batch,
     }
@@ -262,7 +269,7 @@ def _report(result: dict[str, Any]) -> str:
         (
             one["drafter"],
             str(one["batch"]),
-            str(one["draft_length"]) + (f"+{one['siblings']}" if one["siblings"] else ""),
+            one["shape"],
             f"{one['round_ms']:.2f}",
             f"{one['host_ms']:.2f}",
             "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
@@ -279,9 +286,9 @@ def _report(result: dict[str, Any]) -> str:
             f"{drafter['drafter']}: {drafter['acceptance']:.0%} of examined proposals accepted, at position 1, 2, …: "
             f"{' '.join(by_position)}"
         )
-        if standing := drafter["sibling_acceptance"]:
-            each = ", ".join(f"{count}: {share:.0%}" for count, share in standing.items())
-            lines.append(f"  where its line falls beside siblings, one of them stands, by their number: {each}")
+        if standing := drafter["stood_beside"]:
+            each = ", ".join(f"{shape} {tokens:.2f}" for shape, tokens in standing.items())
+            lines.append(f"  where its line falls, so many siblings (of 1, 2, …) or branches of trees stand: {each}")
         for row in drafter["batches"]:
             k = row["best_draft_length"]
             best = f"best K {k}, {row['speed_up']:.2f} ×" if k else "no K pays"

@@ -54,14 +54,29 @@ def best_tree(ranks: Sequence[float], nodes: int, depth: int) -> list[int]:
     return parents
 
 
-def best_comb(ranks: Sequence[float], nodes: int, longest: int) -> Comb:
-    """Return the line, and the siblings beside it, that together are so many nodes and yield most."""
-    combs = []
+class GrownTree(NamedTuple):
+    depth: int
+    parents: list[int]
+    tokens: float  # a round
+
+    def __str__(self) -> str:
+        return f"{self.depth}/{len(self.parents)}"
+
+
+def grown_tree(ranks: Sequence[float], nodes: int, depth: int) -> GrownTree:
+    """Return the best tree, as a draft length would name it."""
+    parents = best_tree(ranks, nodes, depth)
+    return GrownTree(depth_of_tree(parents), parents, tokens_of_tree(parents, ranks))
+
+
+def combs(ranks: Sequence[float], nodes: int, longest: int) -> list[Comb]:
+    """Return for each line the comb that yields most of those that are so many nodes together."""
+    found = []
     for length in range(1, min(nodes, longest) + 1):
         beside = [prod((ranks[0],) * place) * rank for place in range(length) for rank in ranks[1:]]
         beside = sorted(beside, reverse=True)[: nodes - length]
-        combs.append(Comb(length, len(beside), tokens_per_round(ranks[0], length) + sum(beside)))
-    return max(combs, key=lambda comb: comb.tokens)
+        found.append(Comb(length, len(beside), tokens_per_round(ranks[0], length) + sum(beside)))
+    return found
 
 
 def depth_of_tree(parents: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.lengths.chooser import Pause, Wanted
 from trt_spec.runtime.lengths.controller import ByCosts, Controller, Estimate, expected_tokens
 from trt_spec.runtime.lengths.costs import Costs, smoothed
+from trt_spec.runtime.lengths.shapes import TreeLength
 from trt_spec.runtime.requests.metrics import Beside, Outcome
 from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
 
@@ -21,6 +22,7 @@ from ..scripted import scripted_decoder
 
 LENGTHS = (0, 1, 2, 4, 8)
 SIBLINGS = {1: 0.3, 2: 0.5}  # how often one of them stands where its line falls
+BESIDE = SIBLINGS | {"4/8": 0.8}  # and how many tokens of a tree's branches
 LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
 
 
@@ -28,11 +30,11 @@ def table(
     batches: Sequence[int] = (1, 8),
     draft_lengths: Sequence[int] = LENGTHS,
     acceptance: float = 0.5,
-    siblings: Mapping[int, float] | None = None,
-    sibling_ms: float = 0.02,
+    beside: Mapping[int | str, float] | None = None,
+    each_ms: float = 0.02,
     **round_ms: Sequence[Sequence[float]],
 ) -> Costs:
-    """A round of one row takes a millisecond and .2 for each draft step; a copy costs .05, a sibling .02."""
+    """A round of one row takes a millisecond and .2 for each draft step; a copy costs .05, a sibling or branch .02."""
     tables = round_ms or {
         name: [[1.0 + step * k * batch for k in draft_lengths] for batch in batches]
         for name, step in (("model", 0.2), ("lookup", 0.05), ("suffix", 0.05))
@@ -47,15 +49,19 @@ def table(
         round_ms={name: tuple(map(tuple, times)) for name, times in tables.items()},
         acceptance=dict.fromkeys(tables, acceptance),
         proposing=dict.fromkeys(tables, 1.0),
-        siblings=tuple(siblings or ()),
-        siblings_ms={"model": (tuple(sibling_ms * count for count in siblings),) * len(batches)} if siblings else {},
-        sibling_acceptance={"model": tuple(siblings.values())} if siblings else {},
+        beside=tuple(beside or ()),
+        beside_ms={"model": (tuple(each_ms * beyond(one) for one in beside),) * len(batches)} if beside else {},
+        beside_tokens={"model": tuple(beside.values())} if beside else {},
     )
+
+
+def beyond(shape: int | str) -> int:
+    return shape if isinstance(shape, int) else TreeLength.read(shape).beyond
 
 
 def known_costs(costs: Costs | None = None):
     """As if a bundle had been tuned."""
-    return patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs or table(siblings=SIBLINGS))
+    return patch("trt_spec.runtime.decoder.read_costs", lambda *_: costs or table(beside=BESIDE))
 
 
 def target(context: Sequence[int]) -> int:
@@ -280,10 +286,10 @@ def wanted(controller: Controller, chooser: ByCosts) -> Wanted:
 
 
 @pytest.mark.parametrize(
-    ("sibling_ms", "most", "expected"), [(0.0, 2, 2), (0.02, 2, 2), (0.0, 1, 1), (0.0, 0, 0), (1.0, 2, 0)]
+    ("each_ms", "most", "expected"), [(0.0, 2, 2), (0.02, 2, 2), (0.0, 1, 1), (0.0, 0, 0), (1.0, 2, 0)]
 )
-def test_siblings_are_hung_where_they_pay_as_many_as_the_request_may_have(sibling_ms: float, most: int, expected: int):
-    controller = Controller(table(siblings=SIBLINGS, sibling_ms=sibling_ms), 8)
+def test_siblings_are_hung_where_they_pay_as_many_as_the_request_may_have(each_ms: float, most: int, expected: int):
+    controller = Controller(table(beside=SIBLINGS, each_ms=each_ms), 8)
     found = wanted(controller, controller.begin(["model"], most))
     assert (found.drafter, found.siblings) == ("model", expected)
     assert found.length > 0
@@ -291,15 +297,15 @@ def test_siblings_are_hung_where_they_pay_as_many_as_the_request_may_have(siblin
 
 def test_a_round_has_the_length_and_the_siblings_of_most_tokens_per_millisecond():
     for alpha in (0.2, 0.5, 0.8):
-        for sibling_ms in (0.0, 0.05, 0.2):
-            costs = table(acceptance=alpha, siblings=SIBLINGS, sibling_ms=sibling_ms)
+        for each_ms in (0.0, 0.05, 0.2):
+            costs = table(acceptance=alpha, beside=SIBLINGS, each_ms=each_ms)
             controller = Controller(costs, 8)
             found = wanted(controller, controller.begin(["model"], 2))
             levels = controller.begin(["model"]).estimates["model"].levels
             alpha = levels[0] / 64  # as coarse as it is chosen by
             rates = {
                 (k, count): (tokens_per_round(alpha, k) + (1 - alpha**k) * ({0: 0.0} | SIBLINGS)[count])
-                / (costs.round_times("model", 1)[k] + sibling_ms * count)
+                / (costs.round_times("model", 1)[k] + each_ms * count)
                 for k in range(1, 9)
                 for count in (0, 1, 2)
             }
@@ -307,11 +313,11 @@ def test_a_round_has_the_length_and_the_siblings_of_most_tokens_per_millisecond(
 
 
 def test_siblings_that_never_stand_are_left_out_and_tried_again_later():
-    controller = Controller(table(siblings=SIBLINGS, sibling_ms=0.05), 8)
+    controller = Controller(table(beside=SIBLINGS, each_ms=0.05), 8)
     chooser = controller.begin(["model"], 2)
     assert wanted(controller, chooser).siblings
     for _ in range(60):
-        chooser.observe("model", Outcome(4, 2, 3), (), Beside(2, False))
+        chooser.observe("model", Outcome(4, 2, 3), (), Beside(2, 0))
     assert not wanted(controller, chooser).siblings
     controller.ended(chooser)
     assert not wanted(controller, controller.begin(["model"], 2)).siblings, "the next request expects no more of them"
@@ -322,17 +328,17 @@ def test_siblings_that_never_stand_are_left_out_and_tried_again_later():
 
 def test_a_sibling_that_stands_says_nothing_good_of_its_line():
     """The line fell where the sibling stands."""
-    fell, replaced = (Controller(table(siblings=SIBLINGS), 8).begin(["model"], 2) for _ in range(2))
+    fell, replaced = (Controller(table(beside=SIBLINGS), 8).begin(["model"], 2) for _ in range(2))
     for _ in range(20):
-        fell.observe("model", Outcome(4, 2, 3), (), Beside(2, False))
-        replaced.observe("model", Outcome(3, 3, 4), (), Beside(2, True))
+        fell.observe("model", Outcome(4, 2, 3), (), Beside(2, 0))
+        replaced.observe("model", Outcome(3, 3, 4), (), Beside(2, 1))
     assert fell.estimates["model"].acceptance == pytest.approx(replaced.estimates["model"].acceptance)
     assert fell.estimates["model"].gain < 0.5 < 1.5 < replaced.estimates["model"].gain
 
 
 def test_rounds_of_auto_have_siblings_where_the_request_may_have_them(llama: Pair):
     params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=60, ignore_eos=True)
-    with known_costs(), Decoder.open(llama.bundle) as decoder:
+    with known_costs(table(beside=SIBLINGS)), Decoder.open(llama.bundle) as decoder:
 
         def run(params: SamplingParams, drafter: str) -> Request:
             request = decoder.submit([5, 6, 7], params, draft_length="auto", drafter=drafter, trace=True)
@@ -343,7 +349,85 @@ def test_rounds_of_auto_have_siblings_where_the_request_may_have_them(llama: Pai
         request = run(params, "model")
         assert request.drafting.beyond == 2
         assert max(len(one.siblings) for one in request.trace) == 2
-        assert 0 < request.speculation.sibling_acceptance < 1
+        assert 0 < request.speculation.stood_beside < 1
         for other in (run(replace(params, lenience=0.5), "model"), run(params, "lookup")):
             assert other.speculation.proposed
-            assert other.speculation.sibling_acceptance is None
+            assert other.speculation.stood_beside is None
+
+
+# Trees.
+
+
+@pytest.mark.parametrize(
+    ("tokens", "each_ms", "most", "growing", "grown"),
+    [
+        (2.5, 0.05, 4, True, True),
+        (2.5, 0.05, 3, True, False),  # more than the request may have
+        (2.5, 0.05, 4, False, False),  # the draft cannot grow it here
+        (2.5, 2.0, 4, True, False),  # it costs more than it gives
+        (0.0, 0.05, 4, True, False),
+    ],
+)
+def test_a_tree_is_grown_where_it_pays_and_the_request_may_have_it(
+    tokens: float, each_ms: float, most: int, growing: bool, grown: bool
+):
+    controller = Controller(table(beside=SIBLINGS | {"4/8": tokens}, each_ms=each_ms), 8, ["model"] * growing)
+    found = wanted(controller, controller.begin(["model"], most))
+    assert (found.tree == TreeLength(4, 8)) == grown
+    assert not (found.tree and (found.siblings or found.length != 4))
+
+
+def test_a_tree_is_chosen_exactly_where_it_gives_most_tokens_per_millisecond():
+    seen = set()
+    for stood in np.linspace(0.2, 4, 40):
+        costs = table(beside=SIBLINGS | {"4/8": stood}, each_ms=0.1)
+        controller = Controller(costs, 8, ["model"])
+        levels = controller.begin(["model"]).estimates["model"].levels
+        alpha, times = levels[0] / 64, costs.round_times("model", 1)
+        rates = {
+            (k, count): (tokens_per_round(alpha, k) + (1 - alpha**k) * ({0: 0.0} | SIBLINGS)[count])
+            / (times[k] + 0.1 * count)
+            for k in range(1, 9)
+            for count in (0, 1, 2)
+        }
+        rates[4, "4/8"] = (tokens_per_round(alpha, 4) + (1 - alpha**4) * stood) / (times[4] + 0.1 * 4)
+        found = wanted(controller, controller.begin(["model"], 4))
+        shape = "4/8" if found.tree else found.siblings
+        assert rates[found.length, shape] == pytest.approx(max(rates.values()))
+        seen.add(shape)
+    assert "4/8" in seen
+    assert len(seen) > 1, "neither always pays"
+
+
+def test_branches_that_never_stand_are_left_out_and_say_nothing_of_the_line():
+    controller = Controller(table(beside={"4/8": 3.0}, each_ms=0.001), 8, ["model"])
+    chooser = controller.begin(["model"], 4)
+    assert wanted(controller, chooser).tree
+    acceptance = chooser.estimates["model"].acceptance
+    for _ in range(60):
+        chooser.observe("model", Outcome(4, 2, 3), (), Beside("4/8", 0))
+    assert not wanted(controller, chooser).tree
+    other = controller.begin(["model"], 4)
+    for _ in range(60):  # the line fell at its third place as well, and two tokens of a branch stood there
+        other.observe("model", Outcome(4, 4, 5), (), Beside("4/8", 2))
+    assert other.estimates["model"].acceptance == pytest.approx(chooser.estimates["model"].acceptance)
+    assert other.estimates["model"].acceptance > acceptance
+    assert wanted(controller, other).tree
+
+
+def test_rounds_of_auto_grow_trees_and_count_what_stood_beside_their_line(llama: Pair):
+    costs = table(beside={"4/8": 3.0}, each_ms=0.001)
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=60, ignore_eos=True)
+    with known_costs(costs), Decoder.open(llama.bundle) as decoder:
+        for rule in ("coupled", "rejection"):
+            request = decoder.submit([5, 6, 7], replace(params, rule=rule), draft_length="auto", trace=True)
+            while decoder.step():
+                pass
+            grown = [one for one in request.trace if any(sibling.after is not None for sibling in one.siblings)]
+            assert grown
+            [shape] = {one.shape for one in request.speculation.beside}
+            assert shape == "4/8"
+            assert 0 < request.speculation.stood_beside < 4
+            stood = sum(sibling.stands for one in request.trace for sibling in one.siblings)
+            counted = sum(one.stood * rounds for one, rounds in request.speculation.beside.items())
+            assert abs(stood - counted) <= 4, "but for a round that a text ends in"

@@ -12,7 +12,7 @@ from trt_spec.runtime.lengths.costs import Costs, machine_name, model_identities
 
 from ...bundles import Pair
 from ...faults import no_file_larger_than
-from .test_controller import SIBLINGS, table
+from .test_controller import BESIDE, table
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def bundle(llama: Pair, tmp_path: Path) -> Bundle:
 
 
 def measured(bundle: Bundle) -> Costs:
-    return replace(table(siblings=SIBLINGS), machine=machine_name("cpu"), models=model_identities(bundle))
+    return replace(table(beside=BESIDE), machine=machine_name("cpu"), models=model_identities(bundle))
 
 
 def test_what_is_saved_is_read_and_the_bundle_stays_whole(bundle: Bundle):
@@ -51,10 +51,11 @@ def test_a_table_of_another_machine_or_other_graphs_is_not_used(bundle: Bundle):
         lambda text: json.dumps(json.loads(text) | {"batches": []}),
         lambda text: json.dumps(json.loads(text) | {"round_ms": {}}),
         lambda text: json.dumps(json.loads(text) | {"acceptance": {"model": 2, "lookup": 0}}),
-        lambda text: json.dumps(json.loads(text) | {"siblings": [2, 1]}),
-        lambda text: json.dumps(json.loads(text) | {"siblings": [1]}),
-        lambda text: json.dumps(json.loads(text) | {"sibling_acceptance": {"model": [0.5, 2]}}),
-        lambda text: json.dumps(json.loads(text) | {"sibling_acceptance": {}}),
+        lambda text: json.dumps(json.loads(text) | {"beside": [2, 1]}),
+        lambda text: json.dumps(json.loads(text) | {"beside": [1, "4-8"]}),
+        lambda text: json.dumps(json.loads(text) | {"beside": [1]}),
+        lambda text: json.dumps(json.loads(text) | {"beside_tokens": {"model": [0.5, 2, 1]}}),
+        lambda text: json.dumps(json.loads(text) | {"beside_tokens": {}}),
         lambda text: json.dumps(json.loads(text) | {"more": 1}),
         lambda text: "[]",
     ],
@@ -122,15 +123,17 @@ def test_what_was_not_measured_cannot_be_chosen(bundle: Bundle):
             decoder.submit([5, 6, 7], draft_length=3, drafter="mixed")
 
 
-def test_a_table_from_before_siblings_were_measured_is_read(bundle: Bundle):
+@pytest.mark.parametrize("old", [{}, {"siblings": [1], "siblings_ms": {}, "sibling_acceptance": {}}])
+def test_a_table_from_before_trees_were_measured_is_read_for_its_lines(bundle: Bundle, old):
     path = measured(bundle).save(bundle)
     fields = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in fields.items() if "sibling" not in name}))
+    path.write_text(json.dumps({name: value for name, value in fields.items() if "beside" not in name} | old))
     costs = read_costs(bundle, "onnxruntime", "cpu")
-    assert costs == replace(measured(bundle), siblings=(), siblings_ms={}, sibling_acceptance={})
+    assert costs == replace(measured(bundle), beside=(), beside_ms={}, beside_tokens={})
 
 
-def test_what_siblings_cost_lies_on_straight_lines_between_batches_and_never_falls():
-    costs = replace(table(batches=(1, 3), siblings=SIBLINGS), siblings_ms={"model": ((0.2, 0.1), (0.4, 0.8))})
-    assert costs.sibling_times("model", 1) == pytest.approx([0.2, 0.2])
-    assert costs.sibling_times("model", 2) == pytest.approx([0.3, 0.45])
+def test_what_is_beside_a_line_costs_times_on_straight_lines_between_batches_and_more_siblings_never_less():
+    measured = table(batches=(1, 3), beside={1: 0.3, 2: 0.5, "4/8": 0.7})
+    costs = replace(measured, beside_ms={"model": ((0.2, 0.1, 0.05), (0.4, 0.8, 0.15))})
+    assert costs.times_beside("model", 1) == pytest.approx([0.2, 0.2, 0.05])
+    assert costs.times_beside("model", 2) == pytest.approx([0.3, 0.45, 0.1])

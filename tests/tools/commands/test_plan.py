@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trt_spec.tools.measuring.tree_theory import tokens_of_tree
+from trt_spec.tools.measuring.tree_theory import best_tree, tokens_of_tree
 
 from ..conftest import assert_refused
 from ..measuring.test_theory import CHECK_VALUES
@@ -56,16 +56,25 @@ def test_combs_and_trees_are_compared_with_lines_of_as_many_proposals(run):
     rows = found["trees"]
     assert [one["proposals"] for one in rows] == list(range(1, 21))
     for one in rows:
-        assert one["tree_tokens"] == pytest.approx(tokens_of_tree(one["tree"], [0.6, 0.2, 0.1]))
-        assert one["comb_tokens"] <= one["tree_tokens"] + 1e-12
+        depth, nodes = map(int, one["tree"].split("/"))
+        assert nodes == one["proposals"]
+        tree = best_tree([0.6, 0.2, 0.1], nodes, depth)
+        assert one["tree_tokens"] == pytest.approx(tokens_of_tree(tree, [0.6, 0.2, 0.1]))
+        read = 1 + (depth - 1) * (1 + 0.02 * nodes)  # a draft step, and those that read the whole tree
+        assert one["tree_speed_up"] == pytest.approx(one["tree_tokens"] / (0.1 * read + 1 + nodes * 0.02))
+        assert max(one["comb_tokens"], one["tree_tokens"]) <= one["most_tokens"] + 1e-12
         assert ("line_tokens" in one) == (one["proposals"] <= 16)
-        assert one.get("line_tokens", 0) <= one["comb_tokens"]
-    assert rows[3]["comb"] == "3+1"
-    assert rows[3]["comb_speed_up"] == pytest.approx((1 + 0.6 + 0.36 + 0.216 + 0.2) / (3 * 0.1 + 1 + 4 * 0.02))
+        assert one.get("line_speed_up", 0) <= one["comb_speed_up"]
+    assert rows[3]["comb"] == "2+2"
+    assert rows[3]["comb_speed_up"] == pytest.approx((1 + 0.6 + 0.36 + 0.2 + 0.6 * 0.2) / (2 * 0.1 + 1 + 4 * 0.02))
     assert rows[0]["line_speed_up"] == rows[0]["comb_speed_up"] == pytest.approx(1.6 / 1.12)
     lines = run("plan", *shares).out.splitlines()
     best = max(rows, key=lambda one: one["comb_speed_up"])
     assert f"best comb: {best['comb']}, {best['comb_speed_up']:.2f} ×" in lines[-1]
+    best = max(rows, key=lambda one: one["tree_speed_up"])
+    assert f"best tree: {best['tree']}, {best['tree_speed_up']:.2f} ×" in lines[-1]
+    assert rows[3]["tree"] == "2/4"
+    assert rows[3]["tree_speed_up"] < rows[3]["comb_speed_up"], "the draft reads all of the tree for its second level"
     assert lines[-2].split()[:3] == ["20", "-", "-"]
     assert "trees" not in json.loads(run("plan", "--alpha", "0.6", "--json").out)
 
@@ -86,3 +95,16 @@ def test_combs_and_trees_are_compared_with_lines_of_as_many_proposals(run):
 )
 def test_siblings_that_make_no_sense_are_refused(run, flags, said):
     assert_refused(run("plan", "--alpha", "0.6", *flags), said)
+
+
+def test_a_tree_is_as_deep_as_pays(run):
+    """Where a draft step costs much, a bush is worth more than the tree of most tokens."""
+
+    def best(cost: str) -> dict[str, object]:
+        shares = ("--alpha", "0.6", "--siblings", ".2,.1", "--cost", cost, "--nodes", "12", "--json")
+        return json.loads(run("plan", *shares).out)["trees"][-1]
+
+    free, dear = best("0"), best("0.5")
+    assert free["tree_tokens"] == pytest.approx(free["most_tokens"])
+    assert dear["tree_tokens"] < dear["most_tokens"]
+    assert int(dear["tree"].split("/")[0]) < int(free["tree"].split("/")[0])

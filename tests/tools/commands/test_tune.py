@@ -34,8 +34,8 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     assert result.code == 0
     found = json.loads(result.out.splitlines()[-1])
     assert json.loads((tmp_path / "out.json").read_text()) == found
-    combs = [one for one in found["settings"] if one["siblings"]]
-    found["settings"] = [one for one in found["settings"] if not one["siblings"]]
+    shapes = [one for one in found["settings"] if not one["shape"].isdecimal()]
+    found["settings"] = [one for one in found["settings"] if one["shape"].isdecimal()]
     seen = [(one["drafter"], one["batch"], one["draft_length"]) for one in found["settings"]]
     drafters = {"model", "lookup", "suffix", "ngram", "cascade"}
     assert len(seen) == len(set(seen)) == 2 * (1 + 2 * (len(drafters) - 1) + 1), "suffix at one length"
@@ -51,15 +51,18 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
             assert table[place[0]][place[1]] == one["round_ms"] or one["drafter"] == "suffix"
     assert costs.round_ms["suffix"] == costs.round_ms["lookup"], "where it proposes"
     assert costs.round_ms["model"][0][0] == costs.round_ms["lookup"][0][0], "K = 0 is one measurement"
-    assert {(one["drafter"], one["batch"], one["draft_length"]) for one in combs} == {("model", 1, 4), ("model", 2, 4)}
-    assert costs.siblings == (1, 2, 4, 8)
-    assert set(costs.siblings_ms) == set(costs.sibling_acceptance) == {"model"}
-    for one in combs:
+    assert {(one["drafter"], one["batch"], one["draft_length"]) for one in shapes} == {("model", 1, 4), ("model", 2, 4)}
+    assert costs.beside == (1, 2, 4, 8, "4/8", "4/16"), "trees beside a line that was measured"
+    assert set(costs.beside_ms) == set(costs.beside_tokens) == {"model"}
+    for one in shapes:
         line = costs.round_ms["model"][costs.batches.index(one["batch"])][2]
-        added = costs.siblings_ms["model"][costs.batches.index(one["batch"])][costs.siblings.index(one["siblings"])]
+        shape = int(one["shape"][2:]) if one["shape"].startswith("4+") else one["shape"]
+        added = costs.beside_ms["model"][costs.batches.index(one["batch"])][costs.beside.index(shape)]
         assert added == max(0.0, one["round_ms"] - line)
-    assert max(costs.sibling_acceptance["model"]) > 0
-    assert "where its line falls beside siblings, one of them stands, by their number: 1: " in result.out
+    few, trees = costs.beside_tokens["model"][:4], costs.beside_tokens["model"][4:]
+    assert 0 < max(few) <= 1
+    assert 0 < max(trees) <= 4
+    assert "where its line falls, so many siblings (of 1, 2, …) or branches of trees stand: 1 0." in result.out
     for advice in found["drafters"]:
         assert advice["acceptance"] == costs.acceptance[advice["drafter"]]
         assert 1 <= len(advice["acceptance_by_position"]) <= 4

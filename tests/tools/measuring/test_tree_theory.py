@@ -1,13 +1,18 @@
 """Formulas of trees: against all trees that there are, and against the outcomes of a round drawn one by one."""
 
+from collections.abc import Sequence
 from itertools import product
 from random import Random
 
 import pytest
 from trt_spec.tools.measuring.theory import tokens_per_round
-from trt_spec.tools.measuring.tree_theory import best_comb, best_tree, depth_of_tree, tokens_of_tree
+from trt_spec.tools.measuring.tree_theory import Comb, best_tree, combs, depth_of_tree, tokens_of_tree
 
 RANKS = [(0.6, 0.2, 0.1), (0.5, 0.5), (0.8,), (0.3, 0.3, 0.3, 0.1)]
+
+
+def best_comb(ranks: Sequence[float], nodes: int, longest: int) -> Comb:
+    return max(combs(ranks, nodes, longest), key=lambda comb: comb.tokens)
 
 
 def all_trees(nodes: int, depth: int):
@@ -37,9 +42,9 @@ def test_no_comb_of_as_many_nodes_yields_more(ranks: tuple[float, ...]):
 
     for nodes in range(1, 7):
         comb = best_comb(ranks, nodes, longest=16)
-        combs = [parents for parents in all_trees(nodes, nodes) if is_comb(parents)]
+        every = [parents for parents in all_trees(nodes, nodes) if is_comb(parents)]
         assert comb.length + comb.siblings == nodes or len(ranks) == 1
-        assert comb.tokens == pytest.approx(max(tokens_of_tree(parents, ranks) for parents in combs))
+        assert comb.tokens == pytest.approx(max(tokens_of_tree(parents, ranks) for parents in every))
 
 
 def test_a_line_and_a_root_with_children_have_closed_forms():

@@ -1,0 +1,51 @@
+"""The shapes that the controller may choose to have beside a line, as far as `trt-spec tune` has measured them."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sampling.noise import MOST_SIBLINGS
+from .costs import Costs
+from .shapes import TreeLength
+
+Numbers = npt.NDArray[np.float64]
+
+
+class Shapes(NamedTuple):
+    """Nothing, so many siblings, or the branches of a tree, whose line has the tree's own length."""
+
+    each: tuple[int | TreeLength, ...]  # [S]
+    stood: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them stood where its line fell
+    most: Numbers  # [S], how many can stand
+    beyond: npt.NDArray[np.int64]  # [S], how many proposals they are
+    fits: npt.NDArray[np.bool_]  # [S, K+1], beside a line of K = 0 … longest
+
+    @classmethod
+    def measured(cls, costs: Costs, growing: Collection[str], longest: int) -> "Shapes":
+        """Return what was measured; trees are for drafters that are `growing` some here."""
+        few, trees, lengths = (0, *costs.siblings), costs.trees, np.arange(longest + 1)
+        here = {name: np.array([True] * len(few) + [name in growing] * len(trees)) for name in costs.beside_tokens}
+        return cls(
+            each=(*few, *trees),
+            stood={name: np.array([0.0, *stood]) * here[name] for name, stood in costs.beside_tokens.items()},
+            most=np.array([1.0] * len(few) + [float(tree.length) for tree in trees]),
+            beyond=np.array([*few, *(tree.beyond for tree in trees)]),
+            fits=np.array(
+                [*(count <= MOST_SIBLINGS * lengths for count in few), *(tree.length == lengths for tree in trees)]
+            ),
+        )
+
+    def tokens(self, drafter: str, gain: float, beyond: int) -> Numbers:
+        """Return how many tokens [S] will stand where a line falls, of a request that may have so many beside it.
+
+        They are expected to stand `gain` times as often as measured.
+        """
+        expected: Numbers = np.where(self.beyond <= beyond, self.stood[drafter] * gain, 0.0).clip(max=self.most)
+        return expected
+
+    def as_measured(self, drafter: str, shape: int | str) -> float:
+        """Return how many tokens of this shape stood; 0 if that is not known."""
+        known = zip(self.each, self.stood.get(drafter, ()), strict=False)
+        return next((float(stood) for one, stood in known if str(one) == str(shape)), 0.0)
