@@ -104,7 +104,7 @@ class TensorRTEngine:
     Each plan has a context for each batch, whose shapes never change, so that recordings of it stay valid.
     """
 
-    static_capacity = takes_trees = static_widths = True
+    static_capacity = takes_trees = True
     reads_prefixes = own_threads = False
 
     def __init__(self, contract: Contract, device: str, plans: "list[_Opened]", scratch: Tensor) -> None:

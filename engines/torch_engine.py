@@ -37,7 +37,7 @@ class TorchEngine:
     """
 
     verify_width = WIDEST_STEP
-    takes_trees, static_widths = True, False
+    takes_trees = True
     own_threads = False
 
     def __init__(self, graph: Path, contract: Contract, device: str, compiled: bool) -> None:

@@ -93,9 +93,9 @@ class Decoder:
                 most = self.target.engine.verify_width - 1
                 longest = min(most, MAX_DRAFT_LENGTH)
                 trees = self.target.engine.takes_trees
-                growing = [name for name, one in drafters.items() if one.grows]
-                controller = Controller(costs, longest, growing) if costs else None
-                self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, growing)
+                treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
+                controller = Controller(costs, longest, drafters.keys() - treeless) if costs else None
+                self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless)
                 self._scheduler = Scheduler(
                     self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept
                 )
@@ -348,7 +348,7 @@ class Decoder:
     @property
     def growing(self) -> tuple[str, ...]:
         """The drafters that can grow trees here."""
-        return tuple(self._rules.growing)
+        return self._rules.growing
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -182,12 +182,13 @@ class Scheduler:
     def _window(self, wanted: Sequence[Wanted]) -> int:
         """Return how many of a row's last tokens its draft reads first: all that a round commits where other lines may.
 
-        Plans of TensorRT are compiled for two; there a draft reads what it lacks before the round.
+        Plans of TensorRT may be too narrow; there a draft reads what it lacks before the round.
         """
         may_lag = any(len(one.names) > 1 and self._windows(one) for one in wanted)
-        if not may_lag or any(draft.engine.static_widths for draft in self.drafts):
+        widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
+        if not may_lag or any(draft.engine.verify_width < widest for draft in self.drafts):
             return LEAST_WINDOW
-        return max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
+        return widest
 
     def _windows(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
         """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""

@@ -30,6 +30,7 @@ class BuildOptions:
     batch: tuple[int, int] = (1, 8)
     draft_length: int = 4
     siblings: int = 0  # beside a line, or tokens of further lines
+    draft_trees: bool = False  # drafts read whole trees, too
     prefill_width: int = 128  # 0: the verify plan prefills
     workspace: int | None = None  # bytes
     unfused_attention: bool = False  # allowed also where there is a fused one, in half precision
@@ -58,13 +59,18 @@ class BuildOptions:
 
 
 def roles(options: BuildOptions, drafts: Sequence[str]) -> list[Role]:
-    """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time."""
+    """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time.
+
+    With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes.
+    """
     k, prefill, verify = options.draft_length, options.prefill_width, options.verify_width
     found = [Role("verify", "target", verify, verify, options.batch)]
     if prefill:
         found.append(Role("prefill", "target", prefill, 1, (1, 1)))
     for draft in drafts if k else ():
         found += [Role("first", draft, 2, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
+        if options.draft_trees:
+            found.append(Role("tree", draft, verify, verify, options.batch))
         if prefill:
             found.append(Role("prefill", draft, prefill, 1, (1, 1)))
     return found

@@ -5,6 +5,7 @@ one that follows them are therefore distributed as if the draft model had sample
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from ...engines import MAX_DRAFT_LENGTH
 from ..round.frame import Frame, Prepared
 from ..round.plan import Plan
-from ..round.rows import Rows
+from ..round.rows import Rows, counting
 from ..sampling.acceptance import Noise, Proposal, Verdict, accept
 from ..sampling.filters import Ahead
 from ..sampling.transform import draft_transform
@@ -22,7 +23,10 @@ from .lookup import look_up
 
 @dataclass
 class PreparedCascade(Prepared):
-    """The draft model's pass [A, K + 1], its logits [A, K, V] and the verdict on them."""
+    """The draft model's pass [A, K + 1], its logits [A, K, V] and the verdict on them.
+
+    Where other rows grow trees there are two, [A, 2] and [A, N + 1]: a step may be padded, and would end on the trees.
+    """
 
     logits: Tensor
     verdict: Verdict
@@ -42,7 +46,7 @@ class Cascade(Copier):
         if ours < needed:
             return (
                 f"the draft model gives logits for {ours} tokens a step here, drafter cascade needs as many as the "
-                "target gives; use drafter model"
+                "target gives; compile its plans with trt-spec build --draft-trees, or use drafter model"
             )
         return None
 
@@ -50,20 +54,31 @@ class Cascade(Copier):
         assert self.model is not None
         k, model = frame.draft_length, self.model
         memory = model.logits(frame.batch, k)
-        input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
         logits = memory[..., : model.vocab_size]
-        step = model.step(0, input_ids, frame.position[0], memory, frame.live)
-        return PreparedCascade([step], logits=logits, verdict=Verdict(logits))
+        step = partial(model.step, 0, live=frame.live)
+        if frame.levels:
+            first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1))
+            each = counting(k, memory.device).expand(frame.batch, k).contiguous()
+            steps = [first, step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree)]
+        else:
+            input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
+            steps = [step(input_ids, frame.position[0], memory)]
+        return PreparedCascade(steps, logits=logits, verdict=Verdict(logits))
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
         """Test the copies; rows with other proposals are fed those, so that their caches keep the same content."""
         k, prepared = plan.draft_length, frame.prepared[self.name]
         assert isinstance(prepared, PreparedCascade)
-        [step], verdict, asked = prepared.steps, prepared.verdict, self.asked(rows)
+        verdict, asked = prepared.verdict, self.asked(rows)
         copied, found = look_up(rows, plan, span)
         guesses = torch.where(asked[:, None] > 0, copied[:, : k - 1], frame.proposed[:, : k - 1])
-        torch.cat([frame.recent, guesses], 1, out=step.input_ids)
-        step.run()
+        if frame.levels:
+            frame.put_own(rows)
+            frame.proposed[:, : k - 1] = guesses
+        else:
+            torch.cat([frame.recent, guesses], 1, out=prepared.steps[0].input_ids)
+        for step in prepared.steps:
+            step.run()
         inner = replace(plan, draft_length=k - 1, ragged=True, lenient=False)
         proposal = Proposal(guesses, (asked - 1).clamp(min=0) * found, None)
         scores = draft_transform(prepared.logits, rows, inner, Ahead(guesses))

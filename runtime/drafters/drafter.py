@@ -49,12 +49,13 @@ class Drafter:
 
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
+        self.target = resources.target
         self.model = resources.drafts[self.which_draft] if self.needs_model else None
 
     @property
-    def grows(self) -> bool:
-        """Whether it can grow trees."""
-        return False
+    def treeless(self) -> str | None:
+        """Say why it can grow no tree; None if it can."""
+        return "can grow no tree here"
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:

@@ -24,9 +24,17 @@ class DraftModel(Sampler):
     in_mixed = True
 
     @property
-    def grows(self) -> bool:
+    def treeless(self) -> str | None:
         assert self.model is not None
-        return self.model.engine.takes_trees and not self.model.engine.static_widths
+        if not self.model.engine.takes_trees:
+            return super().treeless
+        ours, needed = self.model.engine.verify_width, self.target.engine.verify_width
+        if ours < needed:
+            return (
+                f"can grow no tree here, where its steps give logits for {ours} tokens and the target's for {needed}; "
+                "compile its plans with trt-spec build --draft-trees"
+            )
+        return None
 
     def window(self, widest: int) -> int:
         return widest

@@ -1,7 +1,7 @@
 """The drafting that a request asks for: how many proposals, and from where; both are checked together."""
 
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
@@ -45,18 +45,23 @@ class DraftingRules:
         longest: int,
         most: int | None,
         controller: Controller | None,
-        growing: Collection[str] = (),
+        treeless: Mapping[str, str],
     ) -> None:
         self.unavailable = unavailable  # drafters that the decoder lacks, and why
         self.longest = longest  # the most proposals in a line
         self.most = most  # the most in a comb or a tree; None: the engine takes lines only
         self.controller = controller
-        self.growing = growing  # drafters that can grow trees
+        self.treeless = treeless  # those that it has, but that can grow no tree, and why
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The sources of proposals that the decoder has."""
         return tuple(name for name in DRAFTERS if name not in self.unavailable)
+
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """Those of them that can grow trees."""
+        return tuple(name for name in self.drafters if name not in self.treeless)
 
     def check(self, length: object, drafter: object, params: SamplingParams) -> Drafting:
         """Refuse a choice that is impossible here or contradicts itself."""
@@ -159,10 +164,10 @@ class DraftingRules:
 
     def _check_tree(self, tree: TreeLength, drafter: str, params: SamplingParams) -> None:
         most = self._require_trees(tree)
-        if drafter not in (*self.growing, NONE):
+        if drafter in self.treeless:
             able = " or ".join(name for name in self._listed if name in self.growing)
             instead = f"use {able}, or give a number" if able else "give a number, or a comb like 5+3"
-            raise RequestError(f"drafter {drafter} can grow no tree here; {instead}", "drafter")
+            raise RequestError(f"drafter {drafter} {self.treeless[drafter]}; {instead}", "drafter")
         depth, branches = tree.length, tree.beyond
         few = max(tree.children, default=1) <= MOST_CHILDREN
         if not (few and 1 <= depth <= self.longest and 0 <= branches <= MOST_BRANCHES and tree.nodes <= most):

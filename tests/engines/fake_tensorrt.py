@@ -5,6 +5,7 @@ Its plans are small files that name a graph. Every call is recorded; a broken ru
 
 import ctypes
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -153,7 +154,8 @@ class IRuntimeConfigRTX(IRuntimeConfig):
 class IExecutionContext:
     """Refuses what TensorRT refuses: unknown names, shapes outside the profile, addresses that are missing or apart.
 
-    And a token that sees nothing, to which TensorRT gives no numbers.
+    And a token that sees nothing, to which TensorRT gives no numbers, and one behind the cache, which it writes all the
+    same.
     """
 
     def __init__(self, engine: ICudaEngine) -> None:
@@ -201,8 +203,10 @@ class IExecutionContext:
                 return self._refuse(f"{output} does not lie where {past} lies")
         [batch] = {shape[0] for shape in self._shapes.values()}
         sizes = {"batch": batch} | self._key.sizes
-        if not self._ancestors(batch).any(-1).all():
+        if not self._read("ancestors", ctypes.c_bool, batch, self._key.width, self._key.width).any(-1).all():
             return self._refuse("a token sees nothing, not even itself")
+        if self._read("start", ctypes.c_int64, batch).max() + self._key.width > self._key.capacity:
+            return self._refuse("a token lies behind the cache")
         binding = self._engine.session.io_binding()
         for bind, each in ((binding.bind_input, self._contract.inputs), (binding.bind_output, self._contract.outputs)):
             for spec in each:
@@ -212,10 +216,9 @@ class IExecutionContext:
         self._engine.library.runs.append((self._key.model, self._key.width, batch))
         return True
 
-    def _ancestors(self, batch: int) -> Any:
-        width = self._key.width
-        memory = (ctypes.c_bool * (batch * width * width)).from_address(self._addresses["ancestors"])
-        return np.ctypeslib.as_array(memory).reshape(batch, width, width)
+    def _read(self, name: str, kind: Any, *shape: int) -> Any:
+        memory = (kind * math.prod(shape)).from_address(self._addresses[name])
+        return np.ctypeslib.as_array(memory).reshape(shape)
 
     def _refuse(self, reason: str) -> bool:
         self._engine.logger.log(FakeTensorRT.ILogger.ERROR, reason)

@@ -27,6 +27,7 @@ from trt_spec.engines import (
 from trt_spec.engines.tensorrt_plans import read_plan
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round import capture
+from trt_spec.runtime.sampling.trees import TreeVerdict
 
 from ..bundles import Pair, noisy_draft
 from ..recorder import Recorder
@@ -41,6 +42,14 @@ def planned(llama: Pair, tmp_path: Path) -> Path:
     """A bundle with plans for rows of up to 4 tokens, batches of up to 3."""
     path = shutil.copytree(llama.bundle, tmp_path / "bundle")
     write_plans(path, batch=(1, 3))
+    return path
+
+
+@pytest.fixture
+def reading_trees(llama: Pair, tmp_path: Path) -> Path:
+    """A bundle whose draft has plans for all that a round proposes, at most 12 tokens."""
+    path = shutil.copytree(llama.bundle, tmp_path / "reading-trees")
+    write_plans(path, batch=(1, 3), draft_length=4, siblings=8, draft_trees=True, prefill_width=32)
     return path
 
 
@@ -118,6 +127,107 @@ def test_wide_plans_verify_trees_of_more_proposals_than_a_line_has(
             assert 21 in {width for model, width, _ in library.runs if model == "target"}
         with pytest.raises(RequestError, match="at most 20 together"):
             wide.submit("def f(", params, draft_length="16+5", drafter="model")
+
+
+RULES = {
+    "greedy": SamplingParams(max_new_tokens=24, temperature=0, ignore_eos=True),
+    "coupled": SamplingParams(max_new_tokens=24, rule="coupled", seed=2, ignore_eos=True),
+    "rejection": SamplingParams(max_new_tokens=24, seed=2, ignore_eos=True),
+}
+WIDE = [("model", "3/8"), ("model", "2x2x1"), ("model", "1/2"), ("model+suffix", 4), ("cascade", 4)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["alone", "three"])
+def test_a_draft_that_reads_trees_gives_the_text_of_onnx_runtime(
+    reading_trees: Path, library: FakeTensorRT, prompts: list[str], rule: str
+) -> None:
+    with Decoder.open(reading_trees, max_batch=3) as decoder, open_decoder(reading_trees) as planned:
+        assert planned.growing == decoder.growing == ("model",)
+        for drafter, length in WIDE:
+            expected = decoder.generate(prompts, RULES[rule], draft_length=length, drafter=drafter)
+            library.runs.clear()
+            found = planned.generate(prompts, RULES[rule], draft_length=length, drafter=drafter)
+            assert [one.token_ids for one in found] == [one.token_ids for one in expected], f"{drafter} {length}"
+            assert 13 in {width for model, width, _ in library.runs if model == "draft"}, f"{drafter} {length}"
+            assert planned.speculation.accepted == decoder.speculation.accepted, f"{drafter} {length}"
+
+
+BESIDE = [
+    [("model", "3/8"), ("cascade", 4), ("model", 2)],
+    [("model", "2x2x1"), ("cascade", 3), ("lookup+random", 3)],
+    [("model", "4/12"), ("model+suffix", 2), ("model", "4+2")],
+    [("model", "3/5"), ("model", "1/4"), ("random+model", 4)],
+]
+
+
+@pytest.mark.parametrize("settings", BESIDE)
+def test_padded_steps_leave_what_the_caches_hold_of_any_neighbour(
+    reading_trees: Path, library: FakeTensorRT, settings: list[tuple[str, Any]]
+) -> None:
+    """After each round it is what a fresh reading of the committed tokens writes; texts are those without drafts."""
+    params = replace(RULES["coupled"], max_new_tokens=40)
+    with open_decoder(reading_trees) as decoder, Decoder.open(reading_trees) as fresh:
+        expected = [one.token_ids for one in fresh.generate(PROMPTS, params, draft_length=0)]
+        requests = [
+            decoder.submit(prompt, params, draft_length=length, drafter=drafter)
+            for prompt, (drafter, length) in zip(PROMPTS, settings, strict=True)
+        ]
+        off_line = 0
+        while decoder.step():
+            assert decoder.last_frame is not None
+            if isinstance(verdict := decoder.last_frame.verdict, TreeVerdict):
+                off_line += int((verdict.last != verdict.accepted).sum())
+            for ours, other in ((decoder.target, fresh.target), (decoder.draft, fresh.draft)):
+                for occupant in decoder.live:
+                    entries = ours.cache.entries[occupant.row]
+                    tokens = torch.tensor([*occupant.request.prompt, *occupant.request.token_ids])[:entries]
+                    with torch.inference_mode():
+                        other.cache.free(0)
+                        other.prefill([0], [tokens])
+                    for name in ours.engine.contract.cache_names:
+                        found, right = ours.cache.read(occupant.row, name), other.cache.read(0, name)
+                        torch.testing.assert_close(found[:, :entries], right[:, :entries], atol=1e-4, rtol=1e-4)
+        assert [tuple(one.token_ids) for one in requests] == expected
+        assert off_line > 2
+
+
+def test_the_widest_steps_of_a_draft_end_within_its_cache(reading_trees: Path, library: FakeTensorRT) -> None:
+    """The stand-in refuses what lies behind it: a sequence may become as long as the bundle allows."""
+    length = Bundle.open(reading_trees).max_length
+    prompts = [[5 + (i + row) % 7 for i in range(length - 20 - row)] for row in range(3)]
+    params = [replace(RULES["coupled"], max_new_tokens=length - len(prompt)) for prompt in prompts]
+    with open_decoder(reading_trees) as decoder:
+        expected = [one.token_ids for one in decoder.generate(prompts, params, draft_length=0)]
+        for drafter, shape in WIDE:
+            found = decoder.generate(prompts, params, draft_length=shape, drafter=drafter)
+            assert [one.token_ids for one in found] == expected, f"{drafter} {shape}"
+
+
+def test_without_plans_for_trees_a_draft_is_refused_what_needs_them_and_reads_before_the_round_what_it_lacks(
+    planned: Path, library: FakeTensorRT
+) -> None:
+    params = RULES["greedy"]
+    with open_decoder(planned) as decoder:
+        for tree in ("2/3", "1x2"):
+            message = (
+                "drafter model can grow no tree here, where its steps give logits for 1 tokens and the target's for 4; "
+                "compile its plans with trt-spec build --draft-trees; give a number, or a comb like 5+3"
+            )
+            with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+                decoder.submit("x", params, draft_length=tree, drafter="model")
+        message = (
+            "the draft model gives logits for 1 tokens a step here, drafter cascade needs as many as the target gives; "
+            "compile its plans with trt-spec build --draft-trees, or use drafter model"
+        )
+        with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+            decoder.submit("x", params, drafter="cascade")
+        expected = [one.token_ids for one in decoder.generate(PROMPTS, params, draft_length=0)]
+        found = decoder.generate(PROMPTS, params, draft_length=1, drafter="suffix+model")
+        assert [one.token_ids for one in found] == expected
+        assert decoder.last_frame is not None
+        assert decoder.last_frame.window is None
+    assert {width for model, width, _ in library.runs if model == "draft"} == {2, 8}
 
 
 def test_the_draft_steps_run_in_their_own_plans(planned: Path, library: FakeTensorRT) -> None:
@@ -354,6 +464,21 @@ def test_tokens_that_see_nothing_are_noticed_by_the_stand_in(planned: Path, libr
         decoder.generate("def f(", SamplingParams(max_new_tokens=4))
 
 
+def test_tokens_behind_the_cache_are_noticed_by_the_stand_in(planned: Path, library: FakeTensorRT) -> None:
+    """Those that a step is padded with, too."""
+    bundle = Bundle.open(planned)
+    contract, capacity = bundle.target.contract, bundle.capacity
+    [engine] = open_engines("tensorrt", [(bundle.graph("target"), contract)], "cpu", exact_weights=True)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "start": torch.tensor([capacity - 4])}
+    logits = torch.zeros(1, 3, contract.vocab_size)
+    step = make_step(engine, blank_cache(contract, 1, capacity), inputs, {"logits": logits})
+    step.run()
+    step.start.add_(1)
+    with pytest.raises(EngineError, match="a token lies behind the cache"):
+        step.run()
+    engine.close()
+
+
 def test_another_stream_or_a_cache_that_is_written_elsewhere_is_noticed(planned: Path, library: FakeTensorRT) -> None:
     bind = fake_tensorrt.IExecutionContext.set_tensor_address
 
@@ -422,21 +547,27 @@ def test_capture_is_asked_of_what_has_run(planned: Path, library: FakeTensorRT) 
             assert not decoder.target.engine.capturable()
 
 
+@pytest.mark.parametrize(("drafter", "length"), [("model", 3), ("model", "3/8"), ("model+suffix", 4), ("cascade", 4)])
 def test_recorded_rounds_write_the_same_text_and_their_shapes_never_change(
-    planned: Path, library: FakeTensorRT
+    reading_trees: Path, library: FakeTensorRT, drafter: str, length: Any
 ) -> None:
-    params = SamplingParams(max_new_tokens=30, seed=5)
-    with open_decoder(planned) as decoder:
-        expected = [output.token_ids for output in decoder.generate(PROMPTS, params)]
+    params = SamplingParams(max_new_tokens=24, seed=5)
+
+    def run(decoder: Decoder) -> list[tuple[int, ...]]:
+        decoder.forget_outputs()
+        return [one.token_ids for one in decoder.generate(PROMPTS, params, draft_length=length, drafter=drafter)]
+
+    with open_decoder(reading_trees) as decoder:
+        expected = run(decoder)
     recorder = Recorder()
     with (
         patch.object(capture, "Record", recorder),
         patch.object(capture, "new_pool", lambda: "pool"),
-        Decoder.open(planned, engine="tensorrt", max_batch=3) as decoder,
+        Decoder.open(reading_trees, engine="tensorrt", max_batch=3) as decoder,
     ):
-        found = [output.token_ids for output in decoder.generate(PROMPTS, params)]
+        found = run(decoder)
         shapes = library.calls["set_input_shape"]
-        assert [output.token_ids for output in decoder.generate(PROMPTS, params)] == expected
+        assert run(decoder) == expected
         assert library.calls["set_input_shape"] == shapes
     assert found == expected
     assert sum(recorder.launched) > 10

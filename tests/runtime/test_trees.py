@@ -55,6 +55,23 @@ def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, rule: st
                 assert tuple(request.token_ids) == alone.token_ids, f"{length} beside {beside}, {neighbour.rule}"
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tree_and_a_cascade_beside_it_propose_what_they_propose_alone(llama: Pair, rule: str):
+    params = replace(RULES[rule], max_new_tokens=40)
+    settings = [([5, 6, 7, 5, 6, 7], "4/12", "model"), ([9, 8, 7, 9, 8, 7], 6, "cascade")]
+
+    def run(settings: Sequence[tuple[Sequence[int], str | int, str]]) -> list[tuple[list[int], int, int]]:
+        with Decoder.open(llama.bundle) as decoder:
+            requests = [decoder.submit(own, params, draft_length=k, drafter=name) for own, k, name in settings]
+            while decoder.step():
+                pass
+        return [(one.token_ids, one.speculation.proposed, one.speculation.accepted) for one in requests]
+
+    alone = [run([one])[0] for one in settings]
+    assert run(settings) == alone
+    assert all(accepted for _, _, accepted in alone)
+
+
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection", "tokenwise"])
 def test_a_second_draft_grows_trees_as_the_first_does(drafts: Pair, rule: str):
     """One beside the other in a round, each row has the tree of its own draft."""

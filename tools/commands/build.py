@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most proposals beside a line of K, of combs and of several lines (default 0)",
     )
     parser.add_argument(
+        "--draft-trees",
+        action="store_true",
+        help="compile drafts for all that a round proposes as well, which trees like 4/12 and drafter cascade need; "
+        "each draft then holds its weights once more",
+    )
+    parser.add_argument(
         "--prefill-width",
         type=int,
         default=128,
@@ -99,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
         draft_length=arguments.draft_length,
         siblings=arguments.siblings,
+        draft_trees=arguments.draft_trees,
         prefill_width=arguments.prefill_width,
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,

@@ -27,7 +27,7 @@ from trt_spec.export.plans import build
 from trt_spec.export.plans.audit import audit
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import Compiler, prepare
-from trt_spec.export.plans.roles import BuildOptions, roles
+from trt_spec.export.plans.roles import BuildOptions, Role, roles
 from trt_spec.export.scenarios import RowCall, random_tree
 from trt_spec.tools.cli import main
 
@@ -153,6 +153,32 @@ def test_every_draft_of_a_bundle_has_the_roles_of_a_draft() -> None:
     assert of_two[: len(of_one)] == of_one
     assert of_two[len(of_one) :] == [replace(role, model="draft2") for role in of_one if role.model == "draft"]
     assert len(of_two) == 8
+
+
+def test_drafts_have_plans_as_wide_as_those_that_verify_only_where_they_are_asked_for() -> None:
+    settings = {"batch": (1, 8), "draft_length": 4, "siblings": 8}
+    without = roles(options(**settings), ["draft", "draft2"])
+    found = roles(options(**settings, draft_trees=True), ["draft", "draft2"])
+    assert [role for role in found if role not in without] == [
+        Role("tree", draft, 13, 13, (1, 8)) for draft in ("draft", "draft2")
+    ]
+    assert not set(without).difference(found)
+
+
+def test_the_plan_of_a_draft_that_reads_trees_is_compiled_and_its_mask_is_that_of_the_graph(
+    half: Path, tmp_path: Path
+) -> None:
+    [role] = [one for one in roles(options(siblings=8, draft_trees=True), ["draft"]) if one.name == "tree"]
+    key = replace(VERIFY, model=role.model, width=role.width, rows=role.rows, batch=role.batch)
+    bundle, compiler = Bundle.open(half), Compiler("tensorrt-rtx")
+    graph, contract = bundle.graph("draft"), bundle.models["draft"].contract
+    assert len(bytes(compiler.compile(graph, contract, key, tmp_path / "timings"))) > 10_000
+    network = ir.to_proto(prepare(graph, key)[0])
+    audit(trt, parse(network, graph)[0], contract, key.sizes)
+    naive(network)
+    kept = parse(network, graph)
+    with pytest.raises(ExportError, match="right for the first call only"):
+        audit(trt, kept[0], contract, key.sizes)
 
 
 def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: Path) -> None:
@@ -338,18 +364,18 @@ def test_a_damaged_sidecar_or_plan_is_refused(half: Path) -> None:
 
 def test_the_command_prints_a_table_and_json(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["build", "--bundle", str(half), "--engine", "tensorrt-rtx", "--compute-capability", "8.9"]
-    command += ["--batch", "1..3", "--draft-length", "1", "--prefill-width", "0"]
+    command += ["--batch", "1..3", "--draft-length", "1", "--draft-trees", "--prefill-width", "0"]
     assert main(command) == 0
     printed = capsys.readouterr()
     assert "target verify for 8.9: compiling" in printed.err
     lines = printed.out.splitlines()
     assert lines[0].split() == ["model", "role", "GPU", "width", "batch", "size", "seconds"]
     assert lines[1].split()[:5] == ["target", "verify", "8.9", "2", "1..3"]
-    assert "3 of 3 plans compiled" in lines[-1]
+    assert "4 of 4 plans compiled" in lines[-1]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["built"] == 0
-    assert [plan["role"] for plan in found["plans"]] == ["verify", "first", "decode"]
+    assert [plan["role"] for plan in found["plans"]] == ["verify", "first", "decode", "tree"]
     assert main(["build", "--bundle", str(half), "--engine", "tensorrt-rtx", "--compute-capability", "9.0"]) == 2
 
 

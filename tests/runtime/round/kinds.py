@@ -97,6 +97,15 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "coupled": True,
         "gumbel": True,
     },
+    "tree beside a cascade": {
+        "sources": ["model", "cascade"],
+        "branches": 5,
+        "levels": (Level(2, 4), Level(3, 4)),
+        "rejection": True,
+        "coupled": True,
+        "gumbel": True,
+        "ragged": True,
+    },
     "trees, lines and combs of all kinds": {
         "sources": ["model", "lookup"],
         "beside": [["model", "suffix"]],
@@ -132,7 +141,7 @@ def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
 class IdleEngine:
     """Checks where the tensors of its steps are, and does nothing with them."""
 
-    static_capacity, reads_prefixes, own_threads, takes_trees, static_widths = True, True, False, True, False
+    static_capacity, reads_prefixes, own_threads, takes_trees = True, True, False, True
     verify_width = 17
 
     def __init__(self, contract: Contract, device: str) -> None:

@@ -217,7 +217,7 @@ def test_a_cascade_needs_a_draft_whose_steps_give_as_many_logits_as_the_targets(
         decoder = scripted_decoder(tmp_path, lambda context: 5, one)
     message = (
         "the draft model gives logits for 1 tokens a step here, drafter cascade needs as many as the target gives; "
-        "use drafter model"
+        "compile its plans with trt-spec build --draft-trees, or use drafter model"
     )
     with decoder, pytest.raises(RequestError, match=f"^{message}$"):
         decoder.submit([1, 2], drafter="cascade")

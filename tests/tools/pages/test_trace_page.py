@@ -26,7 +26,8 @@ def ended_request(tokens, stop=()):
     prompt = TOKENIZER.encode("def f").ids
     params = SamplingParams(max_new_tokens=len(tokens), stop=stop)
     text = TextStream(TOKENIZER, prompt, stop)
-    request = Request(prompt, params, 3, "none", frozenset({END}), text, DraftingRules({}, 16, 64, None), trace=True)
+    rules = DraftingRules({}, 16, 64, None, {})
+    request = Request(prompt, params, 3, "none", frozenset({END}), text, rules, trace=True)
     while not request.finished:
         done = len(request.token_ids)
         group = tokens[done : done + 1 + done % 4]
