@@ -1,7 +1,7 @@
 """The interface of every drafter: a source of proposals, with a part on the host and a part on the device."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -24,6 +24,7 @@ class Resources:
     target: Model
     drafts: Sequence[Model]
     max_batch: int
+    opened: dict[str, "Drafter"] = field(default_factory=dict)  # those that were made before, by name
 
 
 class Asking(Protocol):
@@ -42,6 +43,7 @@ class Drafter:
     samples: ClassVar[bool] = False  # a Sampler, else a Copier
     needs_model: ClassVar[bool] = False  # runs a draft model, whose cache must be complete by then
     which_draft: ClassVar[int] = 0  # of the bundle's, if it needs one
+    before: ClassVar[tuple[str, ...]] = ()  # continuations of the same source, without which it has no line
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
     in_mixed: ClassVar[bool] = False  # drafter mixed chooses among these
@@ -127,3 +129,8 @@ class Copier(Drafter):
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
         """Return its proposals; every committed length is below `span`."""
         raise NotImplementedError
+
+
+def continuations(source: str, count: int) -> tuple[str, ...]:
+    """Return the names of the first so many continuations that a source has: suffix, suffix2, …"""
+    return source, *(f"{source}{number}" for number in range(2, count + 1))

@@ -1,4 +1,4 @@
-"""Drafter lookup: copies what followed the same tokens earlier in the context."""
+"""Drafter lookup: copies what followed the same tokens earlier in the context; lookup2 and its like, what else did."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from ..round.frame import Frame
 from ..round.plan import Plan
 from ..round.rows import Rows
 from ..sampling.acceptance import Noise
-from .drafter import Copier, Offer
+from .drafter import Copier, Offer, continuations
 
 LONGEST_MATCH = 4  # tokens at the end of the context that are compared
 
@@ -17,14 +17,26 @@ class Lookup(Copier):
     may_come_short = True
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        copied, found = look_up(rows, plan, span)
+        copied, found = look_up(rows, plan, span, len(self.before))
         return Offer(copied, self.asked(rows) * found)
 
 
-def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:
+def further_lookup(number: int) -> type[Lookup]:
+    """Make the drafter of continuation `number`, counted from 1."""
+    *better, own = continuations(Lookup.name, number)
+
+    class FurtherLookup(Lookup):
+        name = own
+        before = tuple(better)
+
+    return FurtherLookup
+
+
+def look_up(rows: Rows, plan: Plan, span: int, better: int = 0) -> tuple[Tensor, Tensor]:
     """Return the tokens [A, K] that followed the longest earlier match of the context's end, and which rows have one.
 
-    The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself.
+    The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself. Beside
+    `better` continuations it is the best match that another token followed than the first of each of them.
     """
     context = rows.tokens[:, :span]  # [A, L]
     position = torch.arange(span, device=context.device)
@@ -37,6 +49,10 @@ def look_up(rows: Rows, plan: Plan, span: int) -> tuple[Tensor, Tensor]:
         alive = alive & (shifted == suffix) & (back <= last)
         matched = matched + alive
     best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
+    for _ in range(better):
+        following = context.roll(-1, 1)
+        matched = matched * (following != following.gather(1, best))
+        best = (matched * span + position).argmax(1, keepdim=True)
     found = matched.gather(1, best)[:, 0] > 1
     period = last - best
     ahead = torch.arange(plan.draft_length, device=context.device) % period.clamp(min=1)

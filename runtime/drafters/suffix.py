@@ -1,10 +1,13 @@
 """Drafter suffix: copies what followed the longest match in the request's own context or in earlier outputs.
 
 The host finds the matches. The longer the match, the more tokens it proposes. A predicted output is part of the
-context: the end of the prompt leads into it, and after each miss the next match finds the way back.
+context: the end of the prompt leads into it, and after each miss the next match finds the way back. Drafter suffix2 and
+its like copy what else followed it, then what followed shorter matches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import repeat
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,7 +18,7 @@ from ..round.plan import Plan
 from ..round.rows import Rows
 from ..sampling.acceptance import Noise
 from ..sampling.params import SamplingParams
-from .drafter import Asking, Copier, Offer, Resources
+from .drafter import Asking, Copier, Offer, Resources, continuations
 from .suffix_automaton import SuffixAutomaton
 
 CONTEXT, POOL = 2**14, 2**14  # tokens remembered of one request, and of all earlier outputs together
@@ -36,6 +39,7 @@ class Suffix(Copier):
         self._pool = SuffixAutomaton(POOL)
         self._contexts: WeakKeyDictionary[Asking, SuffixAutomaton] = WeakKeyDictionary()
         self._found: WeakKeyDictionary[Asking, list[int]] = WeakKeyDictionary()  # for the next round
+        self.others: WeakKeyDictionary[Asking, Iterator[list[int]]] = WeakKeyDictionary()  # further continuations
         self._tokens = torch.zeros(
             resources.max_batch, MAX_DRAFT_LENGTH, dtype=torch.int64, device=resources.target.engine.device
         )
@@ -68,18 +72,55 @@ class Suffix(Copier):
                 context.extend([*request.prompt[-OPENING:], *request.prediction, END])
             context.extend(request.prompt)
         context.extend(request.token_ids[context.read - predicted - len(request.prompt) :])
+        found, matches = [], [(context, context.matched, context.repeated)]  # of equally long ones its own comes first
         if reads_pool(request.params):
-            matched, end = self._pool.find(context.tokens[-LONGEST_MATCH:])
+            matched, state = self._pool.find(context.tokens[-LONGEST_MATCH:])
+            matches.append((self._pool, matched, state))
             if matched > context.matched:
-                count = min(most, PER_MATCHED_TOKEN * matched)
-                found = self._pool.tokens[end + 1 : end + 1 + count]
-                if found := found[: found.index(END)] if END in found else found:
-                    return found
-        # If the match ends less than `count` tokens ago, the copy repeats itself.
-        tokens, start = context.tokens, context.match_end + 1
-        count = min(most, PER_MATCHED_TOKEN * context.matched)
-        found = [tokens[start + ahead % (len(tokens) - start)] for ahead in range(count)]
-        return found[: found.index(END)] if END in found else found
+                found = copied(self._pool, self._pool.end(state) + 1, matched, most)
+        found = found or copied(context, context.match_end + 1, context.matched, most)
+        self.others[request] = other_continuations(found, matches, most)
+        return found
+
+
+def further_suffix(number: int) -> type[Suffix]:
+    """Make the drafter of continuation `number`, counted from 1."""
+    *better, own = continuations(Suffix.name, number)
+
+    class FurtherSuffix(Suffix):
+        name = own
+        before = tuple(better)
+
+        def __init__(self, place: int, resources: Resources) -> None:
+            super().__init__(place, resources)
+            first = resources.opened[Suffix.name]
+            assert isinstance(first, Suffix)
+            self.others = first.others
+
+        def suggest(self, request: Asking, most: int) -> list[int]:
+            """Return the next of the continuations, which the first one's match has led to in this round."""
+            return next(self.others[request], [])
+
+    return FurtherSuffix
+
+
+def copied(text: SuffixAutomaton, start: int, matched: int, most: int) -> list[int]:
+    """Return what the text has from `start` on; if it ends too early, the copy repeats itself."""
+    tokens = text.tokens
+    found = [tokens[start + ahead % (len(tokens) - start)] for ahead in range(min(most, PER_MATCHED_TOKEN * matched))]
+    return found[: found.index(END)] if END in found else found
+
+
+def other_continuations(
+    first: Sequence[int], matches: Sequence[tuple[SuffixAutomaton, int, int]], most: int
+) -> Iterator[list[int]]:
+    """Yield what else followed these matches in their texts, after the longest first, each with another first token."""
+    begun = {END, *first[:1]}
+    each = (zip(repeat(text), text.following(matched, state)) for text, matched, state in matches)
+    for text, (matched, index) in merge(*each, key=lambda one: -one[1][0]):
+        if text.tokens[index] not in begun:
+            begun.add(text.tokens[index])
+            yield copied(text, index, matched, most)
 
 
 def reads_pool(params: SamplingParams) -> bool:

@@ -3,7 +3,9 @@
 So the longest earlier match of the text's end is known after every round, however long it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+MATCHES = 64  # looked at, ever shorter, for other ways to go on; a text of one token has as many as tokens
 
 
 class SuffixAutomaton:
@@ -71,7 +73,7 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     def find(self, context: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest suffix of `context` that occurs in the text, and where it ends there."""
+        """Return the length of the longest suffix of `context` that occurs in the text, and the state it is in."""
         state = matched = 0
         for token in context:
             while state and token not in self._next[state]:
@@ -79,4 +81,27 @@ class SuffixAutomaton:
                 matched = self._length[state]
             if token in self._next[state]:
                 state, matched = self._next[state][token], matched + 1
-        return matched, self._end[state]
+        return matched, state
+
+    def end(self, state: int) -> int:
+        """Return where one occurrence of what the state stands for ends."""
+        return self._end[state]
+
+    @property
+    def repeated(self) -> int:
+        """The state of the longest suffix of the text that occurred before."""
+        return self._link[self._last]
+
+    def following(self, matched: int, state: int) -> Iterator[tuple[int, int]]:
+        """Yield how many tokens a match has, and the index of a token that followed it.
+
+        Each token that ever followed this match comes once, the latest first, as far as is known; then those that
+        followed ever shorter ones.
+        """
+        for _ in range(MATCHES):
+            if state <= 0:
+                return
+            for index in sorted((self._end[after] for after in self._next[state].values()), reverse=True):
+                yield matched, index
+            state = self._link[state]
+            matched = self._length[state]

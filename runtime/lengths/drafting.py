@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from ..drafters import DRAFTERS, NONE
+from ..drafters import CONTINUATIONS, DRAFTERS, NONE
 from ..sampling.filters import FILTERS
 from ..sampling.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES, MOST_SIBLINGS
 from ..sampling.params import SamplingParams
@@ -55,7 +55,7 @@ class DraftingRules:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The sources of proposals that the decoder has."""
+        """The sources of proposals that the decoder has, each by its first continuation."""
         return tuple(name for name in DRAFTERS if name not in self.unavailable)
 
     @property
@@ -65,9 +65,9 @@ class DraftingRules:
 
     def check(self, length: object, drafter: object, params: SamplingParams) -> Drafting:
         """Refuse a choice that is impossible here or contradicts itself."""
-        known = (*DRAFTERS, NONE, MIXED)
         names = drafter.split(BESIDE) if isinstance(drafter, str) else []
-        if not isinstance(drafter, str) or not set(names).issubset(DRAFTERS if len(names) > 1 else known):
+        known = {*DRAFTERS, *CONTINUATIONS, *(() if len(names) > 1 else (NONE, MIXED))}
+        if not isinstance(drafter, str) or not known.issuperset(names):
             listed = ", ".join((*self._listed, NONE, MIXED))
             raise RequestError(
                 f"drafter is {reprlib.repr(drafter)}, expected one of {listed}; or several, as model+suffix", "drafter"
@@ -75,6 +75,7 @@ class DraftingRules:
         for name in names:
             if name in self.unavailable:
                 raise RequestError(self.unavailable[name], "drafter")
+        _require_better(names)
         if isinstance(length, str) and length != AUTO:
             length = read_shape(length) or length
         if len(names) > 1:
@@ -248,6 +249,18 @@ class DraftingRules:
         samplers = [name for name in self._listed if DRAFTERS[name].samples]
         if drafter not in (*samplers, NONE):
             raise RequestError(f"drafter {drafter} {lack}; use {' or '.join(samplers)}, or give a number")
+
+
+def _require_better(names: Sequence[str]) -> None:
+    """Refuse a continuation of a source that has no line behind all of those before it."""
+    for place, name in enumerate(names):
+        before = CONTINUATIONS[name].before if name in CONTINUATIONS else ()
+        if not set(before).issubset(names[:place]):
+            raise RequestError(
+                f"continuation {len(before) + 1} of {before[0]} comes beside {BESIDE.join(before)}; use "
+                f"{BESIDE.join((*before, name))}",
+                "drafter",
+            )
 
 
 def _judged_in_lines_only(params: SamplingParams) -> str | None:

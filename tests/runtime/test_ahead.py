@@ -20,7 +20,7 @@ TREES = (
     ("model", "2x2x1"),
     ("model", "4/12"),
     ("model+random", 3),
-    ("suffix+model", 4),
+    ("suffix+suffix2+model", 4),
     ("random+model+lookup", 2),
 )
 READING_AHEAD = {

@@ -23,7 +23,7 @@ from .scripted import ScriptedEngine, scripted_decoder
 from .test_combs import RULES, SAMPLED, assert_same_logprobs, bytes_for, steps_within
 from .test_greedy import random_prompts
 
-LINES = ("model+random", "random+model", "lookup+model", "suffix+lookup+random", "random+suffix+model+lookup")
+LINES = ("model+random", "random+model", "lookup+model", "suffix+suffix2+lookup+lookup2", "random+suffix+model+lookup")
 REPEATS = [3, 4, 5, 6, 3, 4, 5, 6, 3, 4]  # of which copies are found
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from ...engines import ENGINES, Bundle, engines_of
 from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams, TreeLength
-from ...runtime.drafters import DRAFTERS
+from ...runtime.drafters import CONTINUATIONS, DRAFTERS
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
 from ...runtime.lengths.shapes import DraftShape
@@ -108,14 +108,17 @@ def kinds(decoder: Decoder, drafter: str) -> list[list[DraftLength]]:
 
 
 def several(decoder: Decoder) -> list[tuple[str, int]]:
-    """Two sources at once, each with its neighbour, and as many as can be, with proposals of all lengths."""
+    """Each source beside its neighbour and a second copy of that, and as many as can be, with K of all lengths."""
     if not decoder.target.engine.takes_trees:
         return []
     names = [name for name in decoder.drafters if name != "cascade"]
     most = min(MOST_LINES, len(names), (decoder.target.engine.verify_width - 1) // max(1, decoder.longest_draft))
     if most < 2:
         return []
-    pairs = [BESIDE.join(pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+    pairs = [
+        BESIDE.join([one, other, *(name for name, kind in CONTINUATIONS.items() if kind.before == (other,))][:most])
+        for one, other in zip(names, [*names[1:], names[0]], strict=True)
+    ]
     drafters = [*(pairs if len(names) > 2 else pairs[:1]), BESIDE.join(reversed(names[:most]))]
     lengths = draft_lengths(decoder)
     return [(drafter, lengths[i % len(lengths)]) for i, drafter in enumerate(drafters)]

@@ -12,12 +12,12 @@ from ..states import make_plan, make_rows
 from ..test_greedy import random_prompts
 
 
-def look_up(*contexts: list[int], k: int = 3) -> list[list[int]]:
+def look_up(*contexts: list[int], k: int = 3, better: int = 0) -> list[list[int]]:
     """The proposals of each row; an empty list where nothing matches."""
     params = [SamplingParams()] * len(contexts)
     rows = make_rows(params, 100, contexts)
     span = max(map(len, contexts))
-    copied, found = copy_by_lookup(rows, make_plan(params, k), span)
+    copied, found = copy_by_lookup(rows, make_plan(params, k), span, better)
     return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]
 
 

@@ -44,9 +44,10 @@ def test_after_every_token_the_match_is_the_longest_that_occurred_before(text: l
 def test_the_longest_end_of_another_text_is_found_where_it_occurs(text: list[int], context: list[int]):
     automaton = SuffixAutomaton(1000)
     automaton.extend(text)
-    matched, end = automaton.find(context)
+    matched, state = automaton.find(context)
     assert matched == longest_end(context, text)
     if matched:
+        end = automaton.end(state)
         assert text[end - matched + 1 : end + 1] == context[-matched:]
 
 

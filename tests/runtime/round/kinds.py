@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.engine import chunks
-from trt_spec.runtime.drafters import Drafter, Resources, open_drafters
+from trt_spec.runtime.drafters import CONTINUATIONS, Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.round.plan import Level, Plan
 from trt_spec.runtime.sampling.filters import FILTERS
@@ -73,6 +73,12 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "filters": ["top_k", "top_p"],
     },
     "lines": {"sources": ["model"], "beside": [["random"], ["lookup"]], "rejection": True, "window": 4, "ragged": True},
+    "continuations": {
+        "sources": ["lookup"],
+        "beside": [["lookup2"], ["suffix", "lookup3"], ["suffix2"]],
+        "tokenwise": True,
+        "ragged": True,
+    },
     "coupled lines": {"sources": ["ngram"], "beside": [["model"]], "coupled": True, "gumbel": True, "window": 4},
     "lines and combs of all kinds": {
         "sources": ["model", "lookup"],
@@ -170,5 +176,5 @@ def idle_models(bundle: Bundle, device: str, max_batch: int) -> tuple[Model, Mod
         Model(IdleEngine(entry.contract, device), vocab, max_batch, bundle.capacity) for entry in bundle.models.values()
     )
     drafters, _ = open_drafters(Resources(bundle, target, [draft], max_batch))
-    assert list(drafters) == DRAFTERS_OF_A_PAIR
+    assert list(drafters) == [*DRAFTERS_OF_A_PAIR, *CONTINUATIONS]
     return target, draft, drafters

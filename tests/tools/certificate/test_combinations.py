@@ -122,6 +122,7 @@ def test_each_source_has_a_line_beside_another(llama: Pair):
         for place in range(2):
             assert {drafter.split("+")[place] for drafter, _ in found} == set(names), "the first, and behind another"
         assert max(len(drafter.split("+")) for drafter, _ in found) == MOST_LINES
+        assert {"lookup2", "suffix2"} <= {name for drafter, _ in found for name in drafter.split("+")}
         every, few = line_cases(decoder, each=True), line_cases(decoder, each=False)
         assert {drafter for _, _, drafter, _ in every} == {drafter for drafter, _ in found}
         assert {rule for _, rule, _, _ in every} == {rule for _, rule, _, _ in few} == set(TESTS)
