@@ -20,7 +20,6 @@ from .tree import Tree
 class RowResult(NamedTuple):
     accepted: int
     proposed: int
-    last: int  # the node after which the next token comes; of a line, as many as are accepted
     beside: int  # those accepted that are siblings or branches, or of another line
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
@@ -70,7 +69,7 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
             at += traced.width
             trace = traced.round(accepted, last, tokens[-1], entropies)
         logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
-        results.append(RowResult(accepted, proposed, last, beside, tokens, logprobs, trace, entropies))
+        results.append(RowResult(accepted, proposed, beside, tokens, logprobs, trace, entropies))
     return results
 
 

@@ -105,7 +105,7 @@ def draw(
 
     The first token comes with the prompt, without a proposal, and is left out.
     """
-    with known_costs(table(batches=(1,), siblings=SIBLINGS)), Decoder.open(pair.bundle, max_batch=256) as decoder:
+    with known_costs(table(batches=(1,), beside=SIBLINGS)), Decoder.open(pair.bundle, max_batch=256) as decoder:
         requests = [
             decoder.submit(
                 PROMPT,

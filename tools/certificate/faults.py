@@ -220,7 +220,7 @@ def flat(*arguments: Any) -> Any:
 
 def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
     """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
-    return SCHEDULER_GIVE(self, occupant, share, result._replace(last=result.accepted))
+    return SCHEDULER_GIVE(self, occupant, share, result._replace(beside=0))
 
 
 def claims_another_line(self: Any, occupant: Any, share: Any, result: Any) -> Any:

@@ -208,8 +208,7 @@ class Diced:
         k = plan.draft_length
         accepted = [self.choose.randint(0, k) for _ in range(plan.batch)]
         return [
-            RowResult(count, k, count, 0, [5 + i % 3 for i in range(count + 1)], [], None, (0.5,) * k)
-            for count in accepted
+            RowResult(count, k, 0, [5 + i % 3 for i in range(count + 1)], [], None, (0.5,) * k) for count in accepted
         ]
 
 

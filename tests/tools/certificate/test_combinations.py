@@ -58,7 +58,7 @@ def test_semantics_meets_each_drafter_with_each_length_and_each_request_twice(re
 
 def test_the_same_text_meets_each_drafter_with_each_length_together(llama: Pair):
     subject = Subject(Bundle.open(llama.bundle), "onnxruntime", "cpu", 4)
-    with known_costs(table(batches=(1,), siblings=SIBLINGS)), subject.open() as decoder:
+    with known_costs(table(batches=(1,), beside=SIBLINGS)), subject.open() as decoder:
         everything = {choice for drafter in decoder.drafters for choice in shapes(decoder, drafter)}
         apart = list_cases(decoder, apart=True)
         in_turn = list_cases(decoder, apart=False)

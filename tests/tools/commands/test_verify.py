@@ -25,7 +25,7 @@ def test_a_sound_bundle_is_certified_with_a_table_and_json(run, llama: Pair, tmp
     """All checks, drafters and controllers, the checkpoint, and torch as the other engine; no random float32 model of
     two layers has scores near enough to tie."""
     out = tmp_path / "found.json"
-    with known_costs(table(batches=(1,), siblings=SIBLINGS)), Decoder.open(llama.bundle) as decoder:
+    with known_costs(table(batches=(1,), beside=SIBLINGS)), Decoder.open(llama.bundle) as decoder:
         drafters, ways = decoder.drafters, {spelled(k) for _, k in controllers(decoder)}
         result = run("verify", llama.bundle, *COARSE, "--checkpoint", llama.checkpoint, "--json", out)
     found = json.loads((tmp_path / "found.json").read_text())
