@@ -17,8 +17,10 @@ from .chooser import NOTHING, Chooser, Pause, Wanted
 from .costs import Costs
 from .shapes import TreeLength
 
-FADE = 0.96  # weight that older observations keep after one more examined proposal
-HELD_BEFORE = 2.0  # examined proposals that the first expectation counts as
+FADE = 0.98  # weight that older observations keep after one more examined proposal
+FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
+HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
+HELD_BEFORE = 2.0  # of one of several drafters, which are soon compared; and rounds, of any
 KEPT = 0.8  # weight that earlier requests' estimates keep after one more request
 TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.03  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
@@ -31,9 +33,9 @@ PAYBACK = 4  # rounds within which catching up must pay for a draft model that h
 class Estimate:
     """Estimates how many tokens a request gets out of a drafter's proposals; older rounds count less."""
 
-    def __init__(self, acceptance: float, proposing: float, gain: float = 1.0) -> None:
+    def __init__(self, acceptance: float, proposing: float, gain: float = 1.0, held: float = HELD_BEFORE) -> None:
         # Proposals accepted, proposals examined, rounds that proposed, all rounds.
-        self._seen = [HELD_BEFORE * share for share in (acceptance, 1.0, proposing, 1.0)]
+        self._seen = [held * acceptance, held, HELD_BEFORE * proposing, HELD_BEFORE]
         self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches that stood, and that were expected to
         self.pause = Pause()
 
@@ -42,14 +44,14 @@ class Estimate:
         self._seen = [
             fade * seen[0] + accepted,
             fade * seen[1] + examined,
-            FADE * seen[2] + (proposed > 0),
-            FADE * seen[3] + 1,
+            FADE_ROUND * seen[2] + (proposed > 0),
+            FADE_ROUND * seen[3] + 1,
         ]
 
     def observe_beside(self, stood: int, expected: float) -> None:
         """Learn from a line that fell: beside it stood so many tokens, where so many were expected on average."""
         seen = self._beside
-        self._beside = [FADE * seen[0] + stood, FADE * seen[1] + expected]
+        self._beside = [FADE_ROUND * seen[0] + stood, FADE_ROUND * seen[1] + expected]
 
     def forget_beside(self) -> None:
         """Come a little closer to what was measured."""
@@ -211,7 +213,8 @@ class Controller:
     def begin(self, drafters: Sequence[str], beyond: int = 0) -> ByCosts:
         """Make the chooser of a new request, which expects each drafter to do as it did for the last requests."""
         usual = [(name, self._usual[name]) for name in drafters]
-        estimates = {name: Estimate(one.acceptance, one.proposing, one.gain) for name, one in usual}
+        held = HELD_ALONE if len(usual) == 1 else HELD_BEFORE
+        estimates = {name: Estimate(one.acceptance, one.proposing, one.gain, held) for name, one in usual}
         return ByCosts(estimates, beyond, self._shapes)
 
     def ended(self, chooser: Chooser) -> None:

@@ -31,6 +31,7 @@ from ...engines.errors import first_line
 from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
+from ...runtime.lengths.drafting import DraftLength
 from ...runtime.lengths.shapes import read_shape
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_plain, in_another_engine
@@ -51,6 +52,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 BATCHES = (1, 4, 16)
 DRAFT_LENGTHS = (0, 2, 4, 6, 8)
 TREES = ("5+3", "6/8", "6/24")
+RTX_SHAPES: tuple[DraftLength, ...] = (4, "4/8")
 SHAPES = {  # of target and draft; None is the demo draft itself
     "0.1B": (LlamaSize(768, 12, 12, 4, 2048), None),
     "3B": (
@@ -142,10 +144,14 @@ def engine_logits_of(path: Path, engine: str, device: str, tokens: list[int]) ->
 
 
 def texts(
-    bundle: Path, params: SamplingParams, engine: str = "onnxruntime", device: str = "cpu"
+    bundle: Path,
+    params: SamplingParams,
+    engine: str = "onnxruntime",
+    device: str = "cpu",
+    draft_length: DraftLength = 4,
 ) -> list[tuple[int, ...]]:
     with Decoder.open(bundle, engine, device, max_batch=4) as decoder:
-        outputs = decoder.generate(list(PYTHON_PROMPTS), params, draft_length=4)
+        outputs = decoder.generate(list(PYTHON_PROMPTS), params, draft_length=draft_length)
     return [output.token_ids for output in outputs]
 
 
@@ -231,13 +237,18 @@ def try_rtx(bundle: Path, device: str) -> str:
     from ...export.plans.build import build_plans
     from ...export.plans.roles import BuildOptions
 
+    options = BuildOptions("tensorrt-rtx", batch=(1, 4), siblings=4, draft_trees=True, unfused_attention=True)
     try:
-        build_plans(bundle, BuildOptions("tensorrt-rtx", batch=(1, 4), unfused_attention=True), say)
+        build_plans(bundle, options, say)
         params = SamplingParams(max_new_tokens=32, temperature=0)
-        same = texts(bundle, params, "tensorrt", device) == texts(bundle, params, "torch", device)
+        ours, theirs = (
+            {shape: texts(bundle, params, engine, device, shape) for shape in RTX_SHAPES}
+            for engine in ("tensorrt", "torch")
+        )
     except TrtSpecError as error:
         return f"no: {error}"
-    return f"yes, its text is {'that' if same else 'not that'} of the engine torch"
+    others = [str(shape) for shape in RTX_SHAPES if ours[shape] != theirs[shape]]
+    return "yes, its texts are " + (f"not, for {', '.join(others)}, " if others else "") + "those of the engine torch"
 
 
 def grown_pair(work: Path, name: str, dtype: str) -> str:

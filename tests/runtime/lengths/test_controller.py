@@ -1,7 +1,7 @@
 """The draft length chooses itself: what pays by the measured costs, 0 where nothing does, and back again."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -94,17 +94,17 @@ def test_an_estimate_follows_what_is_examined():
     assert expected_tokens(estimate.levels, 2).tolist() == [1, 1.5, 1.75]
     for _ in range(100):
         estimate.observe(proposed=4, examined=5, accepted=4)
-    assert estimate.acceptance == pytest.approx(0.8)
+    assert estimate.acceptance == pytest.approx(0.8, abs=1e-4)
     assert expected_tokens(estimate.levels, 4)[4] == pytest.approx(tokens_per_round(0.8, 4), rel=0.02)
     for _ in range(100):
         estimate.observe(proposed=0, examined=0, accepted=0)
-    assert estimate.acceptance == pytest.approx(0.8), "a round that proposes nothing says nothing of acceptance"
+    assert estimate.acceptance == pytest.approx(0.8, abs=1e-4), "no round without proposals says anything of acceptance"
     assert expected_tokens(estimate.levels, 4)[4] == pytest.approx(1, abs=0.1), (
         "but of how often there is something to propose"
     )
     for _ in range(9):
         estimate.doubt()
-    assert estimate.acceptance == pytest.approx(0.8), "doubt is no news"
+    assert estimate.acceptance == pytest.approx(0.8, abs=1e-4), "doubt is no news"
     estimate.observe(proposed=1, examined=1, accepted=0)
     assert estimate.acceptance < 0.1, "but news weighs more"
 
@@ -125,8 +125,8 @@ def test_a_draft_that_is_never_right_is_asked_ever_more_seldom(tmp_path: Path):
         lengths = proposed_lengths(decoder, 400)
     assert request.finished
     asked = [at for at, length in enumerate(lengths) if length]
-    first = [at for at in asked if at < 10]
-    assert len(first) <= 4, "it stops soon"
+    first = [at for at in asked if at < 16]
+    assert len(first) < 10, "it stops soon"
     gaps = [b - a for a, b in zip(asked[len(first) - 1 :], asked[len(first) :], strict=False)]
     assert gaps[0] == Pause.FIRST + 1
     assert max(gaps) == Pause.LONGEST + 1
@@ -275,6 +275,47 @@ def test_to_choose_twice_for_one_round_changes_nothing(drafters: list[str]):
     once = lengths(1)
     assert 0 < sum(length > 0 for length, _ in once) < 10
     assert lengths(2) == once
+
+
+def simulated_ms(
+    times: Sequence[float], right: Sequence[bool], choose: Callable[[], int], learn=lambda *_: None
+) -> float:
+    """Return how long a text takes of which the draft has these tokens right, if K is chosen for each round."""
+    at, taken = 0, 0.0
+    while at < len(right):
+        k = choose()
+        stood = next((n for n in range(k) if at + n >= len(right) or not right[at + n]), k)
+        at, taken = at + stood + 1, taken + times[k]
+        learn(Outcome(k, stood, stood + 1))
+    return taken
+
+
+@pytest.mark.parametrize("alpha", [0.15, 0.3, 0.45, 0.6, 0.75, 0.9])
+def test_a_length_that_is_learned_is_nearly_as_good_as_the_best_fixed_one(alpha: float):
+    """Requests of 256 tokens, each alone; costs as on two cores, where the first proposal costs most."""
+    costs = table(batches=(1,), draft_lengths=range(9), model=[[1.0, *(1.15 + 0.1 * k for k in range(1, 9))]])
+    times, draw = costs.round_times("model", 1), random.Random(11)
+    texts = [[draw.random() < alpha for _ in range(256)] for _ in range(12)]
+    best = min(sum(simulated_ms(times, text, lambda k=k: k) for text in texts) for k in range(9))
+    plain = sum(len(text) * times[0] for text in texts)
+
+    def learned(text: Sequence[bool]) -> float:
+        controller = Controller(costs, 8)
+        chooser = controller.begin(["model"])
+
+        def choose() -> int:
+            controller.choose([chooser], [False])
+            return chooser.wanted.length
+
+        def learn(outcome: Outcome) -> None:
+            controller.count([chooser])
+            chooser.observe(chooser.wanted.drafter, outcome, ())
+
+        return simulated_ms(times, text, choose, learn)
+
+    found = sum(map(learned, texts))
+    assert found <= best / 0.95
+    assert found <= plain / 0.97
 
 
 # Siblings.
