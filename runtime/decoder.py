@@ -94,7 +94,7 @@ class Decoder:
                 longest = min(most, MAX_DRAFT_LENGTH)
                 trees = self.target.engine.takes_trees
                 treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
-                controller = Controller(costs, longest, drafters.keys() - treeless) if costs else None
+                controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
                 self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless)
                 self._scheduler = Scheduler(
                     self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept

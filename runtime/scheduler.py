@@ -304,7 +304,7 @@ class Scheduler:
         stood = result.beside if share.siblings or share.tree else 0
         ended = stood > 0 and not share.tree  # with a sibling, which nothing follows
         outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
-        shape = str(share.tree) if share.tree else share.siblings
+        shape = share.tree or share.siblings
         fell = shape and (ended or result.accepted - stood < result.proposed)
         beside = Beside(shape, stood) if fell else None
         for speculation in (self.speculation, occupant.request.speculation):

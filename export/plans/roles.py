@@ -29,7 +29,7 @@ class BuildOptions:
     compute_capabilities: Sequence[str] = ()  # empty: that of the GPU here
     batch: tuple[int, int] = (1, 8)
     draft_length: int = 4
-    siblings: int = 0  # beside a line, or tokens of further lines
+    siblings: int = 0  # beside a line: siblings, branches of trees, or tokens of further lines
     draft_trees: bool = False  # drafts read whole trees, too
     prefill_width: int = 128  # 0: the verify plan prefills
     workspace: int | None = None  # bytes

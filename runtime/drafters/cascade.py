@@ -25,7 +25,8 @@ from .lookup import look_up
 class PreparedCascade(Prepared):
     """The draft model's pass [A, K + 1], its logits [A, K, V] and the verdict on them.
 
-    Where other rows grow trees there are two, [A, 2] and [A, N + 1]: a step may be padded, and would end on the trees.
+    Where other rows grow trees there are two, of the last two tokens [A, 2] and of whole trees [A, N + 1]: a line, if
+    padded, would write its padding over the entries of branches.
     """
 
     logits: Tensor

@@ -49,8 +49,8 @@ def look_up(rows: Rows, plan: Plan, span: int, better: int = 0) -> tuple[Tensor,
         alive = alive & (shifted == suffix) & (back <= last)
         matched = matched + alive
     best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
+    following = context.roll(-1, 1) if better else context
     for _ in range(better):
-        following = context.roll(-1, 1)
         matched = matched * (following != following.gather(1, best))
         best = (matched * span + position).argmax(1, keepdim=True)
     found = matched.gather(1, best)[:, 0] > 1

@@ -45,7 +45,7 @@ class Shapes(NamedTuple):
         expected: Numbers = np.where(self.beyond <= beyond, self.stood[drafter] * gain, 0.0).clip(max=self.most)
         return expected
 
-    def as_measured(self, drafter: str, shape: int | str) -> float:
+    def as_measured(self, drafter: str, shape: int | TreeLength) -> float:
         """Return how many tokens of this shape stood; 0 if that is not known."""
-        known = zip(self.each, self.stood.get(drafter, ()), strict=False)
-        return next((float(stood) for one, stood in known if str(one) == str(shape)), 0.0)
+        known = drafter in self.stood and shape in self.each
+        return float(self.stood[drafter][self.each.index(shape)]) if known else 0.0

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...engines import WIDEST_STEP
 from ..drafters import DRAFTERS
 from ..requests.metrics import Beside, Outcome
 from .beside import Numbers, Shapes
@@ -20,7 +21,7 @@ from .shapes import TreeLength
 FADE = 0.98  # weight that older observations keep after one more examined proposal
 FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
 HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
-HELD_BEFORE = 2.0  # of one of several drafters, which are soon compared; and rounds, of any
+HELD_BEFORE = 2.0  # as many for each of several drafters, which are soon compared; and rounds, for any drafter
 KEPT = 0.8  # weight that earlier requests' estimates keep after one more request
 TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.03  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
@@ -191,8 +192,8 @@ Known = tuple[tuple[tuple[str, Levels], ...], int]
 class Controller:
     """One controller serves all live requests: a round has one width, so it chooses for all of them together."""
 
-    def __init__(self, costs: Costs, longest: int, growing: Collection[str] = ()) -> None:
-        self.costs = costs
+    def __init__(self, costs: Costs, longest: int, growing: Collection[str] = (), most: int = WIDEST_STEP - 1) -> None:
+        self.costs, self._most = costs, most  # proposals that the engine verifies
         self._longest = min(longest, costs.longest)
         self._shapes = Shapes.measured(costs, growing, self._longest)
         self._times = lru_cache(maxsize=256)(lambda drafter, batch: np.array(costs.round_times(drafter, batch)))
@@ -264,6 +265,7 @@ class Controller:
         Rows with a fixed length make the round at least `pinned` wide; the draft model is behind in `behind` rows.
         """
         lengths, shapes = np.arange(self._longest + 1).clip(pinned), self._shapes
+        fits = shapes.fits & (lengths + shapes.beyond[:, None] <= self._most)
         expected = [{name: expected_tokens(levels, self._longest) for name, levels in of} for of, _ in known]
         by_price = self._by_price(batch, known)
         best, best_rate = Choice(0, ()), 0.0
@@ -282,7 +284,7 @@ class Controller:
                     best_line = np.maximum(best_line, of[hanger] + added)
                 tokens += best_line
             rates = tokens / (milliseconds + (self._added(hanger, batch) if hanger else 0.0) * (lengths > 0))
-            rates[~shapes.fits] = 0.0
+            rates[~fits] = 0.0
             shape, k = divmod(int(rates.argmax()), len(lengths))
             rate = float(rates[shape, k])
             best_rate = best_rate or MARGIN * float(rates[0, 0])

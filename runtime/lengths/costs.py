@@ -18,7 +18,7 @@ from ...engines.whole_files import write_whole
 from .shapes import TreeLength
 
 FORMAT = 1
-BEFORE_TREES = ("siblings", "siblings_ms", "sibling_acceptance")  # what tables named what is beside lines
+BEFORE_TREES = {"siblings": "beside", "siblings_ms": "beside_ms", "sibling_acceptance": "beside_tokens"}
 STIFFNESS = 1.0  # weight of a bend in the times over K, against a distance from the measured times
 TUNE = "trt-spec tune {bundle} --engine {engine} --device {device}"
 
@@ -56,8 +56,11 @@ class Costs:
         if not self.round_ms:
             raise ValueError("no drafter was measured")
         siblings, trees = self.siblings, self.trees
-        if any(a >= b for a, b in pairwise((0, *siblings))) or len(siblings) + len(trees) < len(self.beside):
+        rising = all(a < b for a, b in pairwise((0, *siblings))) and all(tree.beyond > 0 for tree in trees)
+        if not rising or list(self.beside) != [*siblings, *map(str, trees)]:
             raise ValueError(f"beside is {list(self.beside)}, expected rising numbers of siblings, then trees like 4/8")
+        if self.beside_ms.keys() != self.beside_tokens.keys():
+            raise ValueError("what is beside lines was timed for other drafters than it was counted for")
         for drafter, table in self.beside_ms.items():
             times = [time for row in table for time in row]
             if len(times) != len(self.batches) * len(self.beside) or not all(0 <= t < 1e9 for t in times):
@@ -128,8 +131,7 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if fields.pop("format") != FORMAT:
             return None
-        for name in BEFORE_TREES:
-            fields.pop(name, None)
+        fields = {BEFORE_TREES.get(name, name): value for name, value in fields.items()}
         for name in ("round_ms", "beside_ms"):
             fields[name] = {drafter: tuple(map(tuple, table)) for drafter, table in fields.get(name, {}).items()}
         fields["beside_tokens"] = {name: tuple(all) for name, all in fields.get("beside_tokens", {}).items()}

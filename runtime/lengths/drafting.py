@@ -257,8 +257,7 @@ def _require_better(names: Sequence[str]) -> None:
         before = CONTINUATIONS[name].before if name in CONTINUATIONS else ()
         if not set(before).issubset(names[:place]):
             raise RequestError(
-                f"continuation {len(before) + 1} of {before[0]} comes beside {BESIDE.join(before)}; use "
-                f"{BESIDE.join((*before, name))}",
+                f"drafter {name} must come after {' and '.join(before)}; use {BESIDE.join((*before, name))}",
                 "drafter",
             )
 

@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..lengths.shapes import TreeLength
+
 
 class Outcome(NamedTuple):
     """One round of one request; if the text ends inside the accepted proposals, fewer tokens are `kept`."""
@@ -26,7 +28,7 @@ class Outcome(NamedTuple):
 class Beside(NamedTuple):
     """What was beside a line that fell, so many siblings or a tree, and how many of its tokens stood."""
 
-    shape: int | str
+    shape: int | TreeLength
     stood: int
 
 

@@ -20,7 +20,7 @@ from .tree import Tree
 class RowResult(NamedTuple):
     accepted: int
     proposed: int
-    beside: int  # those accepted that are siblings or branches, or of another line
+    beside: int  # how many of those accepted are siblings or branches, in a row that has some
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None

@@ -105,7 +105,8 @@ def draw(
 
     The first token comes with the prompt, without a proposal, and is left out.
     """
-    with known_costs(table(batches=(1,), beside=SIBLINGS)), Decoder.open(pair.bundle, max_batch=256) as decoder:
+    beside = {"4/8": 3.0} if drafter == "model" else SIBLINGS  # auto grows this tree, or hangs siblings
+    with known_costs(table(batches=(1,), beside=beside)), Decoder.open(pair.bundle, max_batch=256) as decoder:
         requests = [
             decoder.submit(
                 PROMPT,
@@ -119,6 +120,7 @@ def draw(
             pass
         proposed = decoder.speculation.proposed
         assert 0 < decoder.speculation.accepted < proposed or k == 0, "the test must see both verdicts"
+        assert decoder.speculation.beside or (k, drafter) != ("auto", "model"), "and trees"
     return Counter(tuple(request.token_ids[1:]) for request in requests)
 
 
@@ -168,6 +170,7 @@ def test_an_output_that_may_not_end_early_is_distributed_as_the_targets(eight: P
         ("everything", "coupled", "model", 2),
         ("everything", "rejection", "lookup", 2),
         ("plain", "rejection", "mixed", "auto"),
+        ("plain", "rejection", "model", "auto"),
         ("plain", "rejection", "model", EntropyRule(shortest=0, longest=3, smoothing=0.0, stop_above=0.93)),
     ],
 )

@@ -123,7 +123,7 @@ def compare(decoder: Decoder, asked: Sequence[Asked], choices: Sequence[Choice],
         pass
     tally = Tally()
     for one, (drafter, k), request in zip(asked, own, requests, strict=True):
-        widest = width(drafter, k, decoder.longest_draft + 1)
+        widest = width(drafter, k, decoder.longest_draft + 1 + request.drafting.beyond)
         tally.add_output(one, request.output(), judge, f"{drafter}, {spelled(k)}", widest, decoder.max_batch)
     return tally
 

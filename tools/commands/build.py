@@ -53,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="M",
-        help="most proposals beside a line of K, of combs and of several lines (default 0)",
+        help="most proposals beside a line of K: of combs, of trees and of several lines (default 0)",
     )
     parser.add_argument(
         "--draft-trees",
         action="store_true",
-        help="compile drafts for all that a round proposes as well, which trees like 4/12 and drafter cascade need; "
-        "each draft then holds its weights once more",
+        help="compile drafts for steps as wide as the target's as well, which trees (4/12 takes --siblings 8, too) and "
+        "drafter cascade need; each draft then holds its weights once more",
     )
     parser.add_argument(
         "--prefill-width",

@@ -126,8 +126,8 @@ def _measure_all(
     shapes: Shapes = {
         (drafter, batch, shape): Measured(Setting(shape.length, drafter, shape=shape))
         for batch in arguments.batches
-        for drafter in drafters
-        for shape in _shapes(decoder, drafter, lengths, params)
+        for drafter in filter(_has_shapes, drafters)
+        for shape in _shapes(decoder, drafters, lengths, params)
     }
     turns = [(batch, one) for measured in (grid, shapes) for (_, batch, _), one in measured.items()]
     with progress("tune", total=(1 + arguments.repeats) * len(turns)) as show:
@@ -141,13 +141,16 @@ def _measure_all(
     return grid, shapes
 
 
-def _shapes(decoder: Decoder, drafter: str, lengths: list[int], params: SamplingParams) -> list[DraftShape]:
-    """Return the combs and trees that a drafter can make here, beside lines that are measured as well."""
-    if not (DRAFTERS[drafter].needs_model and DRAFTERS[drafter].samples):
-        return []
+def _has_shapes(drafter: str) -> bool:
+    return DRAFTERS[drafter].needs_model and DRAFTERS[drafter].samples
+
+
+def _shapes(decoder: Decoder, drafters: list[str], lengths: list[int], params: SamplingParams) -> list[DraftShape]:
+    """Return the combs and trees that all of these can make here, beside lines that are measured as well."""
     line, most = max(k for k in lengths if k <= LINE_OF_COMB), decoder.largest_comb
     shapes: list[DraftShape] = [CombLength(line, count) for count in SIBLINGS if count <= MOST_SIBLINGS * line]
-    shapes += [tree for tree in TREES if tree.length in lengths and drafter in decoder.growing]
+    able = all(name in decoder.growing for name in drafters if _has_shapes(name))  # of one table all have the same
+    shapes += [tree for tree in TREES if tree.length in lengths and able]
     by_chance = params.test != "coupled"
     return [one for one in shapes if one.beyond <= most - (decoder.longest_draft if by_chance else one.length)]
 
@@ -287,8 +290,9 @@ def _report(result: dict[str, Any]) -> str:
             f"{' '.join(by_position)}"
         )
         if standing := drafter["stood_beside"]:
-            each = ", ".join(f"{shape} {tokens:.2f}" for shape, tokens in standing.items())
-            lines.append(f"  where its line falls, so many siblings (of 1, 2, …) or branches of trees stand: {each}")
+            named = {f"+{shape}" if type(shape) is int else shape: tokens for shape, tokens in standing.items()}
+            each = ", ".join(f"{name}: {tokens:.2f}" for name, tokens in named.items())
+            lines.append(f"  where its line falls, tokens that stand beside it: {each}")
         for row in drafter["batches"]:
             k = row["best_draft_length"]
             best = f"best K {k}, {row['speed_up']:.2f} ×" if k else "no K pays"

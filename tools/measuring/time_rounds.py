@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from ...engines import RequestError, Step
-from ...runtime import CombLength, Decoder, Request, SamplingParams, Speculation
+from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.decoder import Prompt
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, DraftLength
@@ -32,11 +32,6 @@ class Setting:
     auto: bool = False  # each round's draft length is chosen for it
     beside: bool = False  # measured besides the drafter whose lengths are compared
     shape: DraftShape | None = None  # of a comb or a tree
-
-    @property
-    def siblings(self) -> int:
-        """Those beside the line of a comb."""
-        return self.shape.siblings if isinstance(self.shape, CombLength) else 0
 
     @property
     def is_tree(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
@@ -210,14 +211,23 @@ def test_chi_squared_catches_continuations_that_are_tested_as_if_they_were_the_f
     assert p_value_of(eight, SETTINGS["filtered"], 4_000, 2, OF_SUFFIX, depth=3) < FALSE_ALARM
 
 
+def test_the_matches_of_a_request_go_with_its_end_however_long_its_owner_keeps_it():
+    drafter, request = suffix_drafter(), Asking((1, 2, 3, 1, 2))
+    assert drafter.suggest(request, 4) == [3, 1, 2, 3]
+    context = ref(drafter._contexts[request])
+    assert context() is not None
+    drafter.ended(request)
+    assert context() is None
+
+
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("suffix2", "continuation 2 of suffix comes beside suffix; use suffix+suffix2"),
-        ("lookup3", "continuation 3 of lookup comes beside lookup+lookup2; use lookup+lookup2+lookup3"),
-        ("model+suffix2", "continuation 2 of suffix comes beside suffix; use suffix+suffix2"),
-        ("suffix2+suffix", "continuation 2 of suffix comes beside suffix; use suffix+suffix2"),
-        ("suffix+suffix3", "continuation 3 of suffix comes beside suffix+suffix2; use suffix+suffix2+suffix3"),
+        ("suffix2", "drafter suffix2 must come after suffix; use suffix+suffix2"),
+        ("lookup3", "drafter lookup3 must come after lookup and lookup2; use lookup+lookup2+lookup3"),
+        ("model+suffix2", "drafter suffix2 must come after suffix; use suffix+suffix2"),
+        ("suffix2+suffix", "drafter suffix2 must come after suffix; use suffix+suffix2"),
+        ("suffix+suffix3", "drafter suffix3 must come after suffix and suffix2; use suffix+suffix2+suffix3"),
         ("suffix+suffix5", "drafter is 'suffix+suffix5', expected one of"),
     ],
 )

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from trt_spec.runtime import Decoder, Request, SamplingParams
-from trt_spec.runtime.lengths.chooser import Pause, Wanted
+from trt_spec.runtime.lengths.chooser import Chooser, Pause, Wanted
 from trt_spec.runtime.lengths.controller import ByCosts, Controller, Estimate, expected_tokens
 from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.shapes import TreeLength
@@ -418,6 +418,15 @@ def test_a_tree_is_grown_where_it_pays_and_the_request_may_have_it(
     assert not (found.tree and (found.siblings or found.length != 4))
 
 
+def test_what_the_engine_has_no_room_for_behind_a_longer_line_of_another_is_not_chosen():
+    costs = table(beside=SIBLINGS | {"4/8": 3.0}, each_ms=0.001)
+    for most, other, grown in ((8, 4, True), (8, 5, False), (9, 5, True)):
+        controller = Controller(costs, 8, ["model"], most)
+        chooser, fixed = controller.begin(["model"], 4), Chooser(Wanted(other, "model"))
+        controller.choose([chooser, fixed], [False, False])
+        assert (chooser.wanted.tree is not None) == grown
+
+
 def test_a_tree_is_chosen_exactly_where_it_gives_most_tokens_per_millisecond():
     seen = set()
     for stood in np.linspace(0.2, 4, 40):
@@ -446,11 +455,11 @@ def test_branches_that_never_stand_are_left_out_and_say_nothing_of_the_line():
     assert wanted(controller, chooser).tree
     acceptance = chooser.estimates["model"].acceptance
     for _ in range(60):
-        chooser.observe("model", Outcome(4, 2, 3), (), Beside("4/8", 0))
+        chooser.observe("model", Outcome(4, 2, 3), (), Beside(TreeLength(4, 8), 0))
     assert not wanted(controller, chooser).tree
     other = controller.begin(["model"], 4)
     for _ in range(60):  # the line fell at its third place as well, and two tokens of a branch stood there
-        other.observe("model", Outcome(4, 4, 5), (), Beside("4/8", 2))
+        other.observe("model", Outcome(4, 4, 5), (), Beside(TreeLength(4, 8), 2))
     assert other.estimates["model"].acceptance == pytest.approx(chooser.estimates["model"].acceptance)
     assert other.estimates["model"].acceptance > acceptance
     assert wanted(controller, other).tree
@@ -467,7 +476,7 @@ def test_rounds_of_auto_grow_trees_and_count_what_stood_beside_their_line(llama:
             grown = [one for one in request.trace if any(sibling.after is not None for sibling in one.siblings)]
             assert grown
             [shape] = {one.shape for one in request.speculation.beside}
-            assert shape == "4/8"
+            assert shape == TreeLength(4, 8)
             assert 0 < request.speculation.stood_beside < 4
             stood = sum(sibling.stands for one in request.trace for sibling in one.siblings)
             counted = sum(one.stood * rounds for one, rounds in request.speculation.beside.items())

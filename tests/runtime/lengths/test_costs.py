@@ -53,6 +53,9 @@ def test_a_table_of_another_machine_or_other_graphs_is_not_used(bundle: Bundle):
         lambda text: json.dumps(json.loads(text) | {"acceptance": {"model": 2, "lookup": 0}}),
         lambda text: json.dumps(json.loads(text) | {"beside": [2, 1]}),
         lambda text: json.dumps(json.loads(text) | {"beside": [1, "4-8"]}),
+        lambda text: json.dumps(json.loads(text) | {"beside": ["4/8", 1, 2]}),
+        lambda text: json.dumps(json.loads(text) | {"beside": [1, 2, "4/3"]}),
+        lambda text: json.dumps(json.loads(text) | {"beside_ms": {}}),
         lambda text: json.dumps(json.loads(text) | {"beside": [1]}),
         lambda text: json.dumps(json.loads(text) | {"beside_tokens": {"model": [0.5, 2, 1]}}),
         lambda text: json.dumps(json.loads(text) | {"beside_tokens": {}}),
@@ -123,13 +126,22 @@ def test_what_was_not_measured_cannot_be_chosen(bundle: Bundle):
             decoder.submit([5, 6, 7], draft_length=3, drafter="mixed")
 
 
-@pytest.mark.parametrize("old", [{}, {"siblings": [1], "siblings_ms": {}, "sibling_acceptance": {}}])
-def test_a_table_from_before_trees_were_measured_is_read_for_its_lines(bundle: Bundle, old):
+def test_a_table_from_before_anything_beside_lines_was_measured_is_read(bundle: Bundle):
     path = measured(bundle).save(bundle)
     fields = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in fields.items() if "beside" not in name} | old))
+    path.write_text(json.dumps({name: value for name, value in fields.items() if "beside" not in name}))
     costs = read_costs(bundle, "onnxruntime", "cpu")
     assert costs == replace(measured(bundle), beside=(), beside_ms={}, beside_tokens={})
+
+
+def test_a_table_from_before_trees_were_measured_keeps_its_siblings(bundle: Bundle):
+    times, stood = {"model": ((0.1, 0.2),) * 2}, {"model": (0.3, 0.5)}
+    combs = replace(measured(bundle), beside=(1, 2), beside_ms=times, beside_tokens=stood)
+    text = combs.save(bundle).read_text()
+    for new, old in (("beside_ms", "siblings_ms"), ("beside_tokens", "sibling_acceptance"), ("beside", "siblings")):
+        text = text.replace(f'"{new}"', f'"{old}"')
+    (bundle.path / "costs" / "onnxruntime-cpu.json").write_text(text)
+    assert read_costs(bundle, "onnxruntime", "cpu") == combs
 
 
 def test_what_is_beside_a_line_costs_times_on_straight_lines_between_batches_and_more_siblings_never_less():

@@ -57,7 +57,7 @@ def test_combs_and_trees_are_compared_with_lines_of_as_many_proposals(run):
     assert [one["proposals"] for one in rows] == list(range(1, 21))
     for one in rows:
         depth, nodes = map(int, one["tree"].split("/"))
-        assert nodes == one["proposals"]
+        assert nodes == sum(map(int, one["comb"].split("+"))) == one["proposals"]
         tree = best_tree([0.6, 0.2, 0.1], nodes, depth)
         assert one["tree_tokens"] == pytest.approx(tokens_of_tree(tree, [0.6, 0.2, 0.1]))
         read = 1 + (depth - 1) * (1 + 0.02 * nodes)  # a draft step, and those that read the whole tree

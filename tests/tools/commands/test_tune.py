@@ -62,7 +62,7 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     few, trees = costs.beside_tokens["model"][:4], costs.beside_tokens["model"][4:]
     assert 0 < max(few) <= 1
     assert 0 < max(trees) <= 4
-    assert "where its line falls, so many siblings (of 1, 2, …) or branches of trees stand: 1 0." in result.out
+    assert "where its line falls, tokens that stand beside it: +1: 0." in result.out
     for advice in found["drafters"]:
         assert advice["acceptance"] == costs.acceptance[advice["drafter"]]
         assert 1 <= len(advice["acceptance_by_position"]) <= 4
