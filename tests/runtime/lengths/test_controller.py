@@ -290,12 +290,17 @@ def simulated_ms(
     return taken
 
 
-@pytest.mark.parametrize("alpha", [0.15, 0.3, 0.45, 0.6, 0.75, 0.9])
-def test_a_length_that_is_learned_is_nearly_as_good_as_the_best_fixed_one(alpha: float):
+@pytest.mark.parametrize(
+    ("after_wrong", "after_right"), [*((a, a) for a in (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)), (0.35, 0.85)]
+)
+def test_a_length_that_is_learned_is_nearly_as_good_as_the_best_fixed_one(after_wrong: float, after_right: float):
     """Requests of 256 tokens, each alone; costs as on two cores, where the first proposal costs most."""
     costs = table(batches=(1,), draft_lengths=range(9), model=[[1.0, *(1.15 + 0.1 * k for k in range(1, 9))]])
     times, draw = costs.round_times("model", 1), random.Random(11)
-    texts = [[draw.random() < alpha for _ in range(256)] for _ in range(12)]
+    texts: list[list[bool]] = [[] for _ in range(12)]
+    for text in texts:
+        while len(text) < 256:
+            text.append(draw.random() < (after_right if text and text[-1] else after_wrong))
     best = min(sum(simulated_ms(times, text, lambda k=k: k) for text in texts) for k in range(9))
     plain = sum(len(text) * times[0] for text in texts)
 
