@@ -28,7 +28,7 @@ from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, 
 from .grammars import usable
 from .lanes import side_by_side
 from .probe import Probes
-from .sequential import SequentialTest
+from .sequential import USUAL, SequentialTest
 from .subject import Finding, Progress, Subject, combs_and_trees, controllers, several, spelled
 
 FALSE_ALARM = 1e-6
@@ -98,7 +98,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     exact = [exact_cells(logits, case, compiler) for case in cases]
     alarm = FALSE_ALARM / len(cases)
     tests = [SequentialTest(each.cells, alarm, effort.total_variation, POWER, each.divergence) for each in exact]
-    likely = sum(test.looks[0] for test in tests)  # as much as they take, and each control
+    likely = sum(test.looks[USUAL] for test in tests)  # as much as they take, and each control
     total = likely + CONTROL_LIKELY * len(CONTROLS)
     drawn = Counter(dict.fromkeys(cases, 0))  # with all its keys, as lanes count side by side
 
@@ -107,7 +107,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
         samples = Samples(decoder, case, test)
         for look, number in enumerate(test.looks):
             for count in samples.draw(number):
-                drawn[case] = min(count, test.looks[0])
+                drawn[case] = min(count, test.looks[USUAL])
                 progress("distribution: sampling", drawn.total(), total)
             if (passed := test.passes(samples.observed, look)) is not None:
                 break

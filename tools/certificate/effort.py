@@ -33,7 +33,7 @@ FULL = Effort(
     each_length=True,
     each_tree=True,
     engines=True,
-    work={"checkpoint": 8, "same text": 67, "semantics": 39, "rollback": 10, "distribution": 550},
+    work={"checkpoint": 8, "same text": 67, "semantics": 39, "rollback": 10, "distribution": 480},
 )
 QUICK = Effort(
     name="quick",

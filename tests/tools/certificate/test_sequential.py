@@ -70,15 +70,15 @@ def test_power_is_spent_and_not_given_away():
     """Half of the promise is measured too: what is missed of the hardest fault is of the order of what may be."""
     test, generator = sequential(1e-7, 0.5), np.random.default_rng(3)
     missed = sum(outcome(test, proportional(), generator)[0] for _ in range(400))
-    assert 0.2 * 400 < missed <= 0.5 * 400 + 30
+    assert 0.15 * 400 < missed <= 0.5 * 400 + 30
 
 
-def test_where_nothing_is_wrong_fewer_than_half_the_samples_of_one_look_are_taken():
+def test_where_nothing_is_wrong_about_a_third_of_the_samples_of_one_look_is_taken():
     test, generator = sequential(1e-7, 0.99), np.random.default_rng(4)
     found = [outcome(test, SHARES, generator) for _ in range(200)]
     assert all(passed for passed, _ in found)
     at_once = samples_needed(CELLS - 1, OFF, 1e-7, 0.99)
-    assert sum(number for _, number in found) / len(found) < at_once / 2
+    assert sum(number for _, number in found) / len(found) < 0.4 * at_once
 
 
 def test_what_cannot_be_is_rejected_at_the_first_look():
