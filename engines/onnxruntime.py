@@ -47,7 +47,7 @@ class OnnxRuntimeEngine:
     """
 
     verify_width = WIDEST_STEP
-    takes_trees = True
+    takes_trees = reads_together = True
     reads_prefixes = False
 
     def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:

@@ -45,6 +45,7 @@ class OpenVinoEngine:
 
     verify_width = NARROW
     static_capacity = reads_prefixes = takes_trees = False
+    reads_together = True
     own_threads = True
 
     def __init__(self, graph: Path, contract: Contract, device: str, dtype: str, exact_weights: bool) -> None:

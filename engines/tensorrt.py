@@ -105,7 +105,7 @@ class TensorRTEngine:
     """
 
     static_capacity = takes_trees = True
-    reads_prefixes = own_threads = False
+    reads_prefixes = own_threads = reads_together = False
 
     def __init__(self, contract: Contract, device: str, plans: "list[_Opened]", scratch: Tensor) -> None:
         self.contract, self.device = contract, device

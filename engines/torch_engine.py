@@ -38,7 +38,7 @@ class TorchEngine:
 
     verify_width = WIDEST_STEP
     takes_trees = True
-    own_threads = False
+    own_threads = reads_together = False
 
     def __init__(self, graph: Path, contract: Contract, device: str, compiled: bool) -> None:
         try:

@@ -12,6 +12,7 @@ from .round.rows import Rows
 
 # Of a prompt's chunks: engines may round the tokens of narrow steps in another way.
 NARROWEST = 2 * (MAX_DRAFT_LENGTH + 1)
+PADDING = 1.25  # times as many tokens as they have may be read of prompts in one step
 DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that drafts read between two rounds, sooner than a target reads a chunk
 
 
@@ -24,16 +25,14 @@ class Prefill:
     def read(self, model: Model, wanted: Mapping[int, int], budget: int) -> tuple[int, dict[int, Tensor]]:
         """Feed the next chunk of rows that lack some of their `wanted` entries, the first of them whatever it takes.
 
-        Others are fed only within `budget` tokens and if the engine takes rows together. Return how many tokens that
+        Others are fed only within `budget` tokens and if the engine reads them together. Return how many tokens that
         were, and the logits [1, V] after each row's last one.
         """
         fed: dict[int, int] = {}
         for row, entries in wanted.items():
             chunk = _next_chunk(entries - model.cache.entries[row])
-            if chunk > 0 and (not fed or sum(fed.values()) + chunk <= budget):
+            if chunk > 0 and (not fed or _fits(model, fed, row, chunk, budget)):
                 fed[row] = chunk
-                if not model.engine.contract.in_blocks:
-                    break
         if not fed:
             return 0, {}
         tokens = [self._rows.tokens[row, : model.cache.entries[row] + count] for row, count in fed.items()]
@@ -66,6 +65,21 @@ class Prefill:
         if not request.unscored:
             target.cache.entries[row] = 0
         return count
+
+
+def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: int) -> bool:
+    """Whether a step that feeds these rows may feed one more.
+
+    Where they have one width, it is the next row, begins where they do, and leaves little of the step to padding.
+    """
+    tokens = sum(fed.values()) + chunk
+    if not model.engine.reads_together or tokens > budget:
+        return False
+    if model.engine.contract.in_blocks:
+        return True
+    padded = (len(fed) + 1) * max(chunk, *fed.values())
+    entries = model.cache.entries
+    return row - 1 in fed and entries[row] == entries[row - 1] and padded <= PADDING * tokens
 
 
 def _next_chunk(missing: int) -> int:

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from ..engines import PREFILL_WIDTH, RequestError
@@ -135,29 +137,37 @@ class Scheduler:
                 continue
             budget -= fed or budget
             whole = [one for one in seating.prefilling if self.target.cache.entries[one.row] == unread[one.row]]
-            for occupant in sorted(whole, key=lambda one: one.row):
+            whole.sort(key=lambda one: one.row)
+            for occupant in whole:
                 seating.keep_prefix(occupant)
-                if occupant.row in logits and not occupant.request.token_ids:
-                    self._first_token(occupant, logits[occupant.row])
+            begin = [one for one in whole if one.row in logits and not one.request.token_ids]
+            for _, group in groupby(enumerate(begin), lambda numbered: numbered[1].row - numbered[0]):
+                self._first_tokens([one for _, one in group], logits)
             seating.leave(whole)
             for occupant in whole:
                 if not occupant.request.finished:
                     seating.go_live(occupant)
 
-    def _first_token(self, occupant: Occupant, logits: Tensor) -> None:
-        """Pick the token after the prompt, whose logits [1, V] the target has given, as a round without proposals does.
+    def _first_tokens(self, occupants: Sequence[Occupant], logits: Mapping[int, Tensor]) -> None:
+        """Pick the tokens after the prompts of neighbouring rows, as a round without proposals does.
 
-        Speculation does not count it.
+        The target has given the logits [1, V] of each row. Speculation does not count these tokens.
         """
-        request, share, row = occupant.request, Share(), occupant.row
-        plan = make_plan([request.params], [share], vocab_size=self.target.vocab_size, traced=request.trace is not None)
-        self._refresh_uniforms(plan, [occupant])
+        requests, share = [one.request for one in occupants], Share()
+        plan = make_plan(
+            [request.params for request in requests],
+            [share] * len(requests),
+            vocab_size=self.target.vocab_size,
+            traced=any(request.trace is not None for request in requests),
+        )
+        self._refresh_uniforms(plan, occupants)
+        given = torch.stack([logits[one.row][:, : self.target.vocab_size] for one in occupants])
         frame = self._frame_for(plan, prefilled=True)
-        frame.target_logits[0].copy_(logits[:, : self.target.vocab_size])
-        flight = self._rounds.run(self._rows.view(1, row), plan, frame, request.length + 1)
-        [result] = flight.results()
-        self._give(occupant, share, result)
-        request.report()
+        frame.target_logits.copy_(given)
+        rows, span = self._rows.view(plan.batch, occupants[0].row), max(request.length for request in requests) + 1
+        for occupant, result in zip(occupants, self._rounds.run(rows, plan, frame, span).results(), strict=True):
+            self._give(occupant, share, result)
+            occupant.request.report()
 
     def _follow(self, occupant: Occupant) -> None:
         """Make a new chooser if the request now asks for something else."""

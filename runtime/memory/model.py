@@ -86,9 +86,9 @@ class Model:
         """Write the missing entries of these rows, whose first tokens [S] are given; return logits [B, 1, V].
 
         They are those of the last token of each row from the first that is given to the last, garbage in between. More
-        than one row may be given only if the engine reads blocks.
+        than one row may be given only if the engine reads them together: any rows in blocks, else neighbours.
         """
-        if not self.engine.contract.in_blocks:
+        if len(rows) == 1 and not self.engine.contract.in_blocks:
             [row], [each] = rows, tokens
             return self._prefill_row(row, each)
         missing = {row: each[self.cache.entries[row] :] for row, each in zip(rows, tokens, strict=True)}
@@ -96,12 +96,13 @@ class Model:
         starts = self.cache.entries[first : first + batch]
         widths = [len(missing.get(row, ())) for row in range(first, first + batch)]
         self.cache.make_room(first, starts, widths)
-        input_ids = torch.zeros(batch, max(widths), dtype=torch.int64)
+        device = self.engine.device
+        input_ids = torch.zeros(batch, max(widths), dtype=torch.int64, device=device)
         for row, each in missing.items():
             input_ids[row - first, : len(each)] = each
-        counts, logits = torch.tensor(widths), self.logits(batch, 1)
-        last = (counts - 1).clamp_(min=0)[:, None]
-        self.step(first, input_ids, torch.tensor(starts), logits, widths=counts, logit_rows=last).run()
+        counts, logits = torch.tensor(widths, device=device), self.logits(batch, 1)
+        start, last = torch.tensor(starts, device=device), (counts - 1).clamp_(min=0)[:, None]
+        self.step(first, input_ids, start, logits, widths=counts, logit_rows=last).run()
         for row, each in missing.items():
             self.cache.entries[row] += len(each)
         return logits

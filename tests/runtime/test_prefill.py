@@ -1,6 +1,7 @@
 """Prompts are read in chunks and together; the first token comes with the last of them, before the draft reads any."""
 
 import pytest
+import torch
 from trt_spec.engines import PREFILL_WIDTH
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
@@ -58,21 +59,44 @@ def test_an_output_that_ends_with_its_first_token_leaves_no_row(tmp_path):
         assert sum(decoder.target.cache.entries) == 0
 
 
-def test_prompts_are_read_in_one_call_as_far_as_the_budget_goes(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("engine", "lengths", "expected"),
+    [
+        ("openvino", [9, 100, 30, 100, 60, 5], [[9, 100, 30, 100, 5], [60]]),
+        ("onnxruntime", [9, 8, 9, 100, 30, 40, 40], [[9, 8, 9], [100], [30, 40, 40]]),
+    ],
+    ids=["packed", "padded"],
+)
+def test_prompts_are_read_in_one_call_as_far_as_the_budget_goes(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, engine: str, lengths: list[int], expected: list[list[int]]
+):
     read, calls = Model.prefill, []
 
     def watched(self, rows, tokens):
         calls.append([len(each) for each in tokens])
         return read(self, rows, tokens)
 
-    prompts = random_prompts(64, [9, 100, 30, 100, 60, 5], seed=4)
+    prompts = random_prompts(64, lengths, seed=4)
     params = SamplingParams(max_new_tokens=12, temperature=1.0, rule="coupled", seed=3, ignore_eos=True)
-    with Decoder.open(llama.bundle, "openvino", max_batch=6) as decoder:
+    with Decoder.open(llama.bundle, engine, max_batch=len(lengths)) as decoder:
         monkeypatch.setattr(Model, "prefill", watched)
         together = decoder.generate(prompts, params, draft_length=0)
-        assert calls == [[9, 100, 30, 100, 5], [60]]
+        assert calls == expected
         alone = [decoder.generate([prompt], params, draft_length=0)[0] for prompt in prompts]
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def test_a_prompt_has_the_same_bits_beside_others(llama: Pair):
+    """What is kept of it equals what another reading gives, whoever its neighbours were."""
+    prompts = [torch.tensor(prompt) for prompt in random_prompts(64, [40, 36, 40, 33], seed=4)]
+    with Decoder.open(llama.bundle, max_batch=len(prompts)) as decoder:
+        target = decoder.target
+        logits = target.prefill(range(len(prompts)), prompts).clone()
+        together = target.cache.whole.clone()
+        for row, prompt in enumerate(prompts):
+            target.cache.clear()
+            assert torch.equal(target.prefill([0], [prompt])[0], logits[row])
+            assert torch.equal(target.cache.whole[:, 0, :, : len(prompt)], together[:, row, :, : len(prompt)])
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_is_still_read(tmp_path):
