@@ -264,7 +264,5 @@ def _require_better(names: Sequence[str]) -> None:
 
 def _judged_in_lines_only(params: SamplingParams) -> str | None:
     """Name a parameter that is known for single lines only, if one is set."""
-    if params.lenient:
-        return "lenience"
     ahead = [one for one in FILTERS if one.reads_ahead and not one.reads_trees and one.active(params)]
     return " or ".join(ahead[0].fields) if ahead else None

@@ -7,6 +7,8 @@ coupled:   target and draft pick argmax(score + the same noise); accept while th
 Lenience l < 1 is tokenwise and replaces q by l·q, so that more is accepted, and lets greedy rows keep a token at least
 l times as likely as the best one. The loss is bounded: acceptance gives a token min(q, p/l), and the residual adds
 R·max(0, p − l·q) / (1 − l + l·R) where R = 1 − Σ min(q, p/l), and since l·R ≤ 1 − l + l·R their sum is at most p/l.
+If a sibling or another line is tested in the same way by what is left, the second part may become 1/l times as much; it
+still is at most p/l − q, since R ≤ 1 − l + l·R.
 """
 
 from typing import NamedTuple
@@ -217,8 +219,7 @@ def examine_one_by_one(
     if plan.coupled:
         torch.eq(verdict.leading, proposal.tokens, out=passed)
         if plan.lenient:
-            likely = chosen(scores, proposal.tokens) - scores[:, :-1].amax(-1) >= rows.lenience.log()[:, None]
-            passed.logical_or_(likely & (rows.lenience < 1)[:, None])
+            passed.logical_or_(likely_enough(scores[:, :-1], proposal.tokens, rows))
     if plan.tokenwise:
         assert chances is not None
         needed = chances.u * chances.q_chosen
@@ -226,6 +227,12 @@ def examine_one_by_one(
             needed = needed * rows.lenience[:, None]
         fair = needed < chances.p_chosen
         passed.copy_(torch.where(rows.coupled[:, None], passed, fair) if plan.coupled else fair)
+
+
+def likely_enough(scores: Tensor, tokens: Tensor, rows: Rows) -> Tensor:
+    """Mark the tokens [A, N] that lenience lets stand in a greedy row, by the scores [A, N, V] they are judged by."""
+    behind_the_best = chosen(scores, tokens) - scores.amax(-1)
+    return (behind_the_best >= rows.lenience.log()[:, None]) & (rows.lenience < 1)[:, None]
 
 
 def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:

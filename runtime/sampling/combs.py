@@ -3,7 +3,8 @@
 The children of a node were drawn from q one after another without replacement, the line's own before the others. Each
 is tested as a single proposal is, against what those before it have left of p: accept x iff u·q(x) < p(x), else p ←
 norm(max(0, p − q)), and x leaves q. Behind one that stands its own children are tested in the same way. Whatever the
-rule that judges the line: what it leaves depends on no token that does not stand.
+rule that judges the line: what it leaves depends on no token that does not stand. Under lenience l each is tested with
+l·q, as the line's own.
 """
 
 import torch
@@ -23,10 +24,12 @@ def examine_children(
     tree: Tree,
     ranks: range,
     noise: Noise,
+    lenience: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Test the `children` [A, N+1, R] of a node [A] in the rows `asked` [A], by what is left of p [A, V].
 
-    Those before `ranks` have failed. Return the node [A] that stands, 0 where none does, and what is left then.
+    Those before `ranks` have failed. Return the node [A] that stands, 0 where none does, and what is left then. Each q
+    counts by `lenience` [A], by 1 without it.
     """
     assert noise.beyond is not None
     nodes, q = pick(children, parent), proposal.children_of(parent)  # [A, R]; [A, V]
@@ -37,10 +40,11 @@ def examine_children(
     for rank in range(ranks.stop):
         token = tokens[:, rank : rank + 1]
         if rank in ranks:
+            tested = q if lenience is None else q * lenience[:, None]
             going = asked & (nodes[:, rank] > 0) & (found == 0)
-            fair = going & (u[:, rank : rank + 1] * q.gather(1, token) < law.gather(1, token))[:, 0]
+            fair = going & (u[:, rank : rank + 1] * tested.gather(1, token) < law.gather(1, token))[:, 0]
             found = torch.where(fair, nodes[:, rank], found)
-            law = torch.where((going & ~fair)[:, None], what_is_left(law, q), law)
+            law = torch.where((going & ~fair)[:, None], what_is_left(law, tested), law)
         if rank + 1 in ranks:
             q = without(q, token)
     return found, law

@@ -8,6 +8,7 @@ tokenwise: from the first place on, and any line may be the first of the turn in
            sampling (SpecInfer, arXiv 2305.09781).
 rejection: the first line is judged as a block; the others are tested from where it ends on, against what it leaves. So
            a round keeps at least what it would keep with the first line alone.
+lenience:  tokenwise, with l·q in place of q.
 """
 
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..round.plan import Plan
 from ..round.rows import Rows, counting, pick
 from ..round.tree import Tree
 from .acceptance import Noise, Proposal
@@ -29,7 +31,9 @@ class Walk(NamedTuple):
     law: Tensor  # [A, V]
 
 
-def walk(begin: Walk, some: Tensor, p: Tensor, proposal: Proposal, tree: Tree, rows: Rows, noise: Noise) -> Walk:
+def walk(
+    begin: Walk, some: Tensor, p: Tensor, proposal: Proposal, tree: Tree, rows: Rows, plan: Plan, noise: Noise
+) -> Walk:
     """Let `some` rows [A] go on from where they begin, by p [A, N+1, V] after each node."""
     lines, length, counts = tree.lines, tree.length, proposal.counts
     assert counts is not None
@@ -50,6 +54,8 @@ def walk(begin: Walk, some: Tensor, p: Tensor, proposal: Proposal, tree: Tree, r
         if place < length:
             proposed = tokens[:, :, place]
             q = laws_at(place, proposal, proposed, p)
+            if plan.lenient:
+                q = q * rows.lenience[:, None, None]
             passed = torch.zeros_like(proposed[:, 0])
             for turn in order.unbind(1):
                 token, drawn_from = pick(proposed, turn)[:, None], pick(q, turn)

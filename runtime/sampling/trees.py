@@ -3,6 +3,7 @@
 coupled:   the target picks its token with the noise of the index; whatever was proposed there, this token follows.
 rejection: the first line is judged by itself; behind it siblings and branches are tested as `combs.py` says, other
            lines as `lines.py` does. The same under tokenwise.
+lenience:  greedy rows take the longest path of tokens that are each likely enough; the others are tokenwise.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from ..round.plan import Plan
 from ..round.rows import Rows, at_nodes, counting, pick
 from ..round.tree import Tree
 from . import acceptance
-from .acceptance import Noise, Proposal, Verdict, Winners, judge, put_next
+from .acceptance import Noise, Proposal, Verdict, Winners, judge, likely_enough, put_next
 from .combs import examine_children
 from .lines import Walk, walk
 
@@ -57,10 +58,15 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
     if plan.coupled:
         gumbel = None if noise.gumbel is None else at_nodes(noise.gumbel, tree.depths)
         verdict.picked.pick(scores, gumbel)
-        passed = (verdict.picked.tokens.gather(1, tree.parents) == tokens) & tree.exists
+        passed = verdict.picked.tokens.gather(1, tree.parents) == tokens
+        if plan.lenient:
+            passed |= likely_enough(at_nodes(scores, tree.parents), tokens, rows)
         walked = more & rows.coupled if by_line else None
-        put(walked, deepest(passed, tree, k), verdict)
+        put(walked, deepest(passed & tree.exists, tree, k), verdict)
         picked = verdict.picked.tokens.gather(1, verdict.path)
+        if plan.lenient:  # what stands need not be what the target would have picked
+            stands = counting(k, tokens.device) < verdict.accepted[:, None]
+            picked[:, :k] = torch.where(stands, along(tokens, verdict), picked[:, :k])
         verdict.tokens.copy_(picked if walked is None else torch.where(walked[:, None], picked, verdict.tokens))
     count_proposed(proposal, tree, rows, verdict)
 
@@ -74,7 +80,7 @@ def go_on(
     assert p is not None
     law = law / law.sum(-1, keepdim=True)
     if plan.siblings or plan.branches:
-        law = go_down(law, some & ((rows.siblings > 0) | rows.has_tree), proposal, plan, noise, verdict)
+        law = go_down(law, some & ((rows.siblings > 0) | rows.has_tree), proposal, rows, plan, noise, verdict)
     if plan.beside:
         several, block = rows.lines > 1, rows.block
         begin = Walk(
@@ -82,26 +88,28 @@ def go_on(
             torch.zeros_like(verdict.accepted),
             torch.where(block[:, None], law, p[:, 0]),
         )
-        walked = walk(begin, some & several, p, proposal, tree, rows, noise)
+        walked = walk(begin, some & several, p, proposal, tree, rows, plan, noise)
         law = torch.where(several[:, None], walked.law, law)
         nodes = straight(walked.accepted, k).nodes
         nodes = nodes + walked.line[:, None] * k * (nodes > 0)
         put(some & several, Path(walked.accepted, nodes), verdict)
     before = verdict.tokens.clone()
-    put_next(law, proposal.tokens.gather(1, (verdict.path[:, 1:] - 1).clamp_(min=0)), rows, plan, noise, verdict)
+    put_next(law, along(proposal.tokens, verdict), rows, plan, noise, verdict)
     verdict.tokens.copy_(torch.where(some[:, None], verdict.tokens, before))
 
 
-def go_down(law: Tensor, some: Tensor, proposal: Proposal, plan: Plan, noise: Noise, verdict: TreeVerdict) -> Tensor:
+def go_down(
+    law: Tensor, some: Tensor, proposal: Proposal, rows: Rows, plan: Plan, noise: Noise, verdict: TreeVerdict
+) -> Tensor:
     """Let `some` rows [A] go on along siblings and branches; return the law [A, V] of the next token then."""
     tree, p, k = proposal.tree, verdict.target_probabilities, plan.draft_length
     assert tree is not None
     assert p is not None
-    children = tree.children()
+    children, lenience = tree.children(), rows.lenience if plan.lenient else None
     parent, going = verdict.accepted.clone(), some & (verdict.accepted < proposal.proposed)
     for turn in range(max(1, len(plan.levels))):
         ranks = range(turn == 0, plan.children)  # the line's own has failed
-        node, law = examine_children(law, children, parent, going, proposal, tree, ranks, noise)
+        node, law = examine_children(law, children, parent, going, proposal, tree, ranks, noise, lenience)
         going = node > 0
         law = torch.where(going[:, None], pick(p, node), law)
         path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), node[:, None])
@@ -143,6 +151,11 @@ def put(rows: Tensor | None, path: Path, verdict: TreeVerdict) -> None:
     verdict.accepted.copy_(accepted)
     verdict.path.copy_(nodes)
     verdict.last.copy_(verdict.path.gather(1, verdict.next_index)[:, 0])
+
+
+def along(tokens: Tensor, verdict: TreeVerdict) -> Tensor:
+    """Return the proposals [A, K] of the path, garbage behind the last."""
+    return tokens.gather(1, (verdict.path[:, 1:] - 1).clamp_(min=0))
 
 
 def count_proposed(proposal: Proposal, tree: Tree, rows: Rows, verdict: TreeVerdict) -> None:

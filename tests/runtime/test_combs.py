@@ -169,7 +169,6 @@ def test_the_drafts_cache_claims_no_entry_of_a_sibling(llama: Pair):
         ("4+", "model", SAMPLED, "draft_length is '4[+]', expected auto, a whole number from 0 to 16, a comb"),
         ("3+3", "lookup", SAMPLED, "drafter lookup can hang no siblings beside its proposals; use model or "),
         ("3+3", "cascade", SAMPLED, "drafter cascade can hang no siblings"),
-        ("3+3", "model", replace(SAMPLED, lenience=0.5), r"draft_length 3\+3 has siblings, which lenience cannot be"),
     ],
 )
 def test_a_comb_that_cannot_be_is_refused(llama: Pair, comb: str, drafter: str, params: SamplingParams, message: str):

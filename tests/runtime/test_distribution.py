@@ -321,14 +321,15 @@ def test_a_draft_with_a_temperature_of_its_own_is_lossless(eight: Pair, rule: st
     assert p_value_of(eight, params, 6_000, k=2, depth=3) > FALSE_ALARM
 
 
-def test_under_lenience_no_token_is_likelier_than_its_bound_and_the_loss_is_seen(eight: Pair):
+@pytest.mark.parametrize(("drafter", "k"), [("model", 1), ("model", "1+3"), ("model", "2x1"), ("model+random", 1)])
+def test_under_lenience_no_token_is_likelier_than_its_bound_and_the_loss_is_seen(eight: Pair, drafter: str, k: object):
     """At most p / l in 4,000 samples of the first token, 4.9 standard deviations allowed: one false alarm in a million.
 
     The statistic that passes whatever is lossless must not pass this.
     """
     lenience, samples = 0.4, 4_000
     params = replace(PLAIN, lenience=lenience)
-    observed, exact = draw(eight, params, samples, 1, "model", 1), exact_distribution(eight.exact, params, 1)
+    observed, exact = draw(eight, params, samples, k, drafter, 1), exact_distribution(eight.exact, params, 1)
     for token, p in exact.items():
         bound = min(p / lenience, 1)
         assert observed[token] / samples <= bound + 4.9 * (bound * (1 - bound) / samples) ** 0.5

@@ -143,10 +143,17 @@ def test_a_lenient_greedy_text_differs_and_says_so_but_not_where_a_filter_leaves
         SamplingParams(max_new_tokens=40, **fields) for fields in ({}, {"lenience": 0.1}, {"lenience": 0.1, "top_k": 1})
     ]
     with Decoder.open(llama.bundle) as decoder:
-        plain, lenient, filtered = (decoder.generate(prompt, params)[0] for params in settings)
-    assert (plain.lossless, lenient.lossless) == (True, False)
-    assert plain.token_ids == filtered.token_ids != lenient.token_ids
-    assert lenient.speculation.acceptance > plain.speculation.acceptance
+        for k, drafter in ((4, "model"), ("4+3", "model"), ("4/12", "model"), (4, "model+random")):
+            plain, lenient, filtered = (
+                decoder.generate(prompt, params, draft_length=k, drafter=drafter)[0] for params in settings
+            )
+            assert (plain.lossless, lenient.lossless) == (True, False)
+            assert plain.token_ids == filtered.token_ids != lenient.token_ids
+            assert lenient.speculation.rounds < plain.speculation.rounds
+            texts = [tuple(prompt) + lenient.token_ids[:place] for place in range(40)]
+            logits = [llama.reference(torch.tensor([text])).logits[0, -1] for text in texts]
+            chances = [(one - one.max()).exp() for one in logits]
+            assert all(chance[token] >= 0.099 for chance, token in zip(chances, lenient.token_ids, strict=True))
 
 
 @pytest.mark.exhaustive

@@ -320,7 +320,6 @@ def test_several_lines_stay_within_the_bytes_of_the_caches(llama: Pair):
         ("model+random", "auto", {}, "draft_length is 'auto', expected a whole number from 0 to 16"),
         ("model+random", "3+3", {}, "draft_length is 3+3, expected a whole number"),
         ("model+random", EntropyRule(), {}, "draft_length is EntropyRule"),
-        ("model+random", 4, {"lenience": 0.5}, "model+random has several lines, which lenience cannot be used with"),
     ],
 )
 def test_what_several_lines_cannot_be_is_refused(llama: Pair, drafter: str, length: object, params: dict, message: str):

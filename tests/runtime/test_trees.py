@@ -239,7 +239,6 @@ def test_both_caches_hold_the_path_that_stands(llama: Pair, prompts: Sequence[Se
         ("3/9", "lookup", SAMPLED, "drafter lookup can grow no tree here; use model, or give a number"),
         ("3/9", "random", SAMPLED, "drafter random can grow no tree here"),
         ("3/9", "model+lookup", SAMPLED, r"draft_length is 3/9, expected a whole number from 0 to 16 for each source"),
-        ("3/9", "model", replace(SAMPLED, lenience=0.5), r"draft_length 3/9 has branches, which lenience cannot be"),
     ],
 )
 def test_a_tree_that_cannot_be_is_refused(llama: Pair, tree: str, drafter: str, params: SamplingParams, message: str):

@@ -72,7 +72,16 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "traced": True,
         "filters": ["top_k", "top_p"],
     },
+    "lenient comb": {"sources": ["model"], "siblings": 2, "tokenwise": True, "coupled": True, "lenient": True},
     "lines": {"sources": ["model"], "beside": [["random"], ["lookup"]], "rejection": True, "window": 4, "ragged": True},
+    "lenient lines": {
+        "sources": ["model"],
+        "beside": [["random"]],
+        "tokenwise": True,
+        "coupled": True,
+        "lenient": True,
+        "window": 4,
+    },
     "continuations": {
         "sources": ["lookup"],
         "beside": [["lookup2"], ["suffix", "lookup3"], ["suffix2"]],
@@ -148,7 +157,7 @@ class IdleEngine:
     """Checks where the tensors of its steps are, and does nothing with them."""
 
     static_capacity, reads_prefixes, own_threads, takes_trees = True, True, False, True
-    verify_width = 17
+    verify_width, reads_together = 17, True
 
     def __init__(self, contract: Contract, device: str) -> None:
         self.contract, self.device = contract, device

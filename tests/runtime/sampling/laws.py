@@ -12,11 +12,14 @@ V = 4
 EXACT = 1e-12
 
 
+Law = dict[tuple[int, ...], Tensor]  # of the next token, after each prefix
+
+
 class Models(NamedTuple):
     """The distributions of target and draft after each prefix of 0 … K tokens."""
 
-    p: dict[tuple[int, ...], Tensor]
-    q: dict[tuple[int, ...], Tensor]
+    p: Law
+    q: Law
 
     def target_after(self, tokens: tuple[int, ...], until: int) -> Tensor:
         """The joint of the tokens that follow, as many as make `until`."""
@@ -29,7 +32,7 @@ class Models(NamedTuple):
         return torch.stack(each)
 
 
-def mass_of(law: dict[tuple[int, ...], Tensor], tokens: tuple[int, ...]) -> float:
+def mass_of(law: Law, tokens: tuple[int, ...]) -> float:
     return prod(law[tokens[:i]][token].item() for i, token in enumerate(tokens))
 
 
@@ -55,6 +58,15 @@ def keep(law: Tensor, tokens: Sequence[int]) -> Tensor:
     kept = torch.zeros_like(law)
     kept[list(tokens)] = law[list(tokens)]
     return kept / kept.sum()
+
+
+def excess(target: Law, joint: Tensor, lenience: float) -> float:
+    """By how much a token of the joint is likelier after what precedes it than 1 / lenience times the target's own."""
+    found = []
+    for prefix, p in target.items():
+        own = joint.view(V ** len(prefix), V, -1).sum(2)[sum(V**i * token for i, token in enumerate(reversed(prefix)))]
+        found.append((own - own.sum() * p / lenience).max().item())
+    return max(found)
 
 
 def verdicts(first: float, chance: Sequence[float]) -> Iterator[tuple[float, list[float]]]:

@@ -21,13 +21,11 @@ from trt_spec.runtime.sampling.noise import of_rank
 from trt_spec.runtime.sampling.trees import TreeVerdict, accept_tree
 
 from ..states import GIVEN, make_plan
-from .laws import EXACT, Models, V, mass_of, random_models, verdicts, with_exclusions
+from .laws import EXACT, Law, Models, V, mass_of, random_models, verdicts, with_exclusions
 
 RULES = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, rule="tokenwise")]
 COUPLED = SamplingParams(temperature=1.0, rule="coupled")
 LEAST, HIGHEST = 2.0**-49, 1 - 2.0**-49
-
-Law = dict[tuple[int, ...], Tensor]
 
 
 class Drafts(NamedTuple):
