@@ -47,13 +47,21 @@ def threshold(false_alarm: float, freedom: int, noncentrality: float = 0.0) -> f
 
 
 def samples_needed(
-    freedom: int, total_variation: float, false_alarm: float, power: float, divergence: float = 0.0
+    freedom: int,
+    total_variation: float,
+    false_alarm: float,
+    power: float,
+    divergence: float = 0.0,
+    expected: Mapping[Hashable, float] | None = None,
 ) -> int:
-    """So many catch that total variation; `divergence` Σ (p' − p)² / p is what no fault must explain."""
+    """So many catch that total variation; `divergence` Σ (p' − p)² / p is what no fault must explain.
+
+    With `expected` they catch it wherever it lies between these cells.
+    """
 
     def catches(samples: int) -> bool:
         border = threshold(false_alarm, freedom, samples * divergence)
-        return tail(border, freedom, 4 * samples * total_variation**2) >= power
+        return tail(border, freedom, least_noncentrality(samples, total_variation, expected or {})) >= power
 
     most = 1000
     while not catches(most):
@@ -75,16 +83,34 @@ def statistic(observed: Counter[Hashable], expected: Mapping[Hashable, float]) -
     samples = observed.total()
     if any(expected[cell] == 0 for cell in observed):
         return inf, 1
-    cells = sorted((samples * share, observed[cell]) for cell, share in expected.items() if share > 0)
-    rare, common = [0.0, 0], []
-    for mean, count in cells:
-        if mean < FEWEST or 0 < rare[0] < FEWEST:
-            rare = [rare[0] + mean, rare[1] + count]
-        else:
-            common.append((mean, count))
-    if rare[0]:
-        common.append((rare[0], int(rare[1])))
-    return sum((count - mean) ** 2 / mean for mean, count in common), max(1, len(common) - 1)
+    rare = _rare(expected, samples)
+    cells = [(samples * share, observed[cell]) for cell, share in expected.items() if share > 0 and cell not in rare]
+    if rare:
+        cells.append((samples * sum(rare.values()), sum(observed[cell] for cell in rare)))
+    return sum((count - mean) ** 2 / mean for mean, count in cells), max(1, len(cells) - 1)
+
+
+def least_noncentrality(samples: int, total_variation: float, expected: Mapping[Hashable, float]) -> float:
+    """Of the statistic of a fault of that total variation, wherever it lies between these cells."""
+    return 4 * samples * max(0.0, total_variation - hidden(expected, samples)) ** 2
+
+
+def hidden(expected: Mapping[Hashable, float], samples: int) -> float:
+    """The most of a total variation that lies between rare cells, where the statistic of so many samples is blind."""
+    rare = _rare(expected, samples)
+    return sum(rare.values()) if len(rare) > 1 else 0.0
+
+
+def _rare(expected: Mapping[Hashable, float], samples: int) -> dict[Hashable, float]:
+    """Those that are expected too seldom, and the next ones until they are expected often enough together."""
+    found: dict[Hashable, float] = {}
+    mean = 0.0
+    for cell in sorted((cell for cell, share in expected.items() if share > 0), key=expected.__getitem__):
+        if samples * expected[cell] >= FEWEST and not 0 < mean < FEWEST:
+            break
+        found[cell] = expected[cell]
+        mean += samples * expected[cell]
+    return found
 
 
 def total_variation(observed: Counter[Hashable], expected: Mapping[Hashable, float]) -> float:

@@ -111,6 +111,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
                 progress("distribution: sampling", drawn.total(), total)
             if (passed := test.passes(samples.observed, look)) is not None:
                 break
+        drawn[case] = test.looks[USUAL]
         assert passed is not None, "the last look decides"
         return finding(samples, passed)
 
