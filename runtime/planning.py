@@ -165,8 +165,8 @@ class Planner:
 
 
 def _adapts(share: Share, params: SamplingParams) -> bool:
-    """Whether its tree grows where the draft's scores say, which is exact only where no chance judges it."""
-    return share.tree is not None and not share.tree.children and params.test == "coupled"
+    """Whether its tree grows where scores say; a neighbour's may let it grow more, so no text may depend on it."""
+    return share.tree is not None and not share.tree.children and not params.draft_decides
 
 
 def _levels(shares: Sequence[Share], params: Sequence[SamplingParams], vocab_size: int) -> tuple[Level, ...]:

@@ -15,7 +15,7 @@ from ..round.frame import Frame
 from ..round.plan import Plan
 from ..round.rows import Rows, counting
 from ..sampling.acceptance import Noise, inverse_cdf
-from ..sampling.noise import of_rank
+from ..sampling.noise import MOST_SIBLINGS, of_rank
 
 REACHED, NEEDED = 0.75, 0.5  # of places, the part that the next one is reached from; of siblings, that fails
 
@@ -55,14 +55,17 @@ def hang_siblings(
 
 
 def nearly_picked(scores: Tensor, line: Tensor, ranks: int) -> Candidates:
-    """Return the runners-up of the draft's picks, as likely as the softmax of their scores says, which are used up."""
+    """Return the runners-up of the draft's picks, as likely as the softmax of their scores says, which are used up.
+
+    The softmax is over as many as a place may ever have, so that a row's own do not depend on its neighbours'.
+    """
     picked = line[:, :, None]
     best = scores.gather(2, picked)
-    values, tokens = scores.scatter_(2, picked, -torch.inf).topk(ranks)
+    values, tokens = scores.scatter_(2, picked, -torch.inf).topk(min(MOST_SIBLINGS, scores.shape[2]))
     shares = torch.cat([best, values], 2).softmax(-1)
     reached = shares[:, :, 0].cumprod(1).roll(1, 1)
     reached[:, 0] = 1
-    return Candidates(tokens, shares[:, :, 1:] * reached[:, :, None])
+    return Candidates(tokens[:, :, :ranks], shares[:, :, 1 : 1 + ranks] * reached[:, :, None])
 
 
 def drawn_without_replacement(q: Tensor, line: Tensor, u: Tensor, ranks: int) -> Candidates:

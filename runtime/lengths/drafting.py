@@ -107,7 +107,7 @@ class DraftingRules:
         """Return the most that a round may choose to have beside its line, of what was measured."""
         if self.controller is None or self.most is None or _judged_in_lines_only(params):
             return 0
-        room = self.most - 1 if params.test == "coupled" else self.most - self.longest
+        room = self.most - self.longest if params.draft_decides else self.most - 1
         costs = self.controller.costs
         return max((n for n in (*costs.siblings, *(tree.beyond for tree in costs.trees)) if n <= room), default=0)
 
@@ -190,7 +190,7 @@ class DraftingRules:
     def _check_beyond(self, shape: DraftShape, several: str, one: str, params: SamplingParams) -> None:
         """Refuse what the engine, or these parameters, cannot have beside a line."""
         assert self.most is not None
-        if shape.beyond > self.most - self.longest and params.test != "coupled":
+        if shape.beyond > self.most - self.longest and params.draft_decides:
             raise RequestError(
                 f"draft_length {shape} needs steps of {self.longest + shape.beyond + 1} tokens where lines are long, "
                 f"this engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no {one}",
@@ -220,7 +220,7 @@ class DraftingRules:
                 f"draft_length is {given}, expected a whole number from 0 to {most} for each source of {drafter}",
                 "draft_length",
             )
-        if count * self.longest > self.most and params.test != "coupled":
+        if count * self.longest > self.most and params.draft_decides:
             raise RequestError(
                 f"drafter {drafter} needs steps of {count * self.longest + 1} tokens where lines are long, this engine "
                 f"verifies at most {self.most + 1}; use rule coupled, whose text depends on no line",

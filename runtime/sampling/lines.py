@@ -8,7 +8,7 @@ tokenwise: from the first place on, and any line may be the first of the turn in
            sampling (SpecInfer, arXiv 2305.09781).
 rejection: the first line is judged as a block; the others are tested from where it ends on, against what it leaves. So
            a round keeps at least what it would keep with the first line alone.
-lenience:  tokenwise, with l·q in place of q.
+lenience:  tokenwise, with l·q in place of q; greedy requests take no test by chance.
 """
 
 from typing import NamedTuple

@@ -119,10 +119,14 @@ class SamplingParams:
         return self.temperature if self.greedy or self.draft_temperature is None else self.draft_temperature
 
     @property
+    def draft_decides(self) -> bool:
+        """Whether the text depends on what is proposed."""
+        return self.lenient or self.test != "coupled"
+
+    @property
     def keeps_its_draft(self) -> bool:
         """Whether the draft affects a text that is promised to be the same; then nothing else may affect the draft."""
-        draft_decides = self.lenient or self.test != "coupled"
-        return draft_decides and (self.greedy or self.seed is not None)
+        return self.draft_decides and (self.greedy or self.seed is not None)
 
 
 OWN_HELP = {

@@ -22,6 +22,7 @@ RULES = {
     "tokenwise": replace(SAMPLED, rule="tokenwise", top_p=0.9),
     "coupled": replace(SAMPLED, rule="coupled", top_k=20),
 }
+LENIENT = {"lenient greedy": SamplingParams(max_new_tokens=48, ignore_eos=True, lenience=0.2)}
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
@@ -39,21 +40,36 @@ def test_the_text_is_that_of_plain_decoding(pairs, family: str, drafter: str, ru
         assert decoder.speculation.accepted
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES | LENIENT)
 def test_no_request_depends_on_whether_its_neighbours_have_siblings(llama: Pair, rule: str):
     """Nor does one with siblings depend on other combs, on lines, or on rows that propose nothing."""
-    own, other = [5, 6, 7, 5, 6, 7], [9, 8, 7, 9, 8, 7]
-    for length in (3, "3+2"):
+    own, other, params = [5, 6, 7, 5, 6, 7], [9, 8, 7, 9, 8, 7], (RULES | LENIENT)[rule]
+    for length in (3, "3+1", "3+2"):
         with Decoder.open(llama.bundle) as decoder:
-            [alone] = decoder.generate([own], RULES[rule], draft_length=length)
+            [alone] = decoder.generate([own], params, draft_length=length)
         for beside in (0, 7, "5+4", "2+6"):
             for neighbour in RULES.values():
                 with Decoder.open(llama.bundle) as decoder:
                     decoder.submit(other, replace(neighbour, max_new_tokens=60), draft_length=beside)
-                    request = decoder.submit(own, RULES[rule], draft_length=length)
+                    request = decoder.submit(own, params, draft_length=length)
                     while not request.finished:
                         decoder.step()
                 assert tuple(request.token_ids) == alone.token_ids, f"{length} beside {beside}, {neighbour.rule}"
+
+
+def test_where_a_lenient_greedy_text_has_siblings_depends_on_no_neighbour(drafts: Pair):
+    """Its text depends on them, so they hang where they hang when it is alone."""
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True, lenience=0.1)
+    with Decoder.open(drafts.bundle) as decoder:
+        for prompt in random_prompts(64, [6] * 10, seed=1):
+            [alone] = decoder.generate([prompt], params, draft_length="3+1", drafter="model2")
+            neighbour = replace(params, max_new_tokens=90)
+            other = decoder.submit([9, 8, 7, 9, 8, 7], neighbour, draft_length="2+6", drafter="model2")
+            request = decoder.submit(prompt, params, draft_length="3+1", drafter="model2")
+            while not request.finished:
+                decoder.step()
+            decoder.cancel(other)
+            assert tuple(request.token_ids) == alone.token_ids
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.3])
@@ -199,6 +215,8 @@ def test_a_narrow_engine_leaves_out_siblings_where_no_text_depends_on_them(
         assert [tuple(one.token_ids) for one in (comb, line)] == [alone.token_ids, other.token_ids]
         with pytest.raises(RequestError, match=r"3\+5 needs steps of 14 tokens .* at most 9; use rule coupled"):
             decoder.submit([3, 4, 5], SAMPLED, draft_length="3+5")
+        with pytest.raises(RequestError, match=r"3\+5 needs steps of 14 tokens"):
+            decoder.submit([3, 4, 5], LENIENT["lenient greedy"], draft_length="3+5")
         with pytest.raises(RequestError, match="at most 8 together"):
             decoder.submit([3, 4, 5], RULES["coupled"], draft_length="4+5")
 
