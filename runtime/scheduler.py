@@ -1,6 +1,6 @@
 """The core: it reads the prompts of new requests and runs one round after another for all live ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from time import perf_counter
@@ -141,8 +141,8 @@ class Scheduler:
             for occupant in whole:
                 seating.keep_prefix(occupant)
             begin = [one for one in whole if one.row in logits and not one.request.token_ids]
-            for _, group in groupby(enumerate(begin), lambda numbered: numbered[1].row - numbered[0]):
-                self._first_tokens([one for _, one in group], logits)
+            for some in _neighbours(begin):
+                self._first_tokens(some, logits)
             seating.leave(whole)
             for occupant in whole:
                 if not occupant.request.finished:
@@ -262,16 +262,24 @@ class Scheduler:
             self._ahead = self._rounds.launch(self._planner.view, flight.plan, self.frame, span)
 
     def _refresh_uniforms(self, plan: Plan, occupants: Sequence[Occupant]) -> None:
-        """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight."""
+        """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight.
+
+        All that a request may need of a block are made at once, and those of neighbours with the same lengths together.
+        """
         if not plan.draws:
             return
+        lacking: dict[range, list[Occupant]] = {}  # by the lengths
         for occupant in occupants:
-            length = occupant.request.length
+            length, longest = occupant.request.length, occupant.request.longest
             for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
                 made, for_trees = occupant.uniform_blocks[block % 2]
                 if made != block or (plan.is_tree and not for_trees):
-                    self._rows.fill_uniforms(occupant.row, block, plan.is_tree)
                     occupant.uniform_blocks[block % 2] = block, plan.is_tree
+                    lengths = range(max(length, block * BLOCK), min(longest, (block + 1) * BLOCK))
+                    lacking.setdefault(lengths, []).append(occupant)
+        for lengths, those in lacking.items():
+            for some in _neighbours(those) if lengths else ():
+                self._rows.fill_uniforms(some[0].row, len(some), lengths, plan.is_tree)
 
     def _frame_for(self, plan: Plan, prefilled: bool = False) -> Frame:
         versions = [model.cache.version for model in self._models]
@@ -337,6 +345,12 @@ class Scheduler:
             ended_early = kept <= result.accepted
             request.trace.append(replace(traced, accepted=kept, next_token=None) if ended_early else traced)
         return kept
+
+
+def _neighbours(occupants: Sequence[Occupant]) -> Iterator[list[Occupant]]:
+    """Those of rows that lie side by side, together."""
+    for _, group in groupby(enumerate(occupants), lambda numbered: numbered[1].row - numbered[0]):
+        yield [one for _, one in group]
 
 
 def _entries_of_prompt(request: Request) -> int:

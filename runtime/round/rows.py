@@ -14,7 +14,7 @@ from ..sampling.filters import FILTERS, Columns
 from ..sampling.noise import LINE, MOST_BRANCHES, constants, uniforms
 from ..sampling.params import SamplingParams
 
-BLOCK = 64  # lengths whose uniforms are made at once: hashing a few numbers costs as much as hashing many
+BLOCK = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
 
 NOWHERE = (0, 0)  # a branch that a tree has not
 
@@ -173,12 +173,15 @@ class Rows:
         """Which rows [A] grow a tree."""
         return self.levels[:, -1] > 0
 
-    def fill_uniforms(self, row: int, block: int, beyond: bool = False) -> None:
-        """Make the uniforms of all rounds that begin at a length of this block, those beyond a line only if asked."""
-        width = WIDEST_STEP if beyond else LINE
-        length = torch.arange(block * BLOCK, (block + 1) * BLOCK, device=self.length.device)
-        place = block % 2 * BLOCK
-        self.uniforms[row, place : place + BLOCK, :width] = uniforms(self.seed[row], length, width)
+    def fill_uniforms(self, first: int, count: int, lengths: range, beyond: bool = False) -> None:
+        """Make the uniforms of so many rows for rounds that begin at these lengths, which are of one block.
+
+        Those beyond a line are made only if asked.
+        """
+        width, place = WIDEST_STEP if beyond else LINE, lengths.start % (2 * BLOCK)
+        length = torch.arange(lengths.start, lengths.stop, device=self.length.device)
+        rows, places = slice(first, first + count), slice(place, place + len(lengths))
+        self.uniforms[rows, places, :width] = uniforms(self.seed[rows], length, width)
 
     def round_uniforms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the uniforms [A, 17] of this round, to draw each token and to test it, and those beyond."""

@@ -71,13 +71,14 @@ def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
 def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
     """Return two uniforms [N, width, 2] per token of a round that begins at `length` [N]: to draw it and to test it.
 
-    They are keyed by where the round begins, so that a draw discarded in one round is never used again in another.
+    They are keyed by where the round begins, so that a draw discarded in one round is never used again in another. Of
+    several seeds [R, 2] they are [R, N, width, 2].
     """
-    counter = torch.zeros(4, len(length), width, dtype=torch.int64, device=length.device)
+    counter = torch.zeros(4, *seed.shape[:-1], len(length), width, dtype=torch.int64, device=length.device)
     counter[0] = torch.arange(width, device=length.device)
     counter[1] = length[:, None]
     counter[3] = _UNIFORM
-    words = philox(counter, seed[:, None, None])  # [4, N, width]
+    words = philox(counter, seed.movedim(-1, 0)[..., None, None])  # [4, …, N, width]
     return torch.stack([uniform(words[0], words[1]), uniform(words[2], words[3])], -1)
 
 

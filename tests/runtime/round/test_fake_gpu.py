@@ -28,7 +28,7 @@ from trt_spec.runtime.round.capture import Rounds
 from trt_spec.runtime.round.frame import Frame
 from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.round.result import RowResult
-from trt_spec.runtime.round.rows import Rows, counting
+from trt_spec.runtime.round.rows import BLOCK, Rows, counting
 from trt_spec.runtime.sampling.filters import Ahead, Change, Columns
 from trt_spec.runtime.sampling.noise import constants
 
@@ -112,8 +112,8 @@ class Stage:
         params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, repetition_penalty=1.2, top_k=5)
         for row in range(3):
             whole.admit(row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
-            whole.fill_uniforms(row, 0, True)
-            whole.fill_uniforms(row, 1, True)
+        whole.fill_uniforms(0, 3, range(BLOCK), True)
+        whole.fill_uniforms(0, 3, range(BLOCK, 2 * BLOCK), True)
         whole.move(2, 1)
         k, each_line = self.plan.draft_length, list(enumerate(self.plan.lines))
         asked = [k if source in self.plan.drafters else 0 for source in drafters.values()]

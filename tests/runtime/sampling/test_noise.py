@@ -1,10 +1,20 @@
 """The noise is Philox4x32-10 by its published answers, a pure function of seed and index, and always finite."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from scipy.stats import gumbel_r, kstest
 from scipy.stats import uniform as uniform_distribution
-from trt_spec.runtime.sampling.noise import gumbel, gumbels, philox, uniform, uniforms
+from trt_spec.engines import WIDEST_STEP
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.round.plan import Plan
+from trt_spec.runtime.round.rows import Rows
+from trt_spec.runtime.sampling.noise import LINE, gumbel, gumbels, philox, uniform, uniforms
+from trt_spec.runtime.scheduler import Scheduler
+
+from ...bundles import Pair
 
 SEEDS = torch.tensor([[1, 0], [2, 0], [1, 7]])
 
@@ -55,6 +65,38 @@ def test_uniforms_of_a_round_do_not_depend_on_its_width_or_on_other_rounds():
     together = uniforms(SEEDS[0], lengths, 17)
     for index, length in enumerate(lengths):
         assert torch.equal(uniforms(SEEDS[0], length[None], 3)[0], together[index, :3])
+    assert torch.equal(uniforms(SEEDS, lengths, 17), torch.stack([uniforms(seed, lengths, 17) for seed in SEEDS]))
+
+
+def test_every_round_finds_the_uniforms_of_its_seeds_and_lengths(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    """Across blocks of lengths, with rows that begin together or not, leave, and take trees beside lines."""
+    found_of, refresh, trees, seen = Rows.round_uniforms, Scheduler._refresh_uniforms, [], set()
+
+    def refreshed(self: Scheduler, plan: Plan, occupants: Any):
+        trees.append(plan.is_tree)
+        refresh(self, plan, occupants)
+
+    def checked(rows: Rows):
+        draw, test, beyond = found = found_of(rows)
+        for row, length in enumerate(rows.length.tolist()):
+            expected = uniforms(rows.seed[row], torch.tensor([length]), WIDEST_STEP)[0]
+            assert torch.equal(torch.stack([draw[row], test[row]], -1), expected[:LINE])
+            assert not trees[-1] or torch.equal(beyond[row], expected[LINE:])
+            seen.add(length)
+        return found
+
+    monkeypatch.setattr(Rows, "round_uniforms", checked)
+    monkeypatch.setattr(Scheduler, "_refresh_uniforms", refreshed)
+    params = SamplingParams(temperature=1.0, ignore_eos=True, seed=3)
+    with Decoder.open(llama.bundle, max_batch=4) as decoder:
+        for shapes in ((3, 1, 16), (3, "2+3", "2/6")):
+            for i, (start, new) in enumerate(((60, 30), (60, 2), (60, 90), (61, 10), (3, 140), (124, 8))):
+                asked = replace(params, max_new_tokens=new, seed=i)
+                decoder.submit(torch.arange(start).remainder(60).tolist(), asked, draft_length=shapes[i % len(shapes)])
+            while decoder.step():
+                pass
+    assert {60, 63, 64, 127, 128} <= seen
+    assert set(trees) == {True, False}
 
 
 def test_gumbel_noise_is_finite_for_every_extreme_word():
