@@ -41,7 +41,7 @@ class Engine(Protocol):
     own_threads: bool  # computes on threads of its own; torch's would fight them for cores
     verify_width: int  # the most tokens in a step for which it gives logits
     takes_trees: bool  # else the tokens of a step must be a line
-    reads_together: bool  # prompts of several rows may be read in one step, of any width
+    reads_together: bool  # one step may read the prompts of several rows, however long
 
     def reserve(self, rows: int, capacity: int) -> None:
         """Refuse caches of up to this many rows of this capacity if no step could run over them."""

@@ -47,7 +47,7 @@ class OnnxRuntimeEngine:
     """
 
     verify_width = WIDEST_STEP
-    takes_trees = reads_together = True
+    takes_trees = True
     reads_prefixes = False
 
     def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:
@@ -55,7 +55,7 @@ class OnnxRuntimeEngine:
         if device != "cpu" and device.partition(":")[0] != "cuda":
             raise EngineError(f"engine onnxruntime runs on the device cpu or cuda, not on {device!r}; name one of them")
         self.static_capacity = self._on_gpu = device != "cpu"
-        self.own_threads = not self._on_gpu
+        self.own_threads = self.reads_together = not self._on_gpu  # on a GPU other kernels read several rows
         if contract.dtype != "float32" and not self._on_gpu:
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"

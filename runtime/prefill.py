@@ -12,7 +12,7 @@ from .round.rows import Rows
 
 # Of a prompt's chunks: engines may round the tokens of narrow steps in another way.
 NARROWEST = 2 * (MAX_DRAFT_LENGTH + 1)
-PADDING = 1.25  # times as many tokens as they have may be read of prompts in one step
+PADDING = 1.25  # a step may be this many times as large as the tokens of its prompts
 DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that drafts read between two rounds, sooner than a target reads a chunk
 
 
@@ -70,16 +70,17 @@ class Prefill:
 def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: int) -> bool:
     """Whether a step that feeds these rows may feed one more.
 
-    Where they have one width, it is the next row, begins where they do, and leaves little of the step to padding.
+    Where they have one width, it is the next row, begins where they do, so that padding stays within the cache that the
+    longest needs, and leaves little of the step to padding.
     """
-    tokens = sum(fed.values()) + chunk
-    if not model.engine.reads_together or tokens > budget:
+    if not model.engine.reads_together:
         return False
+    tokens = sum(fed.values()) + chunk
     if model.engine.contract.in_blocks:
-        return True
+        return tokens <= budget
     padded = (len(fed) + 1) * max(chunk, *fed.values())
     entries = model.cache.entries
-    return row - 1 in fed and entries[row] == entries[row - 1] and padded <= PADDING * tokens
+    return row - 1 in fed and entries[row] == entries[row - 1] and padded <= min(budget, PADDING * tokens)
 
 
 def _next_chunk(missing: int) -> int:

@@ -86,7 +86,8 @@ class Model:
         """Write the missing entries of these rows, whose first tokens [S] are given; return logits [B, 1, V].
 
         They are those of the last token of each row from the first that is given to the last, garbage in between. More
-        than one row may be given only if the engine reads them together: any rows in blocks, else neighbours.
+        than one row may be given only if the engine reads them together: any rows in blocks, else neighbours that begin
+        at the same entry.
         """
         if len(rows) == 1 and not self.engine.contract.in_blocks:
             [row], [each] = rows, tokens
@@ -94,6 +95,7 @@ class Model:
         missing = {row: each[self.cache.entries[row] :] for row, each in zip(rows, tokens, strict=True)}
         first, batch = min(rows), max(rows) - min(rows) + 1
         starts = self.cache.entries[first : first + batch]
+        assert self.engine.contract.in_blocks or (len(rows) == batch and len(set(starts)) == 1)
         widths = [len(missing.get(row, ())) for row in range(first, first + batch)]
         self.cache.make_room(first, starts, widths)
         device = self.engine.device
