@@ -351,6 +351,11 @@ class Decoder:
         return self._rules.growing
 
     @property
+    def costs(self) -> Costs | None:
+        """What `trt-spec tune` measured of this bundle here; auto chooses by it."""
+        return self._rules.controller.costs if self._rules.controller else None
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """The sources of proposals that this bundle has."""
         return self._rules.drafters

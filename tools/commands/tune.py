@@ -9,7 +9,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from ...engines import Bundle
@@ -36,6 +36,7 @@ DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
+BUSY = 0.3  # the spread of rounds beyond which something else has run beside them
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
 SIBLINGS = (1, 2, 4, 8)  # measured beside one line
 LINE_OF_COMB = 4  # or the longest measured line below it
@@ -225,9 +226,20 @@ def _result(costs: Costs, grid: Grid, shapes: Shapes) -> dict[str, Any]:
         "engine": costs.engine,
         "device": costs.device,
         "machine": costs.machine,
+        "spread": _spread([*grid.values(), *shapes.values()]),
         "settings": settings,
         "drafters": [_advice(costs, drafter, _counted(grid, drafter)) for drafter in costs.acceptance],
     }
+
+
+def _spread(measured: list[Measured]) -> float:
+    """How far the middle half of a setting's rounds lie apart, over their median; of all settings the median."""
+    found = []
+    for one in measured:
+        if len(one.round_ms) > 1:
+            low, middle, high = quantiles(one.round_ms, n=4)
+            found.append((high - low) / middle)
+    return median(found) if found else 0.0
 
 
 def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
@@ -299,6 +311,11 @@ def _report(result: dict[str, Any]) -> str:
             lines.append(f"  batch {row['batch']}: {best}; {row['oracle_speed_up']:.2f} × if K were always just right")
         if drafter["stops_paying_at"] is not None:
             lines.append(f"  speculation stops paying at batch {drafter['stops_paying_at']}")
+    if result["spread"] > BUSY:
+        lines.append(
+            f"the middle half of equal rounds took times {result['spread']:.0%} apart, as on a busy machine: "
+            "tune again when it is idle, or auto may choose badly"
+        )
     return "\n".join([*lines, f"kept in {result['file']}; draft length auto is the default from now on"])
 
 

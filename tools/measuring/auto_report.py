@@ -1,4 +1,4 @@
-"""Measure what the draft length auto gains and costs, against no draft and against every fixed length.
+"""Measure what the draft length auto gains and costs: against no draft, every fixed length, and auto without trees.
 
 All settings decode each prompt in turn, several times over, so that each ratio compares runs of one prompt that lie
 side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune first.
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt
 from pathlib import Path
@@ -23,6 +24,7 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.decoder import Prompt
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
+from ...runtime.sampling.params import RULES
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
@@ -33,6 +35,13 @@ from .shipped_prompts import WRITTEN, bench_prompts
 
 SETS = (*WRITTEN, "random")
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
+# By the titles of their columns. Lines: what auto would choose if nothing had been measured beside a line.
+SPEED_UPS = {AUTO: "auto_speed_up", f"{AUTO}, lines": "lines_speed_up"}
+SPANS = {
+    f"{AUTO} / K 0": "auto_against_plain",
+    f"{AUTO} / best K": "auto_against_best",
+    f"{AUTO} / lines": "auto_against_lines",
+}
 SURE = 1.96  # standard errors to either side: 95 %
 
 
@@ -49,16 +58,24 @@ def run(argv: Sequence[str] | None) -> int:
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
     parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
+    parser.add_argument("--rule", choices=RULES, default=RULES[0], help=f"with a temperature (default {RULES[0]})")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
     arguments = parser.read(argv)
     params = SamplingParams(
-        max_new_tokens=arguments.new_tokens, ignore_eos=True, temperature=arguments.temperature, seed=0
+        max_new_tokens=arguments.new_tokens,
+        ignore_eos=True,
+        temperature=arguments.temperature,
+        rule=arguments.rule,
+        seed=0,
     )
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         decoder = stack.enter_context(open_decoder(arguments, max_batch=1))
-        result = report(decoder, arguments.drafter, params, arguments.repeats)
+        lines = without_trees(decoder, arguments.device)
+        if lines is not None:
+            stack.enter_context(lines)
+        result = report(decoder, lines, arguments.drafter, params, arguments.repeats)
         if out is not None:
             print(json.dumps(result), file=out)
     print(shown(result))
@@ -66,9 +83,20 @@ def run(argv: Sequence[str] | None) -> int:
     return 0
 
 
-def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int) -> dict[str, Any]:
+def without_trees(decoder: Decoder, device: str) -> Decoder | None:
+    """Open the bundle once more, with the costs of lines alone; None if no others were measured."""
+    if decoder.costs is None or not decoder.costs.beside:
+        return None
+    costs = replace(decoder.costs, beside=(), beside_ms={}, beside_tokens={})
+    return Decoder(decoder.bundle, decoder.engine, device, decoder.max_batch, True, None, None, costs)
+
+
+def report(
+    decoder: Decoder, lines: Decoder | None, drafter: str, params: SamplingParams, repeats: int
+) -> dict[str, Any]:
     fixed = [k for k in fixed_lengths(None, LENGTHS, decoder) if k == 0 or drafter != MIXED]
-    settings: list[DraftLength] = [*fixed, AUTO]
+    settings: list[tuple[Decoder, DraftLength]] = [*((decoder, k) for k in fixed), (decoder, AUTO)]
+    settings += [(lines, AUTO)] if lines else []
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
     room = decoder.bundle.max_length - params.max_new_tokens
     if room < 1:
@@ -79,17 +107,18 @@ def report(decoder: Decoder, drafter: str, params: SamplingParams, repeats: int)
     with progress("auto report", total=len(SETS) * repeats) as show:
         for kind in SETS:
             prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
-            for k in settings:
-                decode(decoder, prompts[0], params, k, drafter)  # warms up
+            for one, k in settings:
+                decode(one, prompts[0], params, k, drafter)  # warms up
             seconds[kind] = []
             for repeat in range(repeats):
                 show(f"{kind}, repeat {repeat + 1} of {repeats}")
                 for prompt in prompts:
-                    seconds[kind].append([decode(decoder, prompt, params, k, drafter) for k in settings])
+                    seconds[kind].append([decode(one, prompt, params, k, drafter) for one, k in settings])
     return {
         "drafter": drafter,
         "new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
+        "rule": params.rule,
         "draft_lengths": fixed,
         "sets": {kind: compared(rows, fixed) for kind, rows in seconds.items()},
         "mixture": compared([row for rows in seconds.values() for row in rows], fixed),
@@ -117,16 +146,20 @@ def fitted(decoder: Decoder, prompt: Prompt, room: int) -> list[int]:
 
 
 def compared(rows: Sequence[Sequence[float]], fixed: Sequence[int]) -> dict[str, Any]:
-    """Compare the last column, auto, with the first, K = 0, and with the best fixed one."""
+    """Compare auto, which follows the fixed ones, with K = 0, the best fixed one, and auto of lines if it is there."""
     means = [fmean(column) for column in zip(*rows, strict=True)]
-    best = min(range(len(fixed)), key=means.__getitem__)
-    return {
-        "speed_ups": [means[0] / mean for mean in means[: len(fixed)]],
-        "auto_speed_up": means[0] / means[-1],
+    auto, best = len(fixed), min(range(len(fixed)), key=means.__getitem__)
+    found = {
+        "speed_ups": [means[0] / mean for mean in means[:auto]],
+        "auto_speed_up": means[0] / means[auto],
         "best_draft_length": fixed[best],
-        "auto_against_plain": interval([row[0] / row[-1] for row in rows]),
-        "auto_against_best": interval([row[best] / row[-1] for row in rows]),
+        "auto_against_plain": interval([row[0] / row[auto] for row in rows]),
+        "auto_against_best": interval([row[best] / row[auto] for row in rows]),
     }
+    if len(means) > auto + 1:
+        found |= {"lines_speed_up": means[0] / means[-1]}
+        found |= {"auto_against_lines": interval([row[-1] / row[auto] for row in rows])}
+    return found
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
@@ -138,15 +171,15 @@ def interval(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def shown(result: dict[str, Any]) -> str:
-    header = ("prompts", *(f"K {k}" for k in result["draft_lengths"]), AUTO, "auto / K 0", "auto / best K")
-    rows = []
-    for name, one in [*result["sets"].items(), ("mixture", result["mixture"])]:
-        spans = [
-            f"{span['mean']:.3f} ({span['low']:.3f} to {span['high']:.3f})"
-            for span in (one["auto_against_plain"], one["auto_against_best"])
-        ]
-        rows.append((name, *(f"{value:.2f}" for value in one["speed_ups"]), f"{one['auto_speed_up']:.2f}", *spans))
-    return table([header, *rows])
+    sets = {**result["sets"], "mixture": result["mixture"]}
+    speed_ups = {title: key for title, key in SPEED_UPS.items() if key in result["mixture"]}
+    spans = {title: key for title, key in SPANS.items() if key in result["mixture"]}
+    rows = [("prompts", *(f"K {k}" for k in result["draft_lengths"]), *speed_ups, *spans)]
+    for name, one in sets.items():
+        numbers = [*one["speed_ups"], *(one[key] for key in speed_ups.values())]
+        intervals = ["{mean:.3f} ({low:.3f} to {high:.3f})".format_map(one[key]) for key in spans.values()]
+        rows.append((name, *(f"{number:.2f}" for number in numbers), *intervals))
+    return table(rows)
 
 
 if __name__ == "__main__":

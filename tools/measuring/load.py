@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -225,8 +225,10 @@ def run(argv: Sequence[str] | None) -> int:
         out = {name: stack.enter_context(whole_file(path)) for name, path in wanted.items()}
         title = f"{arguments.rate:g} requests a second for {arguments.seconds:g} s at {arguments.url}"
         say(title)
+        began = thread_time(), perf_counter()
         asked = asyncio.run(load.run())
-        found = figures(asked, arguments)
+        own, elapsed = thread_time() - began[0], perf_counter() - began[1]
+        found = figures(asked, arguments) | {"own_cores": own / elapsed}  # a server on this machine lacks so much
         if arguments.check:
             found["wrong"] = wrong_texts(arguments.check, asked, prompts, arguments.max_tokens)
         if "json" in out:

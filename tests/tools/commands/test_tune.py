@@ -9,8 +9,9 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.engine_choice import read_choice
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.tools.certificate.arbiter import first_difference
-from trt_spec.tools.commands.tune import _oracle
+from trt_spec.tools.commands.tune import BUSY, _oracle, _report, _spread
 from trt_spec.tools.measuring.fastest_engine import _fastest
+from trt_spec.tools.measuring.time_rounds import Measured, Setting
 
 from ..conftest import assert_refused
 
@@ -83,6 +84,18 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     assert first_difference(texts[2], texts[1]) is None
     with Decoder.open(bundle) as decoder:
         assert decoder.submit("def f(").draft_length == "auto"
+
+
+def test_a_machine_that_was_busy_is_told_by_the_spread_of_equal_rounds(tune):
+    quiet = Measured(Setting(1, "model"), round_ms=[1.0, 1.02, 1.04] * 5 + [9.0])
+    busy = Measured(Setting(2, "model"), round_ms=[1.0, 3.0, 1.0, 3.0, 2.0])
+    once = Measured(Setting(3, "model"), round_ms=[1.0])
+    assert _spread([once]) == 0 < BUSY < _spread([busy, once])
+    assert _spread([quiet, quiet, busy]) == _spread([quiet])
+    found = json.loads(tune().out.splitlines()[-1])
+    assert found["spread"] > 0
+    assert "as on a busy machine" not in _report(found | {"spread": BUSY})
+    assert "took times 50% apart, as on a busy machine: tune again" in _report(found | {"spread": 0.5})
 
 
 def test_further_drafts_are_measured_if_that_is_asked_for(run, drafts, tmp_path):

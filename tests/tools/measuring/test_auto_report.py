@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
-from trt_spec.tools.measuring.auto_report import LENGTHS, SETS, compared, interval, main
+from trt_spec.runtime import Decoder
+from trt_spec.tools.measuring.auto_report import LENGTHS, SETS, compared, interval, main, without_trees
 
-from ...runtime.lengths.test_controller import known_costs
+from ...runtime.lengths.test_controller import BESIDE, known_costs, table
 
 
 def test_a_ratio_has_its_geometric_mean_and_an_interval_around_it():
@@ -26,6 +28,10 @@ def test_settings_are_compared_run_by_run_and_the_best_by_the_mean():
     assert found["auto_speed_up"] == pytest.approx(8 / 3)
     assert found["auto_against_plain"]["mean"] == pytest.approx(math.sqrt(2 * 4))
     assert found["auto_against_best"]["mean"] == pytest.approx(math.sqrt(1.5 * 1))
+    assert "auto_against_lines" not in found
+    found = compared([[*rows[0], 2.0], [*rows[1], 4.0]], [0, 2, 4])
+    assert (found["auto_speed_up"], found["lines_speed_up"]) == (pytest.approx(8 / 3), pytest.approx(4 / 3))
+    assert found["auto_against_lines"]["mean"] == pytest.approx(math.sqrt(1 * 4))
 
 
 @pytest.mark.parametrize(
@@ -50,8 +56,23 @@ def test_every_set_and_the_mixture_have_a_row(llama, capsys, tmp_path):
         assert [line.split()[0] for line in lines[1:-1]] == [*SETS, "mixture"]
         found = json.loads(lines[-1])
         assert found == json.loads((tmp_path / "out.json").read_text())
+        assert "auto / lines" in lines[0]
         for one in (*found["sets"].values(), found["mixture"]):
             assert len(one["speed_ups"]) == len(LENGTHS)
             assert one["auto_against_plain"]["low"] < one["auto_against_plain"]["mean"]
-        assert main([*arguments, "--drafter", "mixed"]) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["draft_lengths"] == [0]
+            assert one["lines_speed_up"] > 0
+        assert main([*arguments, "--drafter", "mixed", "--temperature", "1", "--rule", "coupled"]) == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (found["draft_lengths"], found["temperature"], found["rule"]) == ([0], 1.0, "coupled")
+
+
+def test_auto_of_lines_knows_the_same_costs_but_nothing_beside_a_line(llama):
+    with (
+        known_costs(known := table(beside=BESIDE)),
+        Decoder.open(llama.bundle, max_batch=1) as decoder,
+        without_trees(decoder, "cpu") as lines,
+    ):
+        assert lines.costs == replace(known, beside=(), beside_ms={}, beside_tokens={})
+        assert without_trees(lines, "cpu") is None
+    with Decoder.open(llama.bundle, max_batch=1) as untuned:
+        assert without_trees(untuned, "cpu") is None

@@ -27,6 +27,7 @@ def test_every_answer_is_counted_timed_and_compared(served: Served, llama: Pair,
     assert (found["wrong"], found["errors"], found["refused"]) == (0, [], {})
     assert 0 < found["first_token_ms"]["p50"] <= found["first_token_ms"]["p99"]
     assert found["tokens_per_second"] > 0
+    assert 0 < found["own_cores"] < 1, "of its one thread, which waits for answers"
     whole = json.loads(out.read_text())
     assert len(whole["each"]) == found["whole"]
     assert "<svg" in plot.read_text()
