@@ -22,6 +22,8 @@ MOST_LINES = 1 + MOST_SIBLINGS  # of one row; each further line has the uniforms
 MOST_CHILDREN = 1 + MOST_SIBLINGS  # of one node of a tree
 MOST_BRANCHES = MOST_SIBLINGS * MAX_DRAFT_LENGTH  # of a tree, beside its line; each has uniforms of its own there, too
 
+CACHED = 2**16  # counters at a time on a CPU: more leave its caches, and take up to three times as long
+
 _GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw
 
 
@@ -60,12 +62,18 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
     """Return noise [A, W, size] for the tokens at `index` [A, W]; one seed [A, 2] gives one noise per index."""
     blocks = torch.arange(-(-size // 4), device=index.device)
+    at_once = max(1, CACHED // index.numel()) if index.device.type == "cpu" else len(blocks)
+    pieces = [gumbel(_words(seed, index, some)) for some in blocks.split(at_once)]
+    return (torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0])[..., :size]
+
+
+def _words(seed: Tensor, index: Tensor, blocks: Tensor) -> Tensor:
+    """Return four random words for each of these blocks of four tokens, [A, W, 4 · blocks]."""
     counter = torch.zeros(4, *index.shape, len(blocks), dtype=torch.int64, device=index.device)
     counter[0] = blocks
     counter[1] = index[:, :, None]
     counter[3] = _GUMBEL
-    words = philox(counter, seed.T[:, :, None, None])  # [4, A, W, blocks]
-    return gumbel(words.permute(1, 2, 3, 0).flatten(2)[..., :size])
+    return philox(counter, seed.T[:, :, None, None]).permute(1, 2, 3, 0).flatten(2)
 
 
 def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:

@@ -11,6 +11,7 @@ from trt_spec.engines import WIDEST_STEP
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round.plan import Plan
 from trt_spec.runtime.round.rows import Rows
+from trt_spec.runtime.sampling import noise
 from trt_spec.runtime.sampling.noise import LINE, gumbel, gumbels, philox, uniform, uniforms
 from trt_spec.runtime.scheduler import Scheduler
 
@@ -51,6 +52,13 @@ def test_noise_does_not_depend_on_the_neighbours_the_row_or_the_width():
             assert torch.equal(together[row, column], alone[0, 0])
     assert torch.equal(gumbels(SEEDS, index, 7), together[..., :7])
     assert torch.equal(gumbels(SEEDS.flip(0), index.flip(0), 11), together.flip(0))
+
+
+def test_noise_that_is_made_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch):
+    index = torch.tensor([[10, 11, 12], [3, 4, 5], [10, 11, 12]])
+    whole = gumbels(SEEDS, index, 103)
+    monkeypatch.setattr(noise, "CACHED", 9 * 4)  # of 9 tokens' noise, 16 at a time; the last piece is short
+    assert torch.equal(gumbels(SEEDS, index, 103), whole)
 
 
 def test_noise_differs_by_seed_index_and_purpose():
