@@ -63,7 +63,7 @@ def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
     """Return noise [A, W, size] for the tokens at `index` [A, W]; one seed [A, 2] gives one noise per index."""
     blocks = torch.arange(-(-size // 4), device=index.device)
     at_once = max(1, CACHED // index.numel()) if index.device.type == "cpu" else len(blocks)
-    pieces = [gumbel(_words(seed, index, some)) for some in blocks.split(at_once)]
+    pieces = [gumbel(_words(seed, index, some)) for some in torch.split(blocks, at_once)]
     return (torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0])[..., :size]
 
 

@@ -90,10 +90,9 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     judge = Arbiter(probes["target"], subject.rounding)
     seeds = seeded.samples_needed(effort.total_variation, POWER)
     with subject.open(capture=False) as decoder:
-        cases = list_cases(subject, decoder, logits, effort.each_tree)
-        for case in filter(seeded.decided_by_seeds, cases):
-            yield seeded.compare(decoder, case, seeds, logits, judge)
-    cases = [case for case in cases if not seeded.decided_by_seeds(case)]
+        listed = list_cases(subject, decoder, logits, effort.each_tree)
+    by_seed = [case for case in listed if seeded.decided_by_seeds(case)]
+    cases = [case for case in listed if not seeded.decided_by_seeds(case)]
     compiler = Compiler(subject.bundle)
     exact = [exact_cells(logits, case, compiler) for case in cases]
     alarm = FALSE_ALARM / len(cases)
@@ -102,8 +101,10 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     total = likely + CONTROL_LIKELY * len(CONTROLS)
     drawn = Counter(dict.fromkeys(cases, 0))  # with all its keys, as lanes count side by side
 
-    def sample(decoder: Decoder, both: tuple[Case, SequentialTest]) -> Finding:
+    def sample(decoder: Decoder, both: tuple[Case, SequentialTest | None]) -> Finding:
         case, test = both
+        if test is None:
+            return seeded.compare(decoder, case, seeds, logits, judge)
         samples = Samples(decoder, case, test)
         for look, number in enumerate(test.looks):
             for count in samples.draw(number):
@@ -115,8 +116,10 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
         assert passed is not None, "the last look decides"
         return finding(samples, passed)
 
-    yield from side_by_side(subject, partial(subject.open, capture=False), sample, list(zip(cases, tests, strict=True)))
-    first = {case.settings: (case, test) for case, test in reversed(list(zip(cases, tests, strict=True)))}
+    sampled = list(zip(cases, tests, strict=True))
+    each = [*((case, None) for case in by_seed), *sampled]
+    yield from side_by_side(subject, partial(subject.open, capture=False), sample, each)
+    first = {case.settings: (case, test) for case, test in reversed(sampled)}
     for number, (name, settings) in enumerate(CONTROLS.items()):
         progress(f"distribution: planted fault, {name}", likely + CONTROL_LIKELY * number, total)
         yield control(subject, name, *first[settings])

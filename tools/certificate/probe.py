@@ -1,6 +1,7 @@
 """A model of the bundle in an engine of its own: what the loop is compared with, whatever rounds have done."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ from .subject import Subject
 
 
 class Probe:
-    """Fresh prefills and single steps, in any shape that the engine runs."""
+    """Fresh prefills and single steps, in any shape that the engine runs; any thread may ask for them."""
 
     def __init__(self, subject: Subject, role: str = "target") -> None:
         bundle = subject.bundle
@@ -22,6 +23,7 @@ class Probe:
         engine = engines_of(subject.engine)[role != TARGET]
         self.engine = open_engine(engine, bundle.graph(role), contract, subject.device)
         self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity)
+        self._lock = Lock()
 
     @torch.inference_mode()
     def logits(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
@@ -29,17 +31,18 @@ class Probe:
         are read in steps of that width, and all before them as a prompt is."""
         tokens = torch.tensor(context, device=self.engine.device)
         begin = len(context) - width * max(1, decoded // width)
-        cache = self.model.cache
-        cache.clear()
-        cache.make_room(0, [0] * batch, [len(context)] * batch)
-        for row in range(batch if begin else 0):
-            self.model.prefill([row], [tokens[:begin]])
-        step = blank_step(self.engine, cache.everything, 0, batch, width, width)
-        for start in range(begin, len(context), width):
-            step.input_ids.copy_(tokens[start : start + width])
-            step.start.fill_(start)
-            step.run()
-        return step.logits[0, -1, : self.model.vocab_size].cpu()
+        with self._lock:
+            cache = self.model.cache
+            cache.clear()
+            cache.make_room(0, [0] * batch, [len(context)] * batch)
+            for row in range(batch if begin else 0):
+                self.model.prefill([row], [tokens[:begin]])
+            step = blank_step(self.engine, cache.everything, 0, batch, width, width)
+            for start in range(begin, len(context), width):
+                step.input_ids.copy_(tokens[start : start + width])
+                step.start.fill_(start)
+                step.run()
+            return step.logits[0, -1, : self.model.vocab_size].cpu()
 
     def close(self) -> None:
         self.model.close()
