@@ -75,11 +75,9 @@ class Decoder:
         self.tokenizer = _read_tokenizer(bundle)
         self._grammars = Compiler(bundle)
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
-        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
-        of_target, of_drafts = engines_of(engine)
         with ExitStack() as opened, self._on_stream:
             try:
-                opens: list[Engine] = open_engines([of_target, *[of_drafts] * len(bundle.drafts)], graphs, device)
+                opens = self._open_engines(device)
                 for one in opens:
                     opened.callback(one.close)
                 contracts = [one.contract for one in opens]
@@ -134,6 +132,12 @@ class Decoder:
         engine = together(resolve(opened, engine, device), draft_engine)
         costs = read_costs(opened, engine, device)
         return cls(opened, engine, device, max_batch, capture, cache_bytes, prefix_bytes, costs)
+
+    def _open_engines(self, device: str) -> list[Engine]:
+        """Open the target's engine, and those of the drafts."""
+        bundle, (target, drafts) = self.bundle, engines_of(self.engine)
+        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
+        return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)
 
     def close(self) -> None:
         """Free all memory; requests that have not ended fail."""

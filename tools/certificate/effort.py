@@ -33,7 +33,7 @@ FULL = Effort(
     each_length=True,
     each_tree=True,
     engines=True,
-    work={"checkpoint": 8, "same text": 67, "semantics": 39, "rollback": 10, "distribution": 480},
+    work={"checkpoint": 8, "same text": 67, "semantics": 39, "rollback": 10, "distribution": 300},
 )
 QUICK = Effort(
     name="quick",
@@ -44,7 +44,7 @@ QUICK = Effort(
     each_length=False,
     each_tree=False,
     engines=False,
-    work={"checkpoint": 8, "same text": 12, "semantics": 19, "rollback": 8, "distribution": 39},
+    work={"checkpoint": 8, "same text": 12, "semantics": 19, "rollback": 8, "distribution": 45},
     left_out=(
         "rounds in which all requests have one draft length",
         "the distribution of all combs, and of several lines, but one for each rule",

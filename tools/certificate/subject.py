@@ -58,10 +58,13 @@ class Subject:
     engine: str
     device: str
     batch: int  # the most rows decoded together
+    decoder: type[Decoder] = Decoder
 
     def open(self, max_batch: int | None = None, *, capture: bool = True, prefix_bytes: int | None = None) -> Decoder:
         batch = max_batch or self.batch
-        return Decoder.open(self.bundle, self.engine, self.device, batch, capture=capture, prefix_bytes=prefix_bytes)
+        return self.decoder.open(
+            self.bundle, self.engine, self.device, batch, capture=capture, prefix_bytes=prefix_bytes
+        )
 
     def in_engine(self, engine: str) -> "Subject":
         return replace(self, engine=engine)

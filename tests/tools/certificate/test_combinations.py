@@ -8,7 +8,7 @@ from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import CombLength, SamplingParams
 from trt_spec.runtime.sampling.noise import MOST_LINES
 from trt_spec.runtime.sampling.params import RULES as TESTS
-from trt_spec.tools.certificate.distribution import SHAPES, TREE_SETTINGS, line_cases, shape_cases
+from trt_spec.tools.certificate.distribution import OF_RANDOM, SHAPES, TREE_SETTINGS, line_cases, shape_cases
 from trt_spec.tools.certificate.same_text import RULES, Asked, as_asked, each_prompt, in_turn, list_cases, mixed
 from trt_spec.tools.certificate.semantics import taking_turns
 from trt_spec.tools.certificate.subject import (
@@ -148,6 +148,7 @@ def test_the_distribution_of_combs_is_sampled_for_each_drafter_rule_and_shape(ll
     pairs = {(drafter, shape) for drafter in able for shape in SHAPES if shape in able[drafter]}
     assert {one[1:] for one in every} == {(rule, *pair) for rule in TESTS for pair in pairs}
     assert len(set(every)) == len(every)
-    assert {(settings, drafter) for settings, _, drafter, _ in every} == set(product(TREE_SETTINGS, able))
+    expected = {*product(TREE_SETTINGS, able.keys() - {"random"}), (OF_RANDOM, "random")}
+    assert {(settings, drafter) for settings, _, drafter, _ in every} == expected
     assert [rule for _, rule, _, _ in few] == 2 * list(TESTS)
     assert {shape for *_, shape in few} == set(SHAPES)

@@ -1,0 +1,98 @@
+"""A target that computes what comes after a context once, and recalls it wherever requests meet that context again.
+
+The first tokens of many samples meet few contexts. This engine stands where the target's stands, behind the real loop:
+its cache holds the tokens themselves in the place of keys and values, so that rows move, roll back and branch there as
+they do in the target's, and a wrong entry makes a wrong context. What it says after a context, the target's own engine
+has computed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from ...engines import Engine, Step
+from ...runtime import Decoder
+from ...runtime.memory.model import Model
+from .first_tokens import DEPTH
+
+REMEMBERED_BYTES = 2**29
+LONGEST = DEPTH  # contexts: a prompt of one token, and all that count but the last
+AT_ONCE = 64  # contexts that are computed together
+
+Tokens = tuple[int, ...]
+
+
+class RecallingDecoder(Decoder):
+    """A decoder whose target recalls, but on a GPU, where to read tokens is to wait, and in engines without trees."""
+
+    def _open_engines(self, device: str) -> list[Engine]:
+        target, *drafts = super()._open_engines(device)
+        if device == "cpu" and target.takes_trees:
+            target = RecallingEngine(target, self.bundle.capacity)
+        return [target, *drafts]
+
+
+class RecallingEngine:
+    """Runs in the place of the target's engine, which it owns."""
+
+    static_capacity = reads_prefixes = False
+
+    def __init__(self, engine: Engine, capacity: int) -> None:
+        contract = engine.contract
+        self.contract = replace(contract, layers=1, heads=1, kv_heads=1, head_dim=1, dtype="float32")
+        self.device, self.own_threads, self.verify_width = engine.device, engine.own_threads, engine.verify_width
+        self.takes_trees, self.reads_together = engine.takes_trees, engine.reads_together
+        self._model = Model(engine, contract.vocab_size, AT_ONCE, capacity)
+        self._uniform = torch.zeros(contract.vocab_size)
+        self._known: dict[Tokens, Tensor] = {}
+        self._most = REMEMBERED_BYTES // (4 * contract.vocab_size)
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Accept all caches, which are small."""
+
+    def prefill_widths(self, tokens: int) -> list[int]:
+        return self._model.engine.prefill_widths(tokens)
+
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        ids, start, ancestors, logit_rows = (inputs[name] for name in ("input_ids", "start", "ancestors", "logit_rows"))
+        cache = inputs["past_key_0"][:, 0, :, 0]  # [B, T], the tokens
+        places = torch.arange(ids.shape[1])
+        logits = outputs["logits"].flatten(0, 1)  # [B · R, V]
+
+        def run() -> None:
+            cache.scatter_(1, start[:, None] + places, ids.float())
+            self._recall([*_contexts(cache, start, ids, ancestors, logit_rows)], logits)
+
+        return Step(inputs, outputs, run)
+
+    def _recall(self, contexts: Sequence[Tokens], logits: Tensor) -> None:
+        """Write the logits [N, V] after each context."""
+        unknown = [one for one in dict.fromkeys(contexts) if len(one) <= LONGEST and one not in self._known]
+        at_once = AT_ONCE if self.reads_together else 1
+        for begin in range(0, len(unknown), at_once):
+            some = unknown[begin : begin + at_once]
+            self._model.cache.clear()
+            computed = self._model.prefill(range(len(some)), [torch.tensor(context) for context in some])
+            self._known |= zip(some, computed[:, 0].clone(), strict=True)
+        torch.stack([self._known.get(context, self._uniform) for context in contexts], out=logits)
+        if len(self._known) > self._most:
+            self._known.clear()
+
+    def capturable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def _contexts(cache: Tensor, start: Tensor, ids: Tensor, ancestors: Tensor, logit_rows: Tensor) -> Iterator[Tokens]:
+    """What each token that gives logits sees: the entries of its row, and its ancestors in this step, with itself."""
+    before = cache[:, : int(start.max())].long()
+    for entries, length, own, seen, nodes in zip(
+        *(one.tolist() for one in (before, start, ids, ancestors, logit_rows)), strict=True
+    ):
+        for node in nodes:
+            yield (*entries[:length], *compress(own, seen[node]))
