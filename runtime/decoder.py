@@ -1,22 +1,18 @@
 """The decoder: submit, step and cancel requests; generate and stream build on these."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from tokenizers import Tokenizer
 
 from ..engines import (
     BLOCK_TOKENS,
     MAX_DRAFT_LENGTH,
     Bundle,
-    BundleError,
     Engine,
     EngineError,
     RequestError,
@@ -27,26 +23,22 @@ from ..engines import (
 from ..engines.errors import first_line
 from .drafters import Resources, open_drafters
 from .engine_choice import resolve
-from .grammars.compiler import Compiler
 from .grammars.grammar import Grammar
-from .lengths.chooser import BESIDE
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules, DraftLength
 from .memory.budget import tokens_in
 from .memory.model import Model
 from .memory.prefixes import Prefixes
+from .memory.shortage import memory_shortage
+from .requests.intake import Intake, Prompt, read_tokenizer
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece
 from .requests.request import Request
-from .requests.text import TextStream
 from .round.frame import Frame
 from .sampling.params import SamplingParams
 from .scheduler import Scheduler
 from .seating import Occupant
-
-Prompt = str | Sequence[int]
-PREDICTING = "suffix"  # the drafter that copies from a predicted output
 
 
 class Decoder:
@@ -72,35 +64,30 @@ class Decoder:
         self.engine = engine  # that of all models, or the target's and that of the drafts
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
-        self.tokenizer = _read_tokenizer(bundle)
-        self._grammars = Compiler(bundle)
+        self.tokenizer = read_tokenizer(bundle)
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
-        with ExitStack() as opened, self._on_stream:
-            try:
-                opens = self._open_engines(device)
-                for one in opens:
-                    opened.callback(one.close)
-                contracts = [one.contract for one in opens]
-                room = tokens_in(contracts, cache_bytes, "cache_bytes")
-                self._room = max_batch * bundle.capacity if room is None else room
-                kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
-                models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]
-                self.target, self.drafts = models[0], tuple(models[1:])
-                self.draft = self.drafts[0] if self.drafts else None
-                drafters, unavailable = open_drafters(Resources(bundle, self.target, self.drafts, max_batch))
-                most = self.target.engine.verify_width - 1
-                longest = min(most, MAX_DRAFT_LENGTH)
-                trees = self.target.engine.takes_trees
-                treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
-                controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
-                self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless)
-                self._scheduler = Scheduler(
-                    self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept
-                )
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_memory(error):
-                    raise
-                raise _no_memory(bundle, max_batch, error) from error
+        with ExitStack() as opened, self._on_stream, memory_shortage(bundle, max_batch):
+            opens = self._open_engines(device)
+            for one in opens:
+                opened.callback(one.close)
+            contracts = [one.contract for one in opens]
+            room = tokens_in(contracts, cache_bytes, "cache_bytes")
+            self._room = max_batch * bundle.capacity if room is None else room
+            kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
+            models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]
+            self.target, self.drafts = models[0], tuple(models[1:])
+            self.draft = self.drafts[0] if self.drafts else None
+            drafters, unavailable = open_drafters(Resources(bundle, self.target, self.drafts, max_batch))
+            most = self.target.engine.verify_width - 1
+            longest = min(most, MAX_DRAFT_LENGTH)
+            trees = self.target.engine.takes_trees
+            treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
+            controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
+            self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless)
+            self._intake = Intake(bundle, self.tokenizer, self._rules)
+            self._scheduler = Scheduler(
+                self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept
+            )
             opened.pop_all()  # nothing failed, so the engines stay open
         self._own_threads = any(one.own_threads for one in opens)
         self._step_lock = threading.RLock()
@@ -132,12 +119,6 @@ class Decoder:
         engine = together(resolve(opened, engine, device), draft_engine)
         costs = read_costs(opened, engine, device)
         return cls(opened, engine, device, max_batch, capture, cache_bytes, prefix_bytes, costs)
-
-    def _open_engines(self, device: str) -> list[Engine]:
-        """Open the target's engine, and those of the drafts."""
-        bundle, (target, drafts) = self.bundle, engines_of(self.engine)
-        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
-        return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)
 
     def close(self) -> None:
         """Free all memory; requests that have not ended fail."""
@@ -221,63 +202,29 @@ class Decoder:
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
         """
-        params = params or SamplingParams()
-        ids = self._encode(prompt)
-        room = self.bundle.max_length - params.max_new_tokens
-        if len(ids) > room:
-            raise RequestError(
-                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
-                f"limit of {self.bundle.max_length} by {len(ids) - room}; shorten either"
-            )
-        for token in (*params.logit_bias, *params.stop_token_ids):
-            self._require_token(token, "parameter")
-        eos = () if params.ignore_eos else self.bundle.tokenizer.eos_token_ids
-        if params.min_tokens:
-            params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
-        banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
-        if len(banned) == self.vocab_size:
-            raise RequestError(f"logit_bias bans all {len(banned)} tokens of the vocabulary; leave at least one")
-        if params.min_tokens and len(banned.union(params.stop_token_ids)) == self.vocab_size:
-            raise RequestError("min_tokens and logit_bias leave no token to begin with; ask for less")
-        predicted = self._encode(prediction, begins=False) if prediction else []
-        if predicted and PREDICTING not in str(drafter or PREDICTING).split(BESIDE):
-            raise RequestError(
-                f"drafter is {drafter!r}, but a prediction is copied by {PREDICTING}; leave one of them out", "drafter"
-            )
-        if predicted and draft_length is None:
-            draft_length = self._rules.longest  # nearly all of it is expected to stand
-        drafter = drafter or (PREDICTING if predicted else "lookup" if self.draft is None else "model")
-        if draft_length is None:
-            draft_length = self._rules.default(drafter, params)
-        stop_ids = frozenset((*params.stop_token_ids, *eos))
-        text = TextStream(self.tokenizer, ids, params.stop)
-        guide = self._grammars.guide(params)
-        request = Request(
-            ids,
-            params,
-            draft_length,
-            drafter,
-            stop_ids,
-            text,
-            self._rules,
-            guide,
+        request = self._intake.request(
+            prompt,
+            params or SamplingParams(),
+            draft_length=draft_length,
+            drafter=drafter,
             trace=trace,
             on_progress=on_progress,
             cache_salt=cache_salt,
-            prediction=predicted,
+            prediction=prediction,
         )
-        if not self._scheduler.seating.can_hold(request.longest + request.drafting.widest):
+        seating = self._scheduler.seating
+        if not seating.can_hold(request.longest + request.drafting.widest):
             raise RequestError(
-                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} need more cache than "
-                "cache_bytes allows; shorten either, or raise it"
+                f"prompt of {len(request.prompt)} tokens and max_new_tokens {request.params.max_new_tokens} need more "
+                "cache than cache_bytes allows; shorten either, or raise it"
             )
         self._require_open()
-        self._scheduler.seating.submit(request)
+        seating.submit(request)
         return request
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar ahead, which may take most of a second, so that requests with it are submitted at once."""
-        self._grammars.compiled(grammar)
+        self._intake.grammars.compiled(grammar)
 
     def cancel(self, request: Request) -> None:
         """End a request. A live one leaves in the next step; a finished one stays as it is."""
@@ -285,17 +232,13 @@ class Decoder:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
-        with self._inside():
+        with self._inside(), memory_shortage(self.bundle, self.max_batch):
             self._require_open()
             threads = torch.get_num_threads()
             try:
                 if self._own_threads and threads > 1:  # a round's own operations are small: leave the engine the cores
                     torch.set_num_threads(1)
                 return self._scheduler.step()
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_memory(error):
-                    raise
-                raise _no_memory(self.bundle, self.max_batch, error) from error
             finally:
                 if torch.get_num_threads() != threads:
                     torch.set_num_threads(threads)
@@ -368,6 +311,12 @@ class Decoder:
         """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
         return self._rules.default(drafter, params)
 
+    def _open_engines(self, device: str) -> list[Engine]:
+        """Open the target's engine, and those of the drafts."""
+        bundle, (target, drafts) = self.bundle, engines_of(self.engine)
+        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
+        return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)
+
     @contextmanager
     def _inside(self) -> Iterator[None]:
         """Admit one thread at a time, on the decoder's own stream."""
@@ -377,29 +326,6 @@ class Decoder:
     def _require_open(self) -> None:
         if self._closed:
             raise RequestError("the decoder is closed; open another")
-
-    def _encode(self, prompt: object, begins: bool = True) -> list[int]:
-        """Tokenise text; where it `begins` a sequence the tokenizer may put a token before it."""
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise RequestError(f"the prompt is not valid Unicode ({error}); clean it first") from error
-            ids: list[int] = self.tokenizer.encode(prompt, add_special_tokens=begins).ids
-        elif isinstance(prompt, Sequence):
-            ids = list(prompt)
-        else:
-            raise RequestError(f"the prompt is {prompt!r}, expected text or a list of token ids")
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token", "prompt")
-        for token in ids:
-            self._require_token(token, "prompt")
-        return ids
-
-    def _require_token(self, token: int, where: str) -> None:
-        if type(token) is not int or not 0 <= token < self.vocab_size:
-            message = f"{where} token id {token!r} is outside the vocabulary of {self.vocab_size} tokens"
-            raise RequestError(message, "prompt" if where == "prompt" else None)
 
 
 def _prompts(prompts: Any) -> Sequence[Any]:
@@ -419,25 +345,3 @@ def _own_stream(device: str) -> AbstractContextManager[None]:
         raise EngineError(
             f"device {device!r} cannot be used ({first_line(error)}); expected cpu or cuda; trt-spec doctor says more"
         ) from error
-
-
-def _is_memory(error: Exception) -> bool:
-    """Whether memory has run out: on the CPU torch says so with a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "alloc" in str(error)
-
-
-def _no_memory(bundle: Bundle, rows: int, error: Exception) -> EngineError:
-    weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
-    per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
-    return EngineError(
-        f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
-        f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "
-        "engine needs a workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
-    )
-
-
-def _read_tokenizer(bundle: Bundle) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(bundle.tokenizer_file))
-    except Exception as error:  # the library raises plain Exceptions
-        raise BundleError(f"{bundle.tokenizer_file} is not a tokenizer ({error}); export the bundle again") from error

@@ -21,9 +21,9 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
-from ...runtime.decoder import Prompt
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
+from ...runtime.requests.intake import Prompt
 from ...runtime.sampling.params import RULES
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from ...runtime.decoder import Prompt
+from ...runtime.requests.intake import Prompt
 from ..text_files import read_prompts
 
 FOLDER = Path(__file__).parent / "prompts"

@@ -13,10 +13,10 @@ import numpy as np
 
 from ...engines import RequestError, Step
 from ...runtime import Decoder, Request, SamplingParams, Speculation
-from ...runtime.decoder import Prompt
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, DraftLength
 from ...runtime.lengths.shapes import DraftShape
+from ...runtime.requests.intake import Prompt
 from ...runtime.requests.request import State
 from .bandwidth import wait_for
 
