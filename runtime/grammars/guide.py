@@ -14,8 +14,8 @@ from ...engines.errors import first_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Bits = NDArray[np.int32]  # a bit for each token
-ANYTHING = -1  # all bits set
+Bits = NDArray[np.uint8]  # [..., B], a bit for each token
+ANYTHING = 255  # all bits set
 NO_TOKEN = "the vocabulary lacks what it asks for"
 
 NUMBERS = count(1)
@@ -37,9 +37,9 @@ class Guide:
         GUIDES[self.number] = self
         self.error = ""  # why a committed token was refused
         self._compiled, self._vocab_size, self._stop_ids = compiled, vocab_size, frozenset(stop_ids)
-        words = -(-vocab_size // 32)
-        self._stops, self._usable = bits_of(stop_ids, words), ~bits_of(banned, words) if banned else None
-        self._bits = np.full((WIDEST_STEP + 1, words), ANYTHING, np.int32)
+        size = bytes_for(vocab_size)
+        self._stops, self._usable = bits_of(stop_ids, size), ~bits_of(banned, size) if banned else None
+        self._bits = np.full((WIDEST_STEP + 1, size), ANYTHING, np.uint8)
         first, self._row_bytes = self._bits.ctypes.data, self._bits.strides[0]
         self._addresses = [first + row * self._row_bytes for row in range(len(self._bits))]
         self._matcher = compiled.deep_copy()
@@ -48,7 +48,7 @@ class Guide:
         self._dead: list[str] = []  # why nothing can follow at each place that was looked at; "" if something can
 
     def allowed(self, ahead: Sequence[int], width: int) -> Bits:
-        """Return which tokens may come at the last positions of a round, [W, ceil(V / 32)], until the next question.
+        """Return which tokens may come at the last positions of a round, [W, B], until the next question.
 
         The last position comes after all tokens `ahead`, each position before it after one fewer. Past a token that
         ends the output or breaks the grammar everything is allowed: no token is ever taken from there.
@@ -56,7 +56,8 @@ class Guide:
         reached = self._walk(ahead)
         if reached == len(self._dead):
             self._look()
-        self._bits[reached + 1 : len(ahead) + 1] = ANYTHING
+        if reached < len(ahead):
+            self._bits[reached + 1 : len(ahead) + 1] = ANYTHING
         return self._bits[len(ahead) + 1 - width : len(ahead) + 1]
 
     def follow(self, tokens: Sequence[int]) -> int:
@@ -76,11 +77,9 @@ class Guide:
 
     def _walk(self, tokens: Sequence[int]) -> int:
         """Stand after these tokens, or before the first that ends the output or breaks the grammar; return where."""
-        shared = 0
-        for ours, theirs in zip(self._path, tokens, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
+        shared = min(len(self._path), len(tokens))
+        while self._path[:shared] != [*tokens[:shared]]:
+            shared -= 1
         if shared < len(self._path):
             self._back_to(shared)
         for token in tokens[shared:]:
@@ -105,7 +104,7 @@ class Guide:
             self._look()
         if self._dead[place] or not 0 <= token < self._vocab_size:
             return False
-        return bool(self._bits.item(place, token >> 5) >> (token & 31) & 1)
+        return bool(self._bits.item(place, token >> 3) >> (token & 7) & 1)
 
     def _look(self) -> None:
         """Ask the matcher what may follow where the path ends."""
@@ -126,8 +125,13 @@ class Guide:
         self._dead.append(dead)
 
 
-def bits_of(tokens: Collection[int], words: int) -> Bits:
-    """Return [words] in which the bits of these tokens are set."""
-    flags = np.zeros(32 * words, np.uint8)
+def bytes_for(vocab_size: int) -> int:
+    """Return how many bytes hold a bit for each token; the library writes whole words of four."""
+    return 4 * -(-vocab_size // 32)
+
+
+def bits_of(tokens: Collection[int], size: int) -> Bits:
+    """Return bytes in which the bits of these tokens are set."""
+    flags = np.zeros(8 * size, np.uint8)
     flags[list(tokens)] = 1
-    return np.packbits(flags, bitorder="little").view(np.int32)
+    return np.packbits(flags, bitorder="little")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
-from trt_spec.runtime.grammars.guide import GUIDES, Guide
+from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
 from trt_spec.runtime.sampling.acceptance import Proposal, residual
 from trt_spec.runtime.sampling.filters import Ahead
 from trt_spec.runtime.sampling.filters.grammar import Allowed, exclude, seat, unpacked
@@ -259,12 +259,21 @@ def test_copied_proposals_that_break_the_grammar_are_rejected_by_p_zero(decoder:
 
 @pytest.mark.parametrize("vocab_size", [8, 64, 4096, 4099])
 def test_masks_that_a_gpu_unpacks_are_those_that_numpy_unpacks(vocab_size: int):
-    bits = np.random.default_rng(1).integers(-(2**31), 2**31, (2, 3, -(-vocab_size // 32)), np.int32)
+    bits = np.random.default_rng(1).integers(0, 256, (2, 3, bytes_for(vocab_size)), np.uint8)
     scores = torch.randn(2, 3, vocab_size)
     expected = torch.where(unpacked(torch.from_numpy(bits), vocab_size), scores, -torch.inf)
     assert torch.equal(exclude(scores, bits), expected)
     assert 0 < expected.isfinite().float().mean() < 1
     assert bool(expected[0, 0, 5].isfinite()) == bool(bits[0, 0, 0] >> 5 & 1)
+
+
+@pytest.mark.parametrize("score", [-0.0, 1e-40, 3.0, -math.inf, math.inf])
+def test_scores_of_what_is_allowed_keep_every_bit_and_all_others_are_excluded(score: float):
+    scores = torch.full((1, 1, 16), score)
+    found = exclude(scores, np.array([[[0b101, 0, 0, 0]]], np.uint8)).flatten()
+    expected = torch.full((16,), -math.inf)
+    expected[[0, 2]] = score
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
 # The distribution.

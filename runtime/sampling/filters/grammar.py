@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ....engines import RequestError
 from ...grammars.grammar import Grammar
-from ...grammars.guide import ANYTHING, GUIDES, Guide
+from ...grammars.guide import ANYTHING, GUIDES, Bits, Guide, bytes_for
 from ..checks import require
 from .filter import Ahead, Change, Columns
 
 if TYPE_CHECKING:
     from ..params import SamplingParams
 
-EXCLUDED = np.float32(-np.inf)
+EACH_BIT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+HIGHEST = np.where(EACH_BIT, np.float32(np.inf), np.float32(-np.inf))  # [256, 8] scores that the bits of a byte allow
 
 
 class Allowed(Change):
@@ -55,7 +55,7 @@ class Allowed(Change):
         numbers, tokens, tree = columns["guide"].tolist(), ahead.tokens.tolist(), ahead.tree
         if batch == 1 and tree is None:
             return exclude(scores, GUIDES[numbers[0]].allowed(tokens[0], width)[None])
-        bits = np.full((batch, width, -(-vocab_size // 32)), ANYTHING, np.int32)
+        bits = np.full((batch, width, bytes_for(vocab_size)), ANYTHING, np.uint8)
         for row, number in enumerate(numbers):
             if number and tree is None:
                 bits[row] = GUIDES[number].allowed(tokens[row], width)
@@ -76,17 +76,17 @@ def seat(columns: Columns, row: int, guide: Guide | None) -> None:
     columns["guide"][row] = 0 if guide is None else guide.number
 
 
-def exclude(scores: Tensor, bits: NDArray[np.int32]) -> Tensor:
-    """Return scores [A, W, V] that are -inf for all tokens but those of `bits` [A, W, ceil(V / 32)]."""
+def exclude(scores: Tensor, bits: Bits) -> Tensor:
+    """Return scores [A, W, V] that are -inf for all tokens but those of `bits` [A, W, B]."""
     vocab_size, device = scores.shape[2], scores.device
-    if device.type == "cpu":  # numpy takes half of torch's time
-        allowed = np.unpackbits(bits.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(np.where(allowed.view(np.bool_), scores.numpy(), EXCLUDED))
+    if device.type == "cpu":  # few operations on few bytes: code and data are cold after a model has read its weights
+        highest = HIGHEST.take(bits, 0).reshape(*bits.shape[:2], -1)[..., :vocab_size]
+        return torch.minimum(scores, torch.from_numpy(highest))
     sent = torch.from_numpy(bits).to(device)  # an eighth of a byte for each token
     return torch.where(unpacked(sent, vocab_size), scores, -torch.inf)
 
 
 def unpacked(bits: Tensor, vocab_size: int) -> Tensor:
     """Return whether each bit is set, [A, W, V], by operations of torch alone."""
-    single = (bits[..., None] >> torch.arange(32, device=bits.device)) & 1
+    single = (bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
     return single.flatten(-2)[..., :vocab_size].bool()
