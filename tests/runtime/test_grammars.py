@@ -422,7 +422,7 @@ def test_one_round_by_enumeration_gives_exactly_p_under_the_grammar(
     decoder: Decoder, masked_draft: bool, prefix: tuple[int, ...]
 ):
     """All proposals with their chance, accepted or replaced by the residual: together p, within float32's rounding."""
-    guide = decoder._grammars.guide(PLAIN)
+    guide = decoder._intake.grammars.guide(PLAIN)
     assert guide is not None
     assert guide.follow(prefix) == len(prefix)
     rows, plan = make_rows([PLAIN], 64), make_plan([PLAIN], 1)
