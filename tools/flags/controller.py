@@ -24,7 +24,7 @@ CONTROLLERS = ("costs", "entropy")
 def add_controller_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-length",
-        type=_draft_length,
+        type=read_draft_length,
         metavar="K|K+M|K/N|AxBxC|auto",
         help="tokens to propose in each round; 0 decodes without a draft; K+M, like 5+3, puts M siblings beside a line "
         "of K; K/N, like 4/12, lets the draft grow a tree of N tokens, at most K deep; AxBxC, like 3x2x1, a tree with "
@@ -62,7 +62,7 @@ def draft_length(arguments: argparse.Namespace) -> DraftLength | None:
     return AUTO
 
 
-def _draft_length(text: str) -> DraftLength:
+def read_draft_length(text: str) -> DraftLength:
     if text == AUTO or read_shape(text):
         return text
     try:

@@ -26,6 +26,7 @@ import numpy as np
 from ...engines import EngineError, RequestError
 from ...runtime import Decoder, SamplingParams
 from ..console import say
+from ..flags.controller import read_draft_length
 from ..flags.sampling import positive
 from ..pages.charts import require_drawable, save, waits_under_load
 from ..program import Parser, exit_code
@@ -103,6 +104,8 @@ class Load:
             "stream": True,
             "return_token_ids": True,
         }
+        if self._arguments.draft_length is not None:
+            body["draft_length"] = self._arguments.draft_length
         content = json.dumps(body).encode()
         key = f"authorization: Bearer {self._arguments.api_key}\r\n" if self._arguments.api_key else ""
         head = (
@@ -205,6 +208,12 @@ def run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="of each answer (default 64)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default 0")
+    parser.add_argument(
+        "--draft-length",
+        type=read_draft_length,
+        metavar="K",
+        help="what each request asks for (default: the server's own)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals (default 0)")
     number("--first-ms", default=1000.0, help="an answer is good if its first token comes by then (default 1000)")
     number("--token-ms", default=100.0, help="and the others so fast, each (default 100)")

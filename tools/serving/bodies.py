@@ -49,6 +49,9 @@ class Prediction(Closed, kw_only=True):
     content: str | list[TextPart]
 
 
+SHAPE = r"^(auto|\d+[+/]\d+|\d+(x\d+)+)$"  # of a comb or a tree
+
+
 class Generation(Closed, kw_only=True):
     """What completions and chats have in common. null means the same as leaving a field out."""
 
@@ -74,7 +77,7 @@ class Generation(Closed, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     return_token_ids: bool | None = None
-    draft_length: Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=r"^(auto|\d+\+\d+)$")] | None = None
+    draft_length: Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SHAPE)] | None = None
     drafter: str | None = None
     rule: Literal["rejection", "tokenwise", "coupled"] | None = None
     speculation: bool | None = None

@@ -67,6 +67,8 @@ def test_a_stream_adds_up_to_the_whole_and_ends_with_finish_usage_and_done(serve
         ({}, {"draft_length": 0}, {}),
         ({}, {"draft_length": 7, "drafter": "lookup"}, {}),
         ({}, {"draft_length": "3+2"}, {}),
+        ({}, {"draft_length": "2/5"}, {}),
+        ({}, {"draft_length": "2x2"}, {}),
         ({"user": "me"}, {"metadata": {"a": "b"}, "store": False, "cache_salt": "x", "service_tier": "auto"}, {}),
         ({}, {"top_p": None, "n": None, "stop": None}, {}),
     ],

@@ -9,6 +9,8 @@ from trt_spec.tools.measuring import load
 from ...bundles import Pair
 from .conftest import Gate, Served, serving
 
+PROPOSED = "vllm:spec_decode_num_draft_tokens_total"
+
 
 def loaded(capsys: pytest.CaptureFixture[str], served: Served, *more: object) -> tuple[int, dict]:
     few = ("--rate", 40, "--seconds", 0.5, "--max-tokens", 12)
@@ -34,6 +36,21 @@ def test_every_answer_is_counted_timed_and_compared(served: Served, llama: Pair,
     arrivals = [one[0] for one in whole["each"]]
     assert arrivals == sorted(arrivals)
     assert max(arrivals) < 0.5
+
+
+@pytest.mark.parametrize("length", ["0", "3"])
+def test_requests_ask_for_the_draft_length_that_is_given(served: Served, capsys, tmp_path, length: str):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("abc\n")
+    before = proposed(served)
+    code, _ = loaded(capsys, served, "--prompts", prompts, "--draft-length", length)
+    assert code == 0
+    assert (proposed(served) > before) == (length != "0")
+
+
+def proposed(served: Served) -> float:
+    page = served.http.get("/metrics").text
+    return float(next(line for line in page.splitlines() if line.startswith(PROPOSED)).split()[-1])
 
 
 def test_a_wrong_text_is_found(served: Served, llama: Pair, capsys, tmp_path, monkeypatch: pytest.MonkeyPatch):
