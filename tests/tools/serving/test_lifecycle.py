@@ -141,6 +141,27 @@ def test_a_stream_without_news_is_kept_alive(small: Served, gate: Gate):
         assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
+def test_a_stream_whose_text_is_held_back_is_kept_alive(small: Served, gate: Gate):
+    """Each round brings news, none of which may be shown: all of the text begins the stop string."""
+    small.service.keep_alive_seconds = 0.05
+    [letter] = small.decoder.tokenizer.encode("a").ids
+    body = LONG | {"logit_bias": {str(letter): 100}, "stop": "a" * 300 + "b", "draft_length": 0, "stream": True}
+    seen = threading.Event()
+
+    def let_rounds() -> None:
+        while not seen.wait(0.01):
+            gate.let(1)
+
+    thread = threading.Thread(target=let_rounds)
+    thread.start()
+    try:
+        with small.http.stream("POST", "/v1/completions", json=body) as response:
+            assert next(response.iter_lines()) == ": keep-alive"
+    finally:
+        seen.set()
+        thread.join()
+
+
 def test_a_drain_finishes_what_runs_and_takes_nothing_new(small: Served, gate: Gate):
     found: list[httpx.Response] = []
     threads = [in_thread(small, LONG, found) for _ in range(2)]
