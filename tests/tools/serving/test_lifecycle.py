@@ -1,5 +1,6 @@
 """Requests come and go: clients that leave, a full queue, a round that fails, a server that is told to end."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import httpx
 import openai
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.serving.server import run_loop
 
 from ...bundles import Pair
 from .conftest import Gate, Served, serving
@@ -43,6 +45,22 @@ def in_thread(served: Served, body: dict, found: list) -> threading.Thread:
     thread = threading.Thread(target=ask)
     thread.start()
     return thread
+
+
+def test_the_server_runs_in_the_loop_that_the_extra_brings():
+    loops = []
+
+    async def note_the_loop() -> None:
+        loops.append(type(asyncio.get_running_loop()).__module__)
+
+    run_loop(note_the_loop())
+    assert loops == ["uvloop"]
+
+
+def test_a_client_that_offers_http_2_keeps_its_body(served: Served):
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+    response = served.http.post("/v1/completions", json={"prompt": "abc"}, headers=offer)
+    assert response.status_code == 200
 
 
 def test_a_client_that_leaves_a_stream_frees_its_row_within_a_round(small: Served, gate: Gate):
