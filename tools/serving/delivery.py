@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -146,34 +146,29 @@ class Stream(Response, Generic[Whole, Chunk]):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self, scope: Scope) -> AsyncIterator[bytes]:
-        shape, flight = self._shape, self._flight
-        opened = [shape.opening(index, request) for index, request in enumerate(flight.requests)]
+        shape, flight, requests = self._shape, self._flight, self._flight.requests
+        opened = [shape.opening(index, request) for index, request in enumerate(requests)]
         yield self._written(opened)
-        going = set(range(len(flight.tickets)))
-        outputs: list[Output | None] = [None] * len(flight.tickets)
-        previous = perf_counter()
-        while going:
-            try:
-                async with asyncio.timeout(self._service.keep_alive_seconds):
-                    news = await flight.progress()
-            except TimeoutError:
-                yield KEEP_ALIVE
-                continue
-            chunks: list[Chunk | None] = []
-            for index, pieces, ended in news:
-                if index not in going:
-                    continue
-                if pieces:
-                    chunks.append(shape.chunk(index, pieces, flight.requests[index]))
-                if ended:
-                    going.remove(index)
-                    outputs[index] = output = flight.output(index)
-                    chunks.append(shape.last(index, output))
-            if written := self._written(chunks):
-                now = perf_counter()
-                self._service.metrics.between_chunks.observe(now - previous)
-                previous = now
-                yield written
+        going = set(range(len(requests)))
+        outputs: list[Output | None] = [None] * len(requests)
+        with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
+            while going:
+                chunks: list[Chunk | None] = []
+                for index, pieces, ended in await flight.progress():
+                    if index not in going:
+                        continue
+                    if pieces:
+                        chunks.append(shape.chunk(index, pieces, requests[index]))
+                    if ended:
+                        going.remove(index)
+                        outputs[index] = output = flight.output(index)
+                        chunks.append(shape.last(index, output))
+                if written := self._written(chunks):
+                    self._service.metrics.between_chunks.observe(silence.end())
+                    yield written
+                elif silence.too_long:
+                    silence.too_long = False
+                    yield KEEP_ALIVE
         final = [output for output in outputs if output is not None]
         usage = total_usage(flight, final, self._each)
         note(scope, usage, final)
@@ -184,6 +179,41 @@ class Stream(Response, Generic[Whole, Chunk]):
     def _written(self, choices: Sequence[Chunk | None]) -> bytes:
         chunks = [self._shape.chunk_head.answer([choice], self._usage) for choice in choices if choice is not None]
         return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
+
+
+class Silence:
+    """Measures how long a stream says nothing, and wakes it when that is too long.
+
+    It has one timer, which waits on for what is left when it rings: to reset it at each chunk would cost more than the
+    chunk.
+    """
+
+    def __init__(self, most_seconds: float, wake: Callable[[], None]) -> None:
+        self.too_long = False
+        self._most_seconds, self._wake = most_seconds, wake
+        self._began = perf_counter()
+
+    def __enter__(self) -> Self:
+        self._wait(self._most_seconds)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.cancel()
+
+    def end(self) -> float:
+        """Return how many seconds it has lasted; another begins."""
+        began, self._began, self.too_long = self._began, perf_counter(), False
+        return self._began - began
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        left = self._began + self._most_seconds - perf_counter()
+        if left <= 0:
+            self.too_long = True
+            self._wake()
+        self._wait(left if left > 0 else self._most_seconds)
 
 
 async def first_of(work: Any, other: Any) -> bool:

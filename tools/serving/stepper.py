@@ -47,6 +47,10 @@ class Flight:
     def requests(self) -> list[Request]:
         return [ticket.request for ticket in self.tickets]
 
+    def wake(self) -> None:
+        """Let the client look, even if there are no news."""
+        self._wake.set()
+
     async def progress(self) -> list[tuple[int, list[Piece], bool]]:
         """Wait for news and return them: the index of a request, its new pieces, and whether it has ended."""
         await self._wake.wait()

@@ -12,7 +12,7 @@ from trt_spec.runtime import Decoder
 from trt_spec.runtime.round import round as round_
 from trt_spec.tools.serving.app import make_app
 from trt_spec.tools.serving.open_service import open_service
-from trt_spec.tools.serving.server import address, listen, serve_until
+from trt_spec.tools.serving.server import address, listen, run_loop, serve_until
 from trt_spec.tools.serving.service import Service
 
 from ...bundles import Pair, tiny_pair
@@ -61,7 +61,7 @@ def serving(
             started.set()
             await serve_until(end, end_now, app, service, listener, drain_seconds)
 
-        thread = threading.Thread(target=lambda: asyncio.run(run()))
+        thread = threading.Thread(target=lambda: run_loop(run()))
         thread.start()
         started.wait()
         served = Served(service, address(listener))

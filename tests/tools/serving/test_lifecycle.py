@@ -1,5 +1,6 @@
 """Requests come and go: clients that leave, a full queue, a round that fails, a server that is told to end."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import httpx
 import openai
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.serving.server import run_loop
 
 from ...bundles import Pair
 from .conftest import Gate, Served, serving
@@ -43,6 +45,22 @@ def in_thread(served: Served, body: dict, found: list) -> threading.Thread:
     thread = threading.Thread(target=ask)
     thread.start()
     return thread
+
+
+def test_the_server_runs_in_the_loop_that_the_extra_brings():
+    loops = []
+
+    async def note_the_loop() -> None:
+        loops.append(type(asyncio.get_running_loop()).__module__)
+
+    run_loop(note_the_loop())
+    assert loops == ["uvloop"]
+
+
+def test_a_client_that_offers_http_2_keeps_its_body(served: Served):
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+    response = served.http.post("/v1/completions", json={"prompt": "abc"}, headers=offer)
+    assert response.status_code == 200
 
 
 def test_a_client_that_leaves_a_stream_frees_its_row_within_a_round(small: Served, gate: Gate):
@@ -139,6 +157,27 @@ def test_a_stream_without_news_is_kept_alive(small: Served, gate: Gate):
         assert next(lines) == ": keep-alive"
         gate.let(10_000)
         assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_a_stream_whose_text_is_held_back_is_kept_alive(small: Served, gate: Gate):
+    """Each round brings news, none of which may be shown: all of the text begins the stop string."""
+    small.service.keep_alive_seconds = 0.05
+    [letter] = small.decoder.tokenizer.encode("a").ids
+    body = LONG | {"logit_bias": {str(letter): 100}, "stop": "a" * 300 + "b", "draft_length": 0, "stream": True}
+    seen = threading.Event()
+
+    def let_rounds() -> None:
+        while not seen.wait(0.01):
+            gate.let(1)
+
+    thread = threading.Thread(target=let_rounds)
+    thread.start()
+    try:
+        with small.http.stream("POST", "/v1/completions", json=body) as response:
+            assert next(response.iter_lines()) == ": keep-alive"
+    finally:
+        seen.set()
+        thread.join()
 
 
 def test_a_drain_finishes_what_runs_and_takes_nothing_new(small: Served, gate: Gate):
