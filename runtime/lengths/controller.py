@@ -200,6 +200,7 @@ class Controller:
         self._added = lru_cache(maxsize=256)(  # by each shape [S, 1]
             lambda drafter, batch: np.array([[0.0], *([ms] for ms in costs.times_beside(drafter, batch))])
         )
+        self._tokens = lru_cache(maxsize=4096)(self._tokens_of_row)
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
         self._pays = False  # whether speculation was worth its cost when last chosen
@@ -266,8 +267,7 @@ class Controller:
         """
         lengths, shapes = np.arange(self._longest + 1).clip(pinned), self._shapes
         fits = shapes.fits & (lengths + shapes.beyond[:, None] <= self._most)
-        expected = [{name: expected_tokens(levels, self._longest) for name, levels in of} for of, _ in known]
-        by_price = self._by_price(batch, known)
+        by_price = tuple(self._by_price(batch, known))
         best, best_rate = Choice(0, ()), 0.0
         for count, dearest in enumerate(by_price, 1):
             times = self._times(dearest, batch)
@@ -276,21 +276,26 @@ class Controller:
                 milliseconds[1:] += behind * (times[1] - times[0]) / PAYBACK
             hanger = next((name for name in by_price[:count] if name in shapes.stood), None)
             tokens = np.full(shapes.fits.shape, float(batch - len(known)))  # the other rows: at least one each
-            for of, (each, most) in zip(expected, known, strict=True):
-                mine = [of[name] for name in by_price[:count] if name in of]
-                best_line = np.maximum.reduce(mine) if mine else 1.0
-                if hanger in of and most:
-                    added = tokens_beside(dict(each)[hanger], shapes, hanger, most, self._longest)
-                    best_line = np.maximum(best_line, of[hanger] + added)
-                tokens += best_line
+            for row in known:
+                tokens += self._tokens(row, by_price[:count], hanger)
             rates = tokens / (milliseconds + (self._added(hanger, batch) if hanger else 0.0) * (lengths > 0))
             rates[~fits] = 0.0
             shape, k = divmod(int(rates.argmax()), len(lengths))
             rate = float(rates[shape, k])
             best_rate = best_rate or MARGIN * float(rates[0, 0])
             if rate > best_rate:
-                best, best_rate = Choice(k, tuple(by_price[:count]), shape, hanger), rate
+                best, best_rate = Choice(k, by_price[:count], shape, hanger), rate
         return best
+
+    def _tokens_of_row(self, row: "Known", names: Sequence[str], hanger: str | None) -> Numbers:
+        """Return how many tokens a row is expected to get from the best of these drafters, by shape and K."""
+        (of, most), longest = (dict(row[0]), row[1]), self._longest
+        lines = [expected_tokens(of[name], longest) for name in names if name in of]
+        tokens: Numbers = np.maximum.reduce(lines) if lines else np.ones(1)
+        if hanger in of and most:
+            beside = tokens_beside(of[hanger], self._shapes, hanger, most, longest)
+            tokens = np.maximum(tokens, expected_tokens(of[hanger], longest) + beside)
+        return tokens
 
 
 def _free(live: Sequence[Chooser]) -> list[ByCosts]:
