@@ -287,7 +287,7 @@ class Controller:
                 best, best_rate = Choice(k, by_price[:count], shape, hanger), rate
         return best
 
-    def _tokens_of_row(self, row: "Known", names: Sequence[str], hanger: str | None) -> Numbers:
+    def _tokens_of_row(self, row: Known, names: Sequence[str], hanger: str | None) -> Numbers:
         """Return how many tokens a row is expected to get from the best of these drafters, by shape and K."""
         (of, most), longest = (dict(row[0]), row[1]), self._longest
         lines = [expected_tokens(of[name], longest) for name in names if name in of]

@@ -4,9 +4,10 @@ Their joint is compared with the exact one by a χ² that stops as soon as it kn
 them, each sample with what its seed says (seeded.py). False alarms of all cases together are at most FALSE_ALARM. Each
 drafter, setting, rule and way to choose K is in a case, not each pair of them: that K is chosen as safely for one
 drafter as for another is shown by the same text, token by token. Of combs and trees each drafter, rule and shape are in
-a case together, because what is tested there depends on all of them. The first case of each rule runs in the engine
-throughout; in the others the target recalls what the engine said after the same context (recalled.py).
-The same statistic at the same threshold must catch faults that are planted in the loop.
+a case together, because what is tested there depends on all of them. Trees whose tokens seeds decide and the first case
+of each rule run in the engine throughout; in the others the target recalls what the engine has said after the same
+context (recalled.py). The same statistic at the same threshold must catch faults that are planted in the loop, in
+either.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, 
 from .grammars import usable
 from .lanes import side_by_side
 from .probe import Probes
-from .recalled import RecallingDecoder
+from .recalled import RecallingDecoder, recalls
 from .sequential import USUAL, SequentialTest
 from .subject import Finding, Progress, Subject, combs_and_trees, controllers, several, spelled
 
@@ -48,7 +49,7 @@ CASES = (  # of the first drafter; each other one has the first
 # All siblings at one place, and at several; branches where they are likely, and two of each node.
 SHAPES: tuple[DraftShape, ...] = (CombLength(1, 3), CombLength(3, 3), TreeLength(3, 8), TreeLength.of(2, 2))
 TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
-OF_RANDOM = "T 0.5"
+OF_RANDOM = "T 0.5"  # it proposes any tokens, but in one setting those of a seed, so that its cases share contexts
 READING_AHEAD = "T 0.6, penalties, bias"  # of trees, too: each node counts what its own path says
 LINE_LENGTH = 2  # of several lines: behind it they differ, or no line was chosen from another
 COPIES = ("lookup", "suffix")  # are certain of what they propose: a second proposal is like the first
@@ -123,12 +124,13 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     first_of_rule = {case.rule: (case, test) for case, test in reversed(sampled)}.values()
     in_engine = [*((case, None) for case in by_seed), *(both for both in sampled if both in first_of_rule)]
     recalled = [both for both in sampled if both not in first_of_rule]
-    for own, each in ((subject, in_engine), (replace(subject, decoder=RecallingDecoder), recalled)):
+    recalling = replace(subject, decoder=RecallingDecoder)
+    for own, each in ((subject, in_engine), (recalling, recalled)):
         yield from side_by_side(own, partial(own.open, capture=False), sample, each)
     first = {case.settings: (case, test) for case, test in reversed(sampled)}
-    for number, (name, settings) in enumerate(CONTROLS.items()):
+    for number, ((name, settings), own) in enumerate(zip(CONTROLS.items(), cycle((subject, recalling)), strict=False)):
         progress(f"distribution: planted fault, {name}", likely + CONTROL_LIKELY * number, total)
-        yield control(subject, name, *first[settings])
+        yield control(own, name, *first[settings])
 
 
 def finding(samples: Samples, passed: bool) -> Finding:
@@ -139,7 +141,7 @@ def finding(samples: Samples, passed: bool) -> Finding:
     )
     detail = (
         f"p = {numbers['p_value']:.2g} (fails below {numbers['rejects_below']:.0e}), {numbers['samples']:,} samples "
-        f"in {numbers['cells']} cells, {seen}"
+        f"in {numbers['cells']} cells, {seen}{', recalled' if recalls(samples.decoder) else ''}"
     )
     numbers |= {"power": test.power, "total_variation": test.total_variation, "acceptance": acceptance}
     return Finding("distribution", str(samples.case), passed, detail, numbers)
@@ -201,19 +203,17 @@ def shape_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, Draft
         for shape, drafter in (own if each else [own[(2 + number) % len(own)]])
     ]
     turns = len(TREE_SETTINGS)  # moved on after each turn, so that a drafter meets another with each rule
-    return [(tree_settings(one[1], i + i // turns), *one) for i, one in enumerate(found)]
-
-
-def tree_settings(drafter: str, turn: int) -> str:
-    """In turn; but what random proposes has any tokens, so its cases share the contexts that the target computes."""
-    return OF_RANDOM if "random" in drafter else TREE_SETTINGS[turn % len(TREE_SETTINGS)]
+    return [
+        (OF_RANDOM if one[1] == "random" else TREE_SETTINGS[(i + i // turns) % turns], *one)
+        for i, one in enumerate(found)
+    ]
 
 
 def line_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, DraftLength]]:
     """Settings, rule, drafters and K: all drafters with a rule in turn, or each rule once."""
     some = several(decoder) if each else several(decoder)[: len(RULES)]
     return [
-        (tree_settings(drafter, i // len(RULES)), RULES[i % len(RULES)], drafter, min(k, LINE_LENGTH))
+        (TREE_SETTINGS[i // len(RULES) % len(TREE_SETTINGS)], RULES[i % len(RULES)], drafter, min(k, LINE_LENGTH))
         for i, (drafter, k) in enumerate(some)
     ]
 

@@ -2,11 +2,13 @@
 
 The first tokens of many samples meet few contexts. This engine stands where the target's stands, behind the real loop:
 its cache holds the tokens themselves in the place of keys and values, so that rows move, roll back and branch there as
-they do in the target's, and a wrong entry makes a wrong context. What it says after a context, the target's own engine
-has computed.
+they do in the target's, and a wrong entry makes a wrong context. After a context that counts it says what the target's
+own engine has computed. After longer ones all tokens are alike: what is drawn there is cut off, and how likely an
+earlier token is to stand does not depend on it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import compress
 
@@ -16,23 +18,30 @@ from torch import Tensor
 from ...engines import Engine, Step
 from ...runtime import Decoder
 from ...runtime.memory.model import Model
-from .first_tokens import DEPTH
+from .first_tokens import DEPTH, Tokens
 
-REMEMBERED_BYTES = 2**29
-LONGEST = DEPTH  # contexts: a prompt of one token, and all that count but the last
+REMEMBERED_BYTES = 2**28  # of logits, in each lane
+LONGEST = DEPTH  # tokens of a context that counts: those of a request, with its prompt of one, but for the last
+MISPLACED = (-1,) * (LONGEST + 1)  # stands for the context of a token that is not at the end of what it sees
 AT_ONCE = 64  # contexts that are computed together
-
-Tokens = tuple[int, ...]
 
 
 class RecallingDecoder(Decoder):
-    """A decoder whose target recalls, but on a GPU, where to read tokens is to wait, and in engines without trees."""
+    """A decoder whose target recalls; not on a GPU, where to read tokens is to wait, nor in engines without trees."""
 
     def _open_engines(self, device: str) -> list[Engine]:
-        target, *drafts = super()._open_engines(device)
-        if device == "cpu" and target.takes_trees:
-            target = RecallingEngine(target, self.bundle.capacity)
-        return [target, *drafts]
+        engines = super()._open_engines(device)
+        with ExitStack() as opened:
+            for one in engines:
+                opened.callback(one.close)
+            if device == "cpu" and engines[0].takes_trees:
+                engines[0] = RecallingEngine(engines[0], self.bundle.capacity)
+            opened.pop_all()
+        return engines
+
+
+def recalls(decoder: Decoder) -> bool:
+    return isinstance(decoder.target.engine, RecallingEngine)
 
 
 class RecallingEngine:
@@ -45,7 +54,8 @@ class RecallingEngine:
         self.contract = replace(contract, layers=1, heads=1, kv_heads=1, head_dim=1, dtype="float32")
         self.device, self.own_threads, self.verify_width = engine.device, engine.own_threads, engine.verify_width
         self.takes_trees, self.reads_together = engine.takes_trees, engine.reads_together
-        self._model = Model(engine, contract.vocab_size, AT_ONCE, capacity)
+        self._at_once = AT_ONCE if engine.reads_together else 1
+        self._model = Model(engine, contract.vocab_size, self._at_once, capacity)
         self._uniform = torch.zeros(contract.vocab_size)
         self._known: dict[Tokens, Tensor] = {}
         self._most = REMEMBERED_BYTES // (4 * contract.vocab_size)
@@ -57,23 +67,22 @@ class RecallingEngine:
         return self._model.engine.prefill_widths(tokens)
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
-        ids, start, ancestors, logit_rows = (inputs[name] for name in ("input_ids", "start", "ancestors", "logit_rows"))
+        ids, start = inputs["input_ids"], inputs["start"]
         cache = inputs["past_key_0"][:, 0, :, 0]  # [B, T], the tokens
         places = torch.arange(ids.shape[1])
         logits = outputs["logits"].flatten(0, 1)  # [B · R, V]
 
         def run() -> None:
             cache.scatter_(1, start[:, None] + places, ids.float())
-            self._recall([*_contexts(cache, start, ids, ancestors, logit_rows)], logits)
+            self._recall([*_contexts(cache, inputs)], logits)
 
         return Step(inputs, outputs, run)
 
     def _recall(self, contexts: Sequence[Tokens], logits: Tensor) -> None:
         """Write the logits [N, V] after each context."""
         unknown = [one for one in dict.fromkeys(contexts) if len(one) <= LONGEST and one not in self._known]
-        at_once = AT_ONCE if self.reads_together else 1
-        for begin in range(0, len(unknown), at_once):
-            some = unknown[begin : begin + at_once]
+        for begin in range(0, len(unknown), self._at_once):
+            some = unknown[begin : begin + self._at_once]
             self._model.cache.clear()
             computed = self._model.prefill(range(len(some)), [torch.tensor(context) for context in some])
             self._known |= zip(some, computed[:, 0].clone(), strict=True)
@@ -88,11 +97,12 @@ class RecallingEngine:
         self._model.close()
 
 
-def _contexts(cache: Tensor, start: Tensor, ids: Tensor, ancestors: Tensor, logit_rows: Tensor) -> Iterator[Tokens]:
+def _contexts(cache: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Tokens]:
     """What each token that gives logits sees: the entries of its row, and its ancestors in this step, with itself."""
+    start, *others = (inputs[name] for name in ("start", "input_ids", "depths", "ancestors", "logit_rows"))
     before = cache[:, : int(start.max())].long()
-    for entries, length, own, seen, nodes in zip(
-        *(one.tolist() for one in (before, start, ids, ancestors, logit_rows)), strict=True
-    ):
+    each = (one.tolist() for one in (before, start, *others))
+    for entries, length, tokens, depths, ancestors, nodes in zip(*each, strict=True):
         for node in nodes:
-            yield (*entries[:length], *compress(own, seen[node]))
+            path = (*entries[:length], *compress(tokens, ancestors[node]))
+            yield path if len(path) == length + depths[node] + 1 else MISPLACED

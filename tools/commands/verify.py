@@ -37,9 +37,9 @@ CLAIMS = {
     "rollback": "after rejected proposals, in lines, combs and trees, the caches hold what they would hold had nothing "
     "been proposed",
     "distribution": "sampled tokens are distributed as the target's own (χ² against exact probabilities, or, of trees "
-    "under rule coupled, each sample against what exact scores and its seed's noise say); those trees and the first "
-    "case of each rule run in the engine throughout, in the others the target recalls what the engine said after the "
-    "same context; each planted fault must be caught, or the check itself would be worth nothing",
+    "under rule coupled, each sample against what exact scores and its seed's noise say). A case runs in the engine "
+    "throughout, or its target recalls what the engine has said after the same context. Each planted fault must be "
+    "caught, or the check itself would be worth nothing",
 }
 CHECKS = tuple(name.replace(" ", "-") for name in CLAIMS)
 BATCH = 64

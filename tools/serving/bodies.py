@@ -49,7 +49,7 @@ class Prediction(Closed, kw_only=True):
     content: str | list[TextPart]
 
 
-SHAPE = r"^(auto|\d+[+/]\d+|\d+(x\d+)+)$"  # of a comb or a tree
+SHAPE = r"^(auto|[0-9]{1,2}[+/][0-9]{1,2}|[0-9]{1,2}(x[0-9]{1,2}){1,15})$"  # auto, a comb, or a tree
 
 
 class Generation(Closed, kw_only=True):

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -134,8 +134,9 @@ class Stream(Response, Generic[Whole, Chunk]):
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         try:
-            async for events in self._events(scope):
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+            async with aclosing(self._events(scope)) as each:
+                async for events in each:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
         except OSError:  # the client has gone
             return
         except Exception as error:  # as above
@@ -145,7 +146,7 @@ class Stream(Response, Generic[Whole, Chunk]):
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _events(self, scope: Scope) -> AsyncIterator[bytes]:
+    async def _events(self, scope: Scope) -> AsyncGenerator[bytes]:
         shape, flight, requests = self._shape, self._flight, self._flight.requests
         opened = [shape.opening(index, request) for index, request in enumerate(requests)]
         yield self._written(opened)

@@ -48,7 +48,7 @@ class Flight:
         return [ticket.request for ticket in self.tickets]
 
     def wake(self) -> None:
-        """Let the client look, even if there are no news."""
+        """Let the client look, even if there is no news."""
         self._wake.set()
 
     async def progress(self) -> list[tuple[int, list[Piece], bool]]:

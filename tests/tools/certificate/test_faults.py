@@ -12,6 +12,7 @@ from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
 from trt_spec.tools.certificate.faults import SWAPS, fault
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
+from trt_spec.tools.certificate.recalled import RecallingDecoder
 from trt_spec.tools.certificate.subject import Finding, Subject, is_tree
 
 from ...bundles import Pair
@@ -127,6 +128,16 @@ def test_the_certificate_fails_for_the_fault(
         assert numbers["total_variation_seen"] - by_chance >= LEAST
         assert not failed.case.startswith("planted"), "it is a case itself that fails"
     print(f"{name}: {failed.case}: {failed.detail}")
+
+
+@pytest.mark.parametrize("name", ["skipped residual", "siblings chosen, not drawn", "q of lines declared flat"])
+def test_it_fails_where_its_target_recalls_too(eight: Pair, subject_of, name: str, monkeypatch: pytest.MonkeyPatch):
+    every, shown_by = distribution.list_cases, SHOWN_BY.get(name, of_a_tree)
+    monkeypatch.setattr(distribution, "list_cases", lambda *of: list(filter(shown_by, every(*of))))
+    with fault(name):
+        found = findings("distribution", subject_of(eight, decoder=RecallingDecoder), FULL.catching(FEW))
+        failed = next(finding for finding in found if finding.passed is False and not of_seeds(finding))
+    assert failed.detail.endswith(", recalled")
 
 
 @pytest.mark.parametrize("name", [name for name, check in CAUGHT_BY.items() if check != "distribution"])

@@ -63,6 +63,7 @@ def test_a_field_of_the_api_that_is_not_supported_is_refused_by_name_and_reason(
             "draft_length",
             "draft_length is 17, expected auto, a whole",
         ),
+        ("/v1/completions", {"draft_length": "1x" * 100_000 + "1"}, "draft_length", "draft_length is refused: "),
         ("/v1/chat/completions", {"messages": []}, "messages", "messages is refused: expected `array` of length >= 1"),
         ("/v1/chat/completions", {"messages": [{"role": "judge"}]}, "messages[0].role", "invalid enum value 'judge'"),
         (
