@@ -11,6 +11,7 @@ from torch import Tensor
 from ..engines import PREFILL_WIDTH, RequestError
 from .drafters import Drafter
 from .lengths.chooser import Wanted
+from .lengths.controller import Behind
 from .lengths.drafting import DraftingRules
 from .memory.cache import CacheFull
 from .memory.model import Model
@@ -180,14 +181,15 @@ class Scheduler:
         for occupant in self.live:
             self._follow(occupant)
         if self._rules.controller is not None:
-            choosers = [occupant.chooser for occupant in self.live]
-            self._rules.controller.choose(choosers, list(map(self._is_behind, self.live)))
+            self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
 
-    def _is_behind(self, occupant: Occupant) -> bool:
-        """Whether the draft that it may use lacks tokens; the first one, if it may use none."""
+    def _behind(self, row: int) -> Behind:
+        """Say what the draft that a row may use lacks; the first one, if it may use none."""
+        occupant = self.live[row]
         models = map(self._draft_of, occupant.chooser.drafters)
         draft = next((model for model in models if model is not None), next(iter(self.drafts), None))
-        return occupant.request.length - 2 > (0 if draft is None else draft.cache.entries[occupant.row])
+        entries = 0 if draft is None else draft.cache.entries[row]
+        return Behind(occupant.request.length - LEAST_WINDOW - entries, occupant.request.remaining)
 
     def _window(self, wanted: Sequence[Wanted]) -> int:
         """Return how many of a row's last tokens its draft reads first: all that a round commits where other lines may.

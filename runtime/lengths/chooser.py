@@ -61,11 +61,12 @@ class Pause:
 
     def __init__(self) -> None:
         self._rounds, self._patience = 0, self.FIRST
+        self.least = 0.0  # rounds that a trial has to wait for, whatever came of earlier ones
 
     @property
     def over(self) -> bool:
         """Whether the next round should be a trial."""
-        return self._rounds == self._patience
+        return self._rounds >= max(self._patience, self.least)
 
     def count(self, used: bool) -> None:
         """Count a round that has ended; `used` means that it was chosen on merit, not for a trial."""

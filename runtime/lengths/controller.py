@@ -4,7 +4,7 @@ It learns only from proposals that were examined, never from one behind a reject
 noise. So no choice can bias the output.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,14 +21,18 @@ from .shapes import TreeLength
 FADE = 0.98  # weight that older observations keep after one more examined proposal
 FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
 HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
-HELD_BEFORE = 2.0  # as many for each of several drafters, which are soon compared; and rounds, for any drafter
-KEPT = 0.8  # weight that earlier requests' estimates keep after one more request
+HELD_KNOWN = 20.0  # as many at most where it comes from as many of earlier requests
+HELD_BEFORE = 2.0  # and for each of several drafters, which are soon compared; and rounds, for any drafter
+KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
 TRIAL = 2  # proposals in a round that tries a drafter again
-MARGIN = 1.03  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
+MARGIN = 1.02  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
 GAINS, MOST_GAIN = 8, 2.0  # levels of how what is beside lines does, against what was measured, and the most believed
 FORGET = 0.01  # of that, for each round with lines alone: else what once did badly would never be tried again
-PAYBACK = 4  # rounds within which catching up must pay for a draft model that has fallen behind
+PAYBACK = 24  # rounds, at most, within which proposals must pay for what their draft model has to read first
+EACH_ROUND = 2  # tokens that a request is taken to get in a round, to know how many rounds it has left
+ON_TRIALS = 0.017  # share of the time that trials may take where nothing pays
+PRICES = 32  # levels of what there is to read, in rounds without proposals
 
 
 class Estimate:
@@ -67,6 +71,10 @@ class Estimate:
     def doubt(self) -> None:
         """Halve the weight of the past, so that what comes next counts twice as much."""
         self._seen = [seen / 2 for seen in self._seen]
+
+    @property
+    def examined(self) -> float:
+        return self._seen[1]
 
     @property
     def acceptance(self) -> float:
@@ -183,6 +191,14 @@ class Choice(NamedTuple):
     drafters: Sequence[str]  # each request takes the best of these
     shape: int = 0  # which of the shapes is beside lines of the drafter that can have it
     hanger: str | None = None
+    trial_ms: float = 0.0  # what a trial would lose against a round without proposals
+
+
+class Behind(NamedTuple):
+    """Where the draft model is in a row."""
+
+    tokens: int  # that it has to read before it can propose
+    remaining: int  # that the request may still get
 
 
 # One request's levels for each drafter, and how many proposals it may have beside its line.
@@ -197,12 +213,12 @@ class Controller:
         self._longest = min(longest, costs.longest)
         self._shapes = Shapes.measured(costs, growing, self._longest)
         self._times = lru_cache(maxsize=256)(lambda drafter, batch: np.array(costs.round_times(drafter, batch)))
-        self._added = lru_cache(maxsize=256)(  # by each shape [S, 1]
-            lambda drafter, batch: np.array([[0.0], *([ms] for ms in costs.times_beside(drafter, batch))])
-        )
+        self._round_ms = lru_cache(maxsize=256)(self._milliseconds)
         self._tokens = lru_cache(maxsize=4096)(self._tokens_of_row)
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
+        self._proposes = np.arange(self._longest + 1) > 0
+        self._idle: list[Chooser] = []  # those for which nothing paid when last chosen
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
 
@@ -215,7 +231,7 @@ class Controller:
     def begin(self, drafters: Sequence[str], beyond: int = 0) -> ByCosts:
         """Make the chooser of a new request, which expects each drafter to do as it did for the last requests."""
         usual = [(name, self._usual[name]) for name in drafters]
-        held = HELD_ALONE if len(usual) == 1 else HELD_BEFORE
+        held = min(max(HELD_ALONE, usual[0][1].examined), HELD_KNOWN) if len(usual) == 1 else HELD_BEFORE
         estimates = {name: Estimate(one.acceptance, one.proposing, one.gain, held) for name, one in usual}
         return ByCosts(estimates, beyond, self._shapes)
 
@@ -225,30 +241,46 @@ class Controller:
             for name, estimate in chooser.estimates.items():
                 self._usual[name].add(estimate)
 
-    def choose(self, live: Sequence[Chooser], is_behind: Sequence[bool]) -> None:
-        """Choose the next round for the requests that leave it open; `is_behind` says where the draft model is behind.
+    def choose(self, live: Sequence[Chooser], behind: Callable[[int], Behind]) -> None:
+        """Choose the next round for the requests that leave it open; `behind` says where the draft model is in a row.
 
-        A second call changes nothing: only `count` says that a round has ended.
+        A second call changes nothing: only `count` says that a round has ended. Where nothing pays, rounds teach
+        nothing, so there is nothing to choose until other requests are live or a trial is due.
         """
-        free = _free(live)
+        if self._idle == live and not self._pause.over:
+            return
+        self._idle = []
+        free, batch = _free(live), len(live)
         if not free:
             return
         known = tuple(
             (tuple((name, one.levels) for name, one in chooser.estimates.items()), chooser.beyond) for chooser in free
         )
-        behind = sum(late for chooser, late in zip(live, is_behind, strict=True) if chooser in free)
+        known = known if len(known) == 1 else tuple(sorted(known))
         pinned = max((one.wanted.length for one in live if not isinstance(one, ByCosts)), default=0)
-        choice = self._best(len(live), pinned, behind, known if len(known) == 1 else tuple(sorted(known)))
+        plain_ms = self._times(self._by_price(batch, known)[0], batch)[0]
+        reading_ms = late_ms = 0.0  # of all rows together, and of those that a round has to earn
+        for row, chooser in enumerate(live):
+            reader = _reader(chooser) if isinstance(chooser, ByCosts) else None
+            tokens, remaining = behind(row) if reader else (0, 0)
+            if reader and tokens > 0:
+                ms = self._reading_ms(reader, batch, tokens)
+                reading_ms += ms
+                late_ms += ms / min(PAYBACK, max(1, remaining / EACH_ROUND))
+        choice = self._best(batch, pinned, round(PRICES * late_ms / plain_ms), known)
         self._pays = choice.draft_length > 0
-        if self._pause.over and not self._pays:
-            choice = Choice(min(TRIAL, self._longest), self._by_price(len(live), known))
+        if not self._pays:
+            self._pause.least = (choice.trial_ms + reading_ms) / (ON_TRIALS * plain_ms)
+            if self._pause.over:
+                choice = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
+            else:
+                self._idle = list(live)
         for chooser in free:
             chooser.choose(choice)
 
     def count(self, live: Sequence[Chooser]) -> None:
         """Count a round of these requests that has ended."""
-        free = _free(live)
-        if not free:
+        if not (free := _free(live)):
             return
         if self._pause.over and not self._pays:
             for estimate in (one for chooser in free for one in chooser.estimates.values()):
@@ -260,32 +292,50 @@ class Controller:
     def _by_price(self, batch: int, known: Sequence[Known]) -> list[str]:
         return sorted({name for of, _ in known for name, _ in of}, key=lambda name: self._times(name, batch)[1])
 
-    def _find_best(self, batch: int, pinned: int, behind: int, known: Sequence[Known]) -> Choice:
+    def _reading_ms(self, drafter: str, batch: int, tokens: int) -> float:
+        """Return how long its draft model takes to read so many tokens of one row.
+
+        Where that was not measured it is what the first proposal adds to a round.
+        """
+        times, parts = self._times(drafter, batch), self.costs.reading_ms.get(drafter)
+        return float(times[1] - times[0]) if parts is None else parts[0] + parts[1] * tokens
+
+    def _find_best(self, batch: int, pinned: int, late: int, known: Sequence[Known]) -> Choice:
         """Find the best K and price limit: a round that pays for one drafter may use all cheaper ones as well.
 
-        Rows with a fixed length make the round at least `pinned` wide; the draft model is behind in `behind` rows.
+        Rows with a fixed length make the round at least `pinned` wide; what drafts have to read first costs `late` of
+        the PRICES of a round.
         """
-        lengths, shapes = np.arange(self._longest + 1).clip(pinned), self._shapes
-        fits = shapes.fits & (lengths + shapes.beyond[:, None] <= self._most)
-        by_price = tuple(self._by_price(batch, known))
-        best, best_rate = Choice(0, ()), 0.0
+        by_price, trial = tuple(self._by_price(batch, known)), min(TRIAL, self._longest)
+        best, best_rate, trial_ms = Choice(0, ()), 0.0, 0.0
         for count, dearest in enumerate(by_price, 1):
-            times = self._times(dearest, batch)
-            milliseconds = times[lengths.clip(max=len(times) - 1)]
-            if DRAFTERS[dearest].needs_model:
-                milliseconds[1:] += behind * (times[1] - times[0]) / PAYBACK
-            hanger = next((name for name in by_price[:count] if name in shapes.stood), None)
-            tokens = np.full(shapes.fits.shape, float(batch - len(known)))  # the other rows: at least one each
+            hanger = next((name for name in by_price[:count] if name in self._shapes.stood), None)
+            milliseconds = self._round_ms(dearest, hanger, batch, pinned)
+            tokens = np.full(milliseconds.shape, float(batch - len(known)))  # the other rows: at least one each
             for row in known:
                 tokens += self._tokens(row, by_price[:count], hanger)
-            rates = tokens / (milliseconds + (self._added(hanger, batch) if hanger else 0.0) * (lengths > 0))
-            rates[~fits] = 0.0
-            shape, k = divmod(int(rates.argmax()), len(lengths))
+            plain_ms = float(milliseconds[0, 0])
+            trial_ms = float(milliseconds[0, trial] - tokens[0, trial] / batch * plain_ms)
+            if late and DRAFTERS[dearest].needs_model:
+                milliseconds = milliseconds + late / PRICES * plain_ms * self._proposes
+            rates = tokens / milliseconds
+            shape, k = divmod(int(rates.argmax()), self._longest + 1)
             rate = float(rates[shape, k])
             best_rate = best_rate or MARGIN * float(rates[0, 0])
             if rate > best_rate:
                 best, best_rate = Choice(k, by_price[:count], shape, hanger), rate
-        return best
+        return best._replace(trial_ms=trial_ms)
+
+    def _milliseconds(self, drafter: str, hanger: str | None, batch: int, pinned: int) -> Numbers:
+        """Return how long a round takes by shape and K [S, K+1]; forever, if the engine cannot run it."""
+        lengths, shapes = np.arange(self._longest + 1).clip(pinned), self._shapes
+        times = self._times(drafter, batch)
+        milliseconds: Numbers = times[lengths.clip(max=len(times) - 1)] + np.zeros(shapes.fits.shape)
+        if hanger:
+            added = np.array([[0.0], *([ms] for ms in self.costs.times_beside(hanger, batch))])
+            milliseconds += added * (lengths > 0)
+        milliseconds[~(shapes.fits & (lengths + shapes.beyond[:, None] <= self._most))] = np.inf
+        return milliseconds
 
     def _tokens_of_row(self, row: Known, names: Sequence[str], hanger: str | None) -> Numbers:
         """Return how many tokens a row is expected to get from the best of these drafters, by shape and K."""
@@ -296,6 +346,11 @@ class Controller:
             beside = tokens_beside(of[hanger], self._shapes, hanger, most, longest)
             tokens = np.maximum(tokens, expected_tokens(of[hanger], longest) + beside)
         return tokens
+
+
+def _reader(chooser: Chooser) -> str | None:
+    """Return the first of its drafters that runs a model, for which tokens are read."""
+    return next((name for name in chooser.drafters if DRAFTERS[name].needs_model), None)
 
 
 def _free(live: Sequence[Chooser]) -> list[ByCosts]:

@@ -39,6 +39,7 @@ class Costs:
     beside: tuple[int | str, ...] = ()  # what was measured beside a line: so many siblings, rising; then trees as 4/8
     beside_ms: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)  # by drafter: [batch][beside]
     beside_tokens: dict[str, tuple[float, ...]] = field(default_factory=dict)  # that stand where the line falls
+    reading_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # by drafter: a call, each of its tokens
 
     def __post_init__(self) -> None:
         for name, numbers in (("batches", self.batches), ("draft_lengths", self.draft_lengths)):
@@ -68,6 +69,10 @@ class Costs:
             stood, most = self.beside_tokens[drafter], [*(1 for _ in siblings), *(tree.length for tree in trees)]
             if len(stood) != len(most) or not all(0 <= tokens <= top for tokens, top in zip(stood, most, strict=True)):
                 raise ValueError(f"beside lines of {drafter} stand {list(stood)} tokens, expected at most {most}")
+
+        for drafter, parts in self.reading_ms.items():
+            if len(parts) != 2 or not all(0 <= t < 1e9 for t in parts):
+                raise ValueError(f"what drafter {drafter} takes to read is {list(parts)}, expected two times")
 
     @property
     def longest(self) -> int:
@@ -135,6 +140,7 @@ def read_costs(bundle: Bundle, engine: str, device: str) -> Costs | None:
         for name in ("round_ms", "beside_ms"):
             fields[name] = {drafter: tuple(map(tuple, table)) for drafter, table in fields.get(name, {}).items()}
         fields["beside_tokens"] = {name: tuple(all) for name, all in fields.get("beside_tokens", {}).items()}
+        fields["reading_ms"] = {name: tuple(parts) for name, parts in fields.get("reading_ms", {}).items()}
         for name in ("batches", "draft_lengths", "beside"):
             fields[name] = tuple(fields.get(name, ()))
         costs = Costs(**fields)

@@ -29,6 +29,7 @@ from ..measuring.bench_result import setting_json
 from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import tokens_per_round
+from ..measuring.time_reading import reading_ms
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..whole_file import whole_file
 
@@ -179,6 +180,11 @@ def _costs(decoder: Decoder, grid: Grid, shapes: Shapes, arguments: argparse.Nam
             name: 1.0 if DRAFTERS[name].costs_as else sum(counted.histogram) / counted.rounds
             for name, counted in counts.items()
         },
+        reading_ms={
+            name: reading_ms(decoder, decoder.drafts[DRAFTERS[name].which_draft])
+            for name in drafters
+            if DRAFTERS[name].needs_model
+        },
         **_costs_beside(grid, shapes, arguments.batches),
     )
 
@@ -263,6 +269,7 @@ def _advice(costs: Costs, drafter: str, counted: Speculation) -> dict[str, Any]:
         "drafter": drafter,
         "acceptance": costs.acceptance[drafter],
         "acceptance_by_position": counted.acceptance_by_position,
+        "reading_ms": costs.reading_ms.get(drafter),
         "stood_beside": dict(zip(costs.beside, costs.beside_tokens.get(drafter, ()), strict=False)),
         "stops_paying_at": next((row["batch"] for row in by_batch if not row["best_draft_length"]), None),
         "batches": by_batch,
@@ -301,6 +308,9 @@ def _report(result: dict[str, Any]) -> str:
             f"{drafter['drafter']}: {drafter['acceptance']:.0%} of examined proposals accepted, at position 1, 2, …: "
             f"{' '.join(by_position)}"
         )
+        if drafter["reading_ms"]:
+            call, each = drafter["reading_ms"]
+            lines.append(f"  its draft reads a prompt in {call:.2f} ms, and {each:.3f} ms a token")
         if standing := drafter["stood_beside"]:
             named = {f"+{shape}" if type(shape) is int else shape: tokens for shape, tokens in standing.items()}
             each = ", ".join(f"{name}: {tokens:.2f}" for name, tokens in named.items())

@@ -1,9 +1,11 @@
 """Measure what the draft length auto gains and costs: against no draft, every fixed length, and auto without trees.
 
 All settings decode each prompt in turn, several times over, so that each ratio compares runs of one prompt that lie
-side by side. Intervals are of 95 %, over prompts and repeats. Run trt-spec tune first.
+side by side. With --batch N they decode a crowd of prompts, N at a time: each that ends makes room for the next,
+outputs are between half and one and a half times as long as --new-tokens, and the time to read prompts counts.
+Intervals are of 95 %, over prompts and repeats. Run trt-spec tune first.
 
-    python -m trt_spec.tools.measuring.auto_report --bundle B [--drafter D] [--repeats N] [--json OUT]
+    python -m trt_spec.tools.measuring.auto_report --bundle B [--batch N] [--drafter D] [--repeats N] [--json OUT]
 """
 
 import argparse
@@ -28,7 +30,7 @@ from ...runtime.sampling.params import RULES
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import positive
+from ..flags.sampling import batch_size, positive
 from ..program import Parser, exit_code
 from ..whole_file import whole_file
 from .shipped_prompts import WRITTEN, bench_prompts
@@ -42,6 +44,8 @@ SPANS = {
     f"{AUTO} / best K": "auto_against_best",
     f"{AUTO} / lines": "auto_against_lines",
 }
+CROWD = 4  # requests for each that decodes at a time
+GOLDEN = 0.618034  # its multiples spread evenly between whole numbers
 SURE = 1.96  # standard errors to either side: 95 %
 
 
@@ -57,6 +61,9 @@ def run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
     parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
+    parser.add_argument(
+        "--batch", type=batch_size, default=1, metavar="N", help="requests that decode at a time (default 1)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
     parser.add_argument("--rule", choices=RULES, default=RULES[0], help=f"with a temperature (default {RULES[0]})")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
@@ -71,7 +78,7 @@ def run(argv: Sequence[str] | None) -> int:
     )
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
-        decoder = stack.enter_context(open_decoder(arguments, max_batch=1))
+        decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
         lines = without_trees(decoder, arguments.device)
         if lines is not None:
             stack.enter_context(lines)
@@ -98,7 +105,8 @@ def report(
     settings: list[tuple[Decoder, DraftLength]] = [*((decoder, k) for k in fixed), (decoder, AUTO)]
     settings += [(lines, AUTO)] if lines else []
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
-    room = decoder.bundle.max_length - params.max_new_tokens
+    longest = max(one.max_new_tokens for one in each_own(params, together(decoder.max_batch)))
+    room = decoder.bundle.max_length - longest
     if room < 1:
         raise RequestError(
             f"--new-tokens is {params.max_new_tokens}, and the bundle allows {decoder.bundle.max_length} tokens with "
@@ -108,14 +116,15 @@ def report(
         for kind in SETS:
             prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
             for one, k in settings:
-                decode(one, prompts[0], params, k, drafter)  # warms up
+                decode(one, groups(prompts, decoder.max_batch)[0], params, k, drafter)  # warms up
             seconds[kind] = []
             for repeat in range(repeats):
                 show(f"{kind}, repeat {repeat + 1} of {repeats}")
-                for prompt in prompts:
-                    seconds[kind].append([decode(one, prompt, params, k, drafter) for one, k in settings])
+                for group in groups(prompts, decoder.max_batch, repeat):
+                    seconds[kind].append([decode(one, group, params, k, drafter) for one, k in settings])
     return {
         "drafter": drafter,
+        "batch": decoder.max_batch,
         "new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "rule": params.rule,
@@ -125,19 +134,44 @@ def report(
     }
 
 
-def decode(decoder: Decoder, prompt: Prompt, params: SamplingParams, k: DraftLength, drafter: str) -> float:
-    """Seconds for each token from the first round on."""
+def together(batch: int) -> int:
+    """Return how many prompts are decoded together."""
+    return 1 if batch == 1 else CROWD * batch
+
+
+def groups(prompts: Sequence[list[int]], batch: int, begin: int = 0) -> list[list[list[int]]]:
+    """Return the prompts that are decoded together: each alone, or a crowd that begins with another one each time."""
+    if batch == 1:
+        return [[prompt] for prompt in prompts]
+    return [[prompts[(begin + place) % len(prompts)] for place in range(together(batch))]]
+
+
+def each_own(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """Return the parameters of each request: of a crowd each has a seed and a length of its own."""
+    if count == 1:
+        return [params]
+    lengths = [round(params.max_new_tokens * (0.5 + GOLDEN * place % 1)) for place in range(count)]
+    return [replace(params, seed=place, max_new_tokens=length) for place, length in enumerate(lengths)]
+
+
+def decode(decoder: Decoder, prompts: Sequence[Prompt], params: SamplingParams, k: DraftLength, drafter: str) -> float:
+    """Seconds for each token: of a prompt alone from the first round on, of a crowd from its arrival."""
     decoder.forget_outputs()
-    request = decoder.submit(prompt, params, draft_length=k, drafter=drafter if k else "none")
-    while not request.token_ids:
-        decoder.step()
-    began, before = perf_counter(), len(request.token_ids)
-    while not request.finished:
-        decoder.step()
-    elapsed = perf_counter() - began
-    if len(request.token_ids) == before:
+    began, before = perf_counter(), 0
+    requests = [
+        decoder.submit(prompt, own, draft_length=k, drafter=drafter if k else "none")
+        for prompt, own in zip(prompts, each_own(params, len(prompts)), strict=True)
+    ]
+    if len(requests) == 1:
+        while not requests[0].token_ids:
+            decoder.step()
+        began, before = perf_counter(), len(requests[0].token_ids)
+    while decoder.step():
+        pass
+    elapsed, tokens = perf_counter() - began, sum(len(request.token_ids) for request in requests) - before
+    if not tokens:
         raise RequestError(f"{params.max_new_tokens} new tokens are too few to time; raise --new-tokens")
-    return elapsed / (len(request.token_ids) - before)
+    return elapsed / tokens
 
 
 def fitted(decoder: Decoder, prompt: Prompt, room: int) -> list[int]:

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trt_spec.engines import Bundle
@@ -22,7 +23,8 @@ def bundle(llama: Pair, tmp_path: Path) -> Bundle:
 
 
 def measured(bundle: Bundle) -> Costs:
-    return replace(table(beside=BESIDE), machine=machine_name("cpu"), models=model_identities(bundle))
+    costs = table(beside=BESIDE, reading_ms={"model": (0.5, 0.02)})
+    return replace(costs, machine=machine_name("cpu"), models=model_identities(bundle))
 
 
 def test_what_is_saved_is_read_and_the_bundle_stays_whole(bundle: Bundle):
@@ -59,6 +61,8 @@ def test_a_table_of_another_machine_or_other_graphs_is_not_used(bundle: Bundle):
         lambda text: json.dumps(json.loads(text) | {"beside": [1]}),
         lambda text: json.dumps(json.loads(text) | {"beside_tokens": {"model": [0.5, 2, 1]}}),
         lambda text: json.dumps(json.loads(text) | {"beside_tokens": {}}),
+        lambda text: json.dumps(json.loads(text) | {"reading_ms": {"model": [0.5]}}),
+        lambda text: json.dumps(json.loads(text) | {"reading_ms": {"model": [0.5, -1]}}),
         lambda text: json.dumps(json.loads(text) | {"more": 1}),
         lambda text: "[]",
     ],
@@ -126,12 +130,15 @@ def test_what_was_not_measured_cannot_be_chosen(bundle: Bundle):
             decoder.submit([5, 6, 7], draft_length=3, drafter="mixed")
 
 
-def test_a_table_from_before_anything_beside_lines_was_measured_is_read(bundle: Bundle):
+@pytest.mark.parametrize(
+    ("lacks", "empty"),
+    [("beside", {"beside": (), "beside_ms": {}, "beside_tokens": {}}), ("reading", {"reading_ms": {}})],
+)
+def test_a_table_from_before_all_of_it_was_measured_is_read(bundle: Bundle, lacks: str, empty: dict[str, Any]):
     path = measured(bundle).save(bundle)
     fields = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in fields.items() if "beside" not in name}))
-    costs = read_costs(bundle, "onnxruntime", "cpu")
-    assert costs == replace(measured(bundle), beside=(), beside_ms={}, beside_tokens={})
+    path.write_text(json.dumps({name: value for name, value in fields.items() if lacks not in name}))
+    assert read_costs(bundle, "onnxruntime", "cpu") == replace(measured(bundle), **empty)
 
 
 def test_a_table_from_before_trees_were_measured_keeps_its_siblings(bundle: Bundle):

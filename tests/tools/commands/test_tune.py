@@ -63,6 +63,9 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     few, trees = costs.beside_tokens["model"][:4], costs.beside_tokens["model"][4:]
     assert 0 < max(few) <= 1
     assert 0 < max(trees) <= 4
+    assert set(costs.reading_ms) == {"model", "cascade"}, "those that run a draft model"
+    assert all(sum(parts) > 0 for parts in costs.reading_ms.values())
+    assert result.out.count("its draft reads a prompt in ") == 2
     assert "where its line falls, tokens that stand beside it: +1: 0." in result.out
     for advice in found["drafters"]:
         assert advice["acceptance"] == costs.acceptance[advice["drafter"]]

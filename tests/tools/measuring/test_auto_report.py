@@ -3,10 +3,21 @@
 import json
 import math
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
-from trt_spec.runtime import Decoder
-from trt_spec.tools.measuring.auto_report import LENGTHS, SETS, compared, interval, main, without_trees
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.measuring.auto_report import (
+    CROWD,
+    LENGTHS,
+    SETS,
+    compared,
+    each_own,
+    groups,
+    interval,
+    main,
+    without_trees,
+)
 
 from ...runtime.lengths.test_controller import BESIDE, known_costs, table
 
@@ -64,6 +75,28 @@ def test_every_set_and_the_mixture_have_a_row(llama, capsys, tmp_path):
         assert main([*arguments, "--drafter", "mixed", "--temperature", "1", "--rule", "coupled"]) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (found["draft_lengths"], found["temperature"], found["rule"]) == ([0], 1.0, "coupled")
+        assert main([*arguments, "--batch", "2"]) == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (found["batch"], set(found["sets"])) == (2, set(SETS))
+
+
+def test_a_prompt_is_decoded_alone_or_in_a_crowd_of_which_some_wait():
+    prompts = [[1], [2], [3]]
+    assert groups(prompts, 1) == [[[1]], [[2]], [[3]]]
+    [crowd] = groups(prompts, 2, begin=1)
+    assert len(crowd) == CROWD * 2
+    assert crowd[:4] == [[2], [3], [1], [2]]
+
+
+def test_outputs_of_a_crowd_differ_in_length_and_seed_but_not_on_average():
+    params = SamplingParams(max_new_tokens=64, seed=5)
+    assert each_own(params, 1) == [params]
+    crowd = each_own(params, 32)
+    assert [one.seed for one in crowd] == list(range(32))
+    lengths = [one.max_new_tokens for one in crowd]
+    assert (min(lengths), len(set(lengths)) > 20) == (32, True)
+    assert 90 < max(lengths) < 96
+    assert fmean(lengths) == pytest.approx(64, rel=0.03)
 
 
 def test_auto_of_lines_knows_the_same_costs_but_nothing_beside_a_line(llama):

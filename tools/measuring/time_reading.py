@@ -1,0 +1,37 @@
+"""Time how long a draft model takes to read tokens before it can propose: so long a call, and so long each token."""
+
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from ...engines import PREFILL_WIDTH
+from ...runtime import Decoder
+from ...runtime.memory.model import Model
+from .bandwidth import wait_for
+
+FEW = 16  # tokens
+REPEATS = 7
+
+
+def reading_ms(decoder: Decoder, model: Model) -> tuple[float, float]:
+    """Return the milliseconds of a call that reads tokens of one row, and of each of its tokens."""
+    many = min(PREFILL_WIDTH, decoder.bundle.capacity)
+    few = min(FEW, many // 2)
+    with decoder.between_rounds():
+        taken = {tokens: _median_ms(model, tokens) for tokens in (few, many)}
+        model.cache.free(0)
+    each = max(0.0, taken[many] - taken[few]) / (many - few)
+    return max(0.0, taken[few] - few * each), each
+
+
+def _median_ms(model: Model, tokens: int) -> float:
+    ids, found = torch.zeros(tokens, dtype=torch.int64, device=model.engine.device), []
+    for _ in range(1 + REPEATS):
+        model.cache.entries[0] = 0
+        wait_for(model.engine.device)
+        began = perf_counter()
+        model.prefill([0], [ids])
+        wait_for(model.engine.device)
+        found.append(1e3 * (perf_counter() - began))
+    return median(found[1:])  # the first has warmed up
