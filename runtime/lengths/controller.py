@@ -16,103 +16,17 @@ from ..requests.metrics import Beside, Outcome
 from .beside import Numbers, Shapes
 from .chooser import NOTHING, Chooser, Pause, Wanted
 from .costs import Costs
+from .estimate import HELD_BEFORE, Estimate, Levels, expected_tokens, tokens_beside
 from .shapes import TreeLength
 
-FADE = 0.98  # weight that older observations keep after one more examined proposal
-FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
 HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
 HELD_KNOWN = 20.0  # as many at most where it comes from as many of earlier requests
-HELD_BEFORE = 2.0  # and for each of several drafters, which are soon compared; and rounds, for any drafter
-KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
 TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.02  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
-ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
-GAINS, MOST_GAIN = 8, 2.0  # levels of how what is beside lines does, against what was measured, and the most believed
-FORGET = 0.01  # of that, for each round with lines alone: else what once did badly would never be tried again
 PAYBACK = 24  # rounds, at most, within which proposals must pay for what their draft model has to read first
 EACH_ROUND = 2  # tokens that a request is taken to get in a round, to know how many rounds it has left
 ON_TRIALS = 0.017  # share of the time that trials may take where nothing pays
 PRICES = 32  # levels of what there is to read, in rounds without proposals
-
-
-class Estimate:
-    """Estimates how many tokens a request gets out of a drafter's proposals; older rounds count less."""
-
-    def __init__(self, acceptance: float, proposing: float, gain: float = 1.0, held: float = HELD_BEFORE) -> None:
-        # Proposals accepted, proposals examined, rounds that proposed, all rounds.
-        self._seen = [held * acceptance, held, HELD_BEFORE * proposing, HELD_BEFORE]
-        self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches that stood, and that were expected to
-        self.pause = Pause()
-
-    def observe(self, proposed: int, examined: int, accepted: int) -> None:
-        fade, seen = FADE**examined, self._seen
-        self._seen = [
-            fade * seen[0] + accepted,
-            fade * seen[1] + examined,
-            FADE_ROUND * seen[2] + (proposed > 0),
-            FADE_ROUND * seen[3] + 1,
-        ]
-
-    def observe_beside(self, stood: int, expected: float) -> None:
-        """Learn from a line that fell: beside it stood so many tokens, where so many were expected on average."""
-        seen = self._beside
-        self._beside = [FADE_ROUND * seen[0] + stood, FADE_ROUND * seen[1] + expected]
-
-    def forget_beside(self) -> None:
-        """Come a little closer to what was measured."""
-        stood, expected = self._beside
-        self._beside[0] = stood + FORGET * (expected - stood)
-
-    def add(self, other: "Estimate") -> None:
-        """Add another estimate; what was seen before it counts less."""
-        self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, other._seen, strict=True)]
-        self._beside = [KEPT * mine + theirs for mine, theirs in zip(self._beside, other._beside, strict=True)]
-
-    def doubt(self) -> None:
-        """Halve the weight of the past, so that what comes next counts twice as much."""
-        self._seen = [seen / 2 for seen in self._seen]
-
-    @property
-    def examined(self) -> float:
-        return self._seen[1]
-
-    @property
-    def acceptance(self) -> float:
-        return self._seen[0] / self._seen[1]
-
-    @property
-    def proposing(self) -> float:
-        return self._seen[2] / self._seen[3]
-
-    @property
-    def gain(self) -> float:
-        """How much stood beside lines, relative to what was measured."""
-        return min(self._beside[0] / self._beside[1], MOST_GAIN)
-
-    @property
-    def levels(self) -> "Levels":
-        """Acceptance, share of rounds that propose, and gain beside lines, so coarse that choices can be reused."""
-        seen = self._seen
-        return round(ALPHAS * seen[0] / seen[1]), round(SHARES * seen[2] / seen[3]), round(GAINS * self.gain)
-
-
-Levels = tuple[int, int, int]
-
-
-def expected_tokens(levels: Levels, longest: int) -> Numbers:
-    """Return how many tokens a round is expected to give with K = 0 … longest."""
-    gains = np.full(longest + 1, levels[0] / ALPHAS)
-    gains[0] = levels[1] / SHARES
-    expected: Numbers = gains.cumprod()
-    expected[0] = 1.0
-    return expected.cumsum()
-
-
-def tokens_beside(levels: Levels, shapes: Shapes, drafter: str, beyond: int, longest: int) -> Numbers:
-    """Return what shapes with so many proposals at most add [S, K+1] to lines of K = 0 … longest."""
-    falls = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
-    added: Numbers = np.outer(shapes.tokens(drafter, levels[2] / GAINS, beyond), falls * levels[1] / SHARES)
-    return added
 
 
 class ByCosts(Chooser):
@@ -218,7 +132,7 @@ class Controller:
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
         self._proposes = np.arange(self._longest + 1) > 0
-        self._idle: list[Chooser] = []  # those for which nothing paid when last chosen
+        self._idle: Sequence[Chooser] = []  # those for which nothing paid when last chosen
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
 
@@ -273,8 +187,8 @@ class Controller:
             self._pause.least = (choice.trial_ms + reading_ms) / (ON_TRIALS * plain_ms)
             if self._pause.over:
                 choice = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
-            else:
-                self._idle = list(live)
+            elif len(free) == len(live):  # what others ask for may change
+                self._idle = free
         for chooser in free:
             chooser.choose(choice)
 

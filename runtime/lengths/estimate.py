@@ -1,0 +1,94 @@
+"""What a request can expect of a drafter, as far as its own rounds and earlier requests tell."""
+
+import numpy as np
+
+from .beside import Numbers, Shapes
+from .chooser import Pause
+
+FADE = 0.98  # weight that older observations keep after one more examined proposal
+FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
+HELD_BEFORE = 2.0  # examined proposals that a first expectation counts as, and rounds
+KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
+ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
+GAINS, MOST_GAIN = 8, 2.0  # levels of how what is beside lines does, against what was measured, and the most believed
+FORGET = 0.01  # of that, for each round with lines alone: else what once did badly would never be tried again
+
+
+class Estimate:
+    """Estimates how many tokens a request gets out of a drafter's proposals; older rounds count less."""
+
+    def __init__(self, acceptance: float, proposing: float, gain: float = 1.0, held: float = HELD_BEFORE) -> None:
+        # Proposals accepted, proposals examined, rounds that proposed, all rounds.
+        self._seen = [held * acceptance, held, HELD_BEFORE * proposing, HELD_BEFORE]
+        self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches that stood, and that were expected to
+        self.pause = Pause()
+
+    def observe(self, proposed: int, examined: int, accepted: int) -> None:
+        fade, seen = FADE**examined, self._seen
+        self._seen = [
+            fade * seen[0] + accepted,
+            fade * seen[1] + examined,
+            FADE_ROUND * seen[2] + (proposed > 0),
+            FADE_ROUND * seen[3] + 1,
+        ]
+
+    def observe_beside(self, stood: int, expected: float) -> None:
+        """Learn from a line that fell: beside it stood so many tokens, where so many were expected on average."""
+        seen = self._beside
+        self._beside = [FADE_ROUND * seen[0] + stood, FADE_ROUND * seen[1] + expected]
+
+    def forget_beside(self) -> None:
+        """Come a little closer to what was measured."""
+        stood, expected = self._beside
+        self._beside[0] = stood + FORGET * (expected - stood)
+
+    def add(self, other: "Estimate") -> None:
+        """Add another estimate; what was seen before it counts less."""
+        self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, other._seen, strict=True)]
+        self._beside = [KEPT * mine + theirs for mine, theirs in zip(self._beside, other._beside, strict=True)]
+
+    def doubt(self) -> None:
+        """Halve the weight of the past, so that what comes next counts twice as much."""
+        self._seen = [seen / 2 for seen in self._seen]
+
+    @property
+    def examined(self) -> float:
+        return self._seen[1]
+
+    @property
+    def acceptance(self) -> float:
+        return self._seen[0] / self._seen[1]
+
+    @property
+    def proposing(self) -> float:
+        return self._seen[2] / self._seen[3]
+
+    @property
+    def gain(self) -> float:
+        """How much stood beside lines, relative to what was measured."""
+        return min(self._beside[0] / self._beside[1], MOST_GAIN)
+
+    @property
+    def levels(self) -> "Levels":
+        """Acceptance, share of rounds that propose, and gain beside lines, so coarse that choices can be reused."""
+        seen = self._seen
+        return round(ALPHAS * seen[0] / seen[1]), round(SHARES * seen[2] / seen[3]), round(GAINS * self.gain)
+
+
+Levels = tuple[int, int, int]
+
+
+def expected_tokens(levels: Levels, longest: int) -> Numbers:
+    """Return how many tokens a round is expected to give with K = 0 … longest."""
+    gains = np.full(longest + 1, levels[0] / ALPHAS)
+    gains[0] = levels[1] / SHARES
+    expected: Numbers = gains.cumprod()
+    expected[0] = 1.0
+    return expected.cumsum()
+
+
+def tokens_beside(levels: Levels, shapes: Shapes, drafter: str, beyond: int, longest: int) -> Numbers:
+    """Return what shapes with so many proposals at most add [S, K+1] to lines of K = 0 … longest."""
+    falls = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
+    added: Numbers = np.outer(shapes.tokens(drafter, levels[2] / GAINS, beyond), falls * levels[1] / SHARES)
+    return added
