@@ -125,7 +125,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return self.state is State.FINISHED
+        return self._state is State.FINISHED
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end, while another thread steps; return False if it takes longer than `timeout` seconds."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.background import BackgroundTask
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...runtime import Output, Piece, Request
 from .access_log import note
@@ -133,53 +133,60 @@ class Stream(Response, Generic[Whole, Chunk]):
             self._flight.cancel()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
+        flight, ended = self._flight, dict[int, Output]()
         try:
-            async with aclosing(self._events(scope)) as each:
-                async for events in each:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
+            opened = [self._event(self._shape.opening(*each)) for each in enumerate(flight.requests)]
+            if events := b"".join(opened):
+                await send(part(events))
+            with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
+                while True:
+                    events = self._news(await flight.progress(), ended)
+                    if events:
+                        self._service.metrics.between_chunks.observe(silence.end())
+                    if len(ended) == len(flight.tickets):
+                        break  # the last events go out together with the end, since each sending is a system call
+                    if events:
+                        await send(part(events))
+                    elif silence.too_long:
+                        silence.too_long = False
+                        await send(part(KEEP_ALIVE))
+            events += self._end(scope, [ended[index] for index in sorted(ended)])
         except OSError:  # the client has gone
             return
         except Exception as error:  # as above
             problem = told(error)
-            event = b"data: " + encode(problem.answer) + b"\n\n"
             note(scope, error=problem)
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            events = event(problem.answer)
+        await send(part(events, more=False))
 
-    async def _events(self, scope: Scope) -> AsyncGenerator[bytes]:
-        shape, flight, requests = self._shape, self._flight, self._flight.requests
-        opened = [shape.opening(index, request) for index, request in enumerate(requests)]
-        yield self._written(opened)
-        going = set(range(len(requests)))
-        outputs: list[Output | None] = [None] * len(requests)
-        with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
-            while going:
-                chunks: list[Chunk | None] = []
-                for index, pieces, ended in await flight.progress():
-                    if index not in going:
-                        continue
-                    if pieces:
-                        chunks.append(shape.chunk(index, pieces, requests[index]))
-                    if ended:
-                        going.remove(index)
-                        outputs[index] = output = flight.output(index)
-                        chunks.append(shape.last(index, output))
-                if written := self._written(chunks):
-                    self._service.metrics.between_chunks.observe(silence.end())
-                    yield written
-                elif silence.too_long:
-                    silence.too_long = False
-                    yield KEEP_ALIVE
-        final = [output for output in outputs if output is not None]
-        usage = total_usage(flight, final, self._each)
-        note(scope, usage, final)
-        if self._usage is None:
-            yield b"data: " + encode(shape.chunk_head.answer([], usage)) + b"\n\n"
-        yield DONE
+    def _news(self, progress: Sequence[tuple[int, list[Piece], bool]], ended: dict[int, Output]) -> bytes:
+        """What has come out as events; the outputs that have ended are added to `ended`."""
+        events = b""
+        for index, pieces, ends in progress:
+            if index in ended:
+                continue
+            if pieces:
+                events += self._event(self._shape.chunk(index, pieces, self._flight.tickets[index].request))
+            if ends:
+                ended[index] = output = self._flight.output(index)
+                events += self._event(self._shape.last(index, output))
+        return events
 
-    def _written(self, choices: Sequence[Chunk | None]) -> bytes:
-        chunks = [self._shape.chunk_head.answer([choice], self._usage) for choice in choices if choice is not None]
-        return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
+    def _end(self, scope: Scope, outputs: Sequence[Output]) -> bytes:
+        usage = total_usage(self._flight, outputs, self._each)
+        note(scope, usage, outputs)
+        return (event(self._shape.chunk_head.answer([], usage)) if self._usage is None else b"") + DONE
+
+    def _event(self, choice: Chunk | None) -> bytes:
+        return b"" if choice is None else event(self._shape.chunk_head.answer([choice], self._usage))
+
+
+def event(answer: Any) -> bytes:
+    return b"data: %b\n\n" % encode(answer)
+
+
+def part(events: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": events, "more_body": more}
 
 
 class Silence:

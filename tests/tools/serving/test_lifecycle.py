@@ -1,16 +1,19 @@
 """Requests come and go: clients that leave, a full queue, a round that fails, a server that is told to end."""
 
 import asyncio
+import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import openai
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.serving.server import run_loop
+from trt_spec.tools.serving.server import run_loop, serve
 
 from ...bundles import Pair
 from .conftest import Gate, Served, serving
@@ -212,3 +215,18 @@ def test_what_has_not_finished_in_time_is_ended_with_an_error(llama: Pair, gate:
             thread.join()
     assert [response.status_code for response in found] == [503, 503]
     assert {response.json()["error"]["code"] for response in found} == {"shutting_down"}
+
+
+def test_what_is_loaded_before_serving_is_not_looked_through_for_garbage_again(monkeypatch: pytest.MonkeyPatch):
+    frozen = []
+
+    def note_and_end(serving: Coroutine[Any, Any, None]) -> None:
+        frozen.append(gc.get_freeze_count())
+        serving.close()
+
+    monkeypatch.setattr("trt_spec.tools.serving.server.run_loop", note_and_end)
+    try:
+        serve(*[Mock()] * 3, drain_seconds=0, announce=Mock())
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
