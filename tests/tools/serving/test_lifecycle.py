@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -14,6 +15,7 @@ import openai
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.serving.server import run_loop, serve
+from trt_spec.tools.serving.stepper import MERGED_SECONDS
 
 from ...bundles import Pair
 from .conftest import Gate, Served, serving
@@ -66,6 +68,21 @@ def test_a_client_that_offers_http_2_keeps_its_body(served: Served):
     assert find_spec("httptools"), "uvicorn's other parser, which loses it, would be taken if it were left to uvicorn"
     response = served.http.post("/v1/completions", json={"prompt": "abc"}, headers=offer)
     assert response.status_code == 200
+
+
+def test_while_requests_wait_for_a_row_the_news_of_some_rounds_go_out_together(small: Served, gate: Gate):
+    found: list[httpx.Response] = []
+    with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+        waiting = in_thread(small, LONG, found)
+        until(lambda: len(small.service.stepper.tickets) == 2)
+        began = time.perf_counter()
+        gate.let(10_000)
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+        elapsed = time.perf_counter() - began
+    waiting.join(60)
+    texts = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines]
+    assert "".join(texts) == found[0].json()["choices"][0]["text"], "the same as at once"
+    assert len(texts) < elapsed / MERGED_SECONDS + 3
 
 
 def test_a_client_that_leaves_a_stream_frees_its_row_within_a_round(small: Served, gate: Gate):
