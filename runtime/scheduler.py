@@ -184,7 +184,7 @@ class Scheduler:
             self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
 
     def _behind(self, row: int) -> Behind:
-        """Say what the draft that a row may use lacks; the first one, if it may use none."""
+        """Say how much of a row its draft has not read: the one that it may use, or the first of all."""
         occupant = self.live[row]
         models = map(self._draft_of, occupant.chooser.drafters)
         draft = next((model for model in models if model is not None), next(iter(self.drafts), None))

@@ -60,19 +60,19 @@ class Pause:
     FIRST, LONGEST = 16, 128  # rounds
 
     def __init__(self) -> None:
-        self._rounds, self._patience = 0, self.FIRST
+        self.rounds, self._patience = 0, self.FIRST
         self.least = 0.0  # rounds that a trial has to wait for, whatever came of earlier ones
 
     @property
     def over(self) -> bool:
         """Whether the next round should be a trial."""
-        return self._rounds >= max(self._patience, self.least)
+        return self.rounds >= max(self._patience, self.least)
 
     def count(self, used: bool) -> None:
         """Count a round that has ended; `used` means that it was chosen on merit, not for a trial."""
         if used:
-            self._rounds, self._patience = 0, self.FIRST
+            self.rounds, self._patience = 0, self.FIRST
         elif self.over:
-            self._rounds, self._patience = 0, min(2 * self._patience, self.LONGEST)
+            self.rounds, self._patience = 0, min(2 * self._patience, self.LONGEST)
         else:
-            self._rounds += 1
+            self.rounds += 1

@@ -20,12 +20,12 @@ from .estimate import HELD_BEFORE, Estimate, Levels, expected_tokens, tokens_bes
 from .shapes import TreeLength
 
 HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
-HELD_KNOWN = 20.0  # as many at most where it comes from as many of earlier requests
+HELD_KNOWN = 20.0  # and if at least as many of earlier requests were examined
 TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.02  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
-PAYBACK = 24  # rounds, at most, within which proposals must pay for what their draft model has to read first
-EACH_ROUND = 2  # tokens that a request is taken to get in a round, to know how many rounds it has left
+PAYBACK = 48  # tokens, at most, within which proposals must pay for what their draft model has to read first
 ON_TRIALS = 0.017  # share of the time that trials may take where nothing pays
+MOST_PATIENCE = 1024  # rounds after which one comes in any case
 PRICES = 32  # levels of what there is to read, in rounds without proposals
 
 
@@ -38,6 +38,7 @@ class ByCosts(Chooser):
         self.beyond = beyond  # the most proposals that it may have beside its line
         self._shapes = shapes
         self.best: str | None = None  # the drafter worth most to this request; None if none pays
+        self.has_learned = False  # since it last chose
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -47,6 +48,7 @@ class ByCosts(Chooser):
         estimate = self.estimates.get(drafter)
         if estimate is None:
             return
+        self.has_learned = True
         of_line = min(outcome.stood, outcome.accepted - (beside.stood if beside else 0))
         estimate.observe(outcome.proposed, min(outcome.examined, of_line + 1), of_line)
         if beside is not None and (expected := self._shapes.as_measured(drafter, beside.shape)):
@@ -54,7 +56,7 @@ class ByCosts(Chooser):
 
     def choose(self, choice: "Choice") -> None:
         """Take the best drafter that the round pays for; once in a while try another, which may have become better."""
-        k, self.best = choice.draft_length, None
+        k, self.best, self.has_learned = choice.draft_length, None, False
         if not k:
             self._wanted = NOTHING
         elif len(self.estimates) == 1:
@@ -132,7 +134,7 @@ class Controller:
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
         self._proposes = np.arange(self._longest + 1) > 0
-        self._idle: Sequence[Chooser] = []  # those for which nothing paid when last chosen
+        self._idle: Sequence[ByCosts] = []  # those for which nothing paid when last chosen
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
 
@@ -161,7 +163,7 @@ class Controller:
         A second call changes nothing: only `count` says that a round has ended. Where nothing pays, rounds teach
         nothing, so there is nothing to choose until other requests are live or a trial is due.
         """
-        if self._idle == live and not self._pause.over:
+        if self._idle == live and not self._pause.over and not any(one.has_learned for one in self._idle):
             return
         self._idle = []
         free, batch = _free(live), len(live)
@@ -172,32 +174,38 @@ class Controller:
         )
         known = known if len(known) == 1 else tuple(sorted(known))
         pinned = max((one.wanted.length for one in live if not isinstance(one, ByCosts)), default=0)
-        plain_ms = self._times(self._by_price(batch, known)[0], batch)[0]
-        reading_ms = late_ms = 0.0  # of all rows together, and of those that a round has to earn
+        plain_ms = float(self._round_ms(self._by_price(batch, known)[0], None, batch, pinned)[0, 0])
+        reading_ms, earned_ms = dict.fromkeys(free, 0.0), 0.0  # in all, and what each row's next token has to earn
         for row, chooser in enumerate(live):
-            reader = _reader(chooser) if isinstance(chooser, ByCosts) else None
-            tokens, remaining = behind(row) if reader else (0, 0)
-            if reader and tokens > 0:
-                ms = self._reading_ms(reader, batch, tokens)
-                reading_ms += ms
-                late_ms += ms / min(PAYBACK, max(1, remaining / EACH_ROUND))
-        choice = self._best(batch, pinned, round(PRICES * late_ms / plain_ms), known)
+            if chooser in reading_ms and (reader := _reader(chooser)) and (unread := behind(row)).tokens > 0:
+                reading_ms[chooser] = self._reading_ms(reader, batch, unread.tokens)
+                earned_ms += reading_ms[chooser] / min(PAYBACK, max(1, unread.remaining))
+        choice = self._best(batch, pinned, round(PRICES * earned_ms / plain_ms), known)
         self._pays = choice.draft_length > 0
+        chosen = dict.fromkeys(free, choice)
         if not self._pays:
-            self._pause.least = (choice.trial_ms + reading_ms) / (ON_TRIALS * plain_ms)
+            allowed_ms = ON_TRIALS * plain_ms  # for each round that has gone by
+            self._pause.least = min(MOST_PATIENCE, (choice.trial_ms + min(reading_ms.values())) / allowed_ms)
             if self._pause.over:
-                choice = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
+                trial = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
+                left_ms = allowed_ms * self._pause.rounds - choice.trial_ms
+                for place, chooser in enumerate(sorted(free, key=reading_ms.__getitem__)):
+                    left_ms -= reading_ms[chooser]
+                    if place == 0 or left_ms >= 0:  # as many as may read what they lack for that
+                        chosen[chooser] = trial
             elif len(free) == len(live):  # what others ask for may change
                 self._idle = free
         for chooser in free:
-            chooser.choose(choice)
+            chooser.choose(chosen[chooser])
 
     def count(self, live: Sequence[Chooser]) -> None:
         """Count a round of these requests that has ended."""
         if not (free := _free(live)):
             return
-        if self._pause.over and not self._pays:
-            for estimate in (one for chooser in free for one in chooser.estimates.values()):
+        if self._pause.over and not self._pays:  # what comes next counts more, and will for later requests
+            tried = [one for chooser in free if chooser.wanted.length for one in chooser.estimates.values()]
+            usual = [one for one in self._usual.values() if one.examined > HELD_ALONE]
+            for estimate in (*tried, *usual):
                 estimate.doubt()
         self._pause.count(used=self._pays)
         for chooser in free:
@@ -218,7 +226,7 @@ class Controller:
         """Find the best K and price limit: a round that pays for one drafter may use all cheaper ones as well.
 
         Rows with a fixed length make the round at least `pinned` wide; what drafts have to read first costs `late` of
-        the PRICES of a round.
+        the PRICES of a round for each token of a row.
         """
         by_price, trial = tuple(self._by_price(batch, known)), min(TRIAL, self._longest)
         best, best_rate, trial_ms = Choice(0, ()), 0.0, 0.0
@@ -230,8 +238,8 @@ class Controller:
                 tokens += self._tokens(row, by_price[:count], hanger)
             plain_ms = float(milliseconds[0, 0])
             trial_ms = float(milliseconds[0, trial] - tokens[0, trial] / batch * plain_ms)
-            if late and DRAFTERS[dearest].needs_model:
-                milliseconds = milliseconds + late / PRICES * plain_ms * self._proposes
+            if late and any(DRAFTERS[name].needs_model for name in by_price[:count]):
+                milliseconds = milliseconds + late / PRICES * plain_ms * tokens / batch * self._proposes
             rates = tokens / milliseconds
             shape, k = divmod(int(rates.argmax()), self._longest + 1)
             rate = float(rates[shape, k])

@@ -69,7 +69,6 @@ class Costs:
             stood, most = self.beside_tokens[drafter], [*(1 for _ in siblings), *(tree.length for tree in trees)]
             if len(stood) != len(most) or not all(0 <= tokens <= top for tokens, top in zip(stood, most, strict=True)):
                 raise ValueError(f"beside lines of {drafter} stand {list(stood)} tokens, expected at most {most}")
-
         for drafter, parts in self.reading_ms.items():
             if len(parts) != 2 or not all(0 <= t < 1e9 for t in parts):
                 raise ValueError(f"what drafter {drafter} takes to read is {list(parts)}, expected two times")

@@ -20,17 +20,15 @@ class Estimate:
     def __init__(self, acceptance: float, proposing: float, gain: float = 1.0, held: float = HELD_BEFORE) -> None:
         # Proposals accepted, proposals examined, rounds that proposed, all rounds.
         self._seen = [held * acceptance, held, HELD_BEFORE * proposing, HELD_BEFORE]
+        self._expected = self._seen  # what is left of the expectation with which it began
         self._beside = [HELD_BEFORE * gain, HELD_BEFORE]  # siblings and branches that stood, and that were expected to
         self.pause = Pause()
 
     def observe(self, proposed: int, examined: int, accepted: int) -> None:
-        fade, seen = FADE**examined, self._seen
-        self._seen = [
-            fade * seen[0] + accepted,
-            fade * seen[1] + examined,
-            FADE_ROUND * seen[2] + (proposed > 0),
-            FADE_ROUND * seen[3] + 1,
-        ]
+        fades = [FADE**examined] * 2 + [FADE_ROUND] * 2
+        news = (accepted, examined, proposed > 0, 1)
+        self._seen = [fade * seen + new for fade, seen, new in zip(fades, self._seen, news, strict=True)]
+        self._expected = [fade * seen for fade, seen in zip(fades, self._expected, strict=True)]
 
     def observe_beside(self, stood: int, expected: float) -> None:
         """Learn from a line that fell: beside it stood so many tokens, where so many were expected on average."""
@@ -43,13 +41,16 @@ class Estimate:
         self._beside[0] = stood + FORGET * (expected - stood)
 
     def add(self, other: "Estimate") -> None:
-        """Add another estimate; what was seen before it counts less."""
-        self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, other._seen, strict=True)]
+        """Add what another estimate has seen itself; what was seen before counts less."""
+        news = [seen - expected for seen, expected in zip(other._seen, other._expected, strict=True)]
+        if news[3] > 0:
+            self._seen = [KEPT * mine + theirs for mine, theirs in zip(self._seen, news, strict=True)]
         self._beside = [KEPT * mine + theirs for mine, theirs in zip(self._beside, other._beside, strict=True)]
 
     def doubt(self) -> None:
         """Halve the weight of the past, so that what comes next counts twice as much."""
         self._seen = [seen / 2 for seen in self._seen]
+        self._expected = [seen / 2 for seen in self._expected]
 
     @property
     def examined(self) -> float:

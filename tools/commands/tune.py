@@ -310,7 +310,7 @@ def _report(result: dict[str, Any]) -> str:
         )
         if drafter["reading_ms"]:
             call, each = drafter["reading_ms"]
-            lines.append(f"  its draft reads a prompt in {call:.2f} ms, and {each:.3f} ms a token")
+            lines.append(f"  its draft reads a prompt in {call:.2f} ms a call and {each:.3f} ms a token")
         if standing := drafter["stood_beside"]:
             named = {f"+{shape}" if type(shape) is int else shape: tokens for shape, tokens in standing.items()}
             each = ", ".join(f"{name}: {tokens:.2f}" for name, tokens in named.items())

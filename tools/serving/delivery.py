@@ -114,7 +114,7 @@ class WholeAnswer(Response, Generic[Whole, Chunk]):
 
 
 class Stream(Response, Generic[Whole, Chunk]):
-    """An answer as server-sent events, a chunk a round; a client that goes away frees its rows within a round."""
+    """An answer as server-sent events, when there is news; a client that goes away frees its rows within a round."""
 
     def __init__(
         self, service: Service, flight: Flight, shape: Shape[Whole, Chunk], each: int, include_usage: bool
@@ -122,6 +122,7 @@ class Stream(Response, Generic[Whole, Chunk]):
         self.background: BackgroundTask | None = None
         self._service, self._flight, self._shape, self._each = service, flight, shape, each
         self._usage: UnsetType | None = None if include_usage else UNSET
+        self._unsent = b""  # events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name.encode(), value.encode()) for name, value in EVENT_HEADERS.items()]
@@ -140,37 +141,36 @@ class Stream(Response, Generic[Whole, Chunk]):
                 await send(part(events))
             with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
                 while True:
-                    events = self._news(await flight.progress(), ended)
-                    if events:
+                    self._gather(await flight.progress(), ended)
+                    if self._unsent:
                         self._service.metrics.between_chunks.observe(silence.end())
                     if len(ended) == len(flight.tickets):
                         break  # the last events go out together with the end, since each sending is a system call
-                    if events:
+                    if self._unsent:
+                        events, self._unsent = self._unsent, b""
                         await send(part(events))
                     elif silence.too_long:
                         silence.too_long = False
                         await send(part(KEEP_ALIVE))
-            events += self._end(scope, [ended[index] for index in sorted(ended)])
+            end = self._end(scope, [ended[index] for index in sorted(ended)])
         except OSError:  # the client has gone
             return
         except Exception as error:  # as above
             problem = told(error)
             note(scope, error=problem)
-            events = event(problem.answer)
-        await send(part(events, more=False))
+            end = event(problem.answer)
+        await send(part(self._unsent + end, more=False))
 
-    def _news(self, progress: Sequence[tuple[int, list[Piece], bool]], ended: dict[int, Output]) -> bytes:
-        """What has come out as events; the outputs that have ended are added to `ended`."""
-        events = b""
+    def _gather(self, progress: Sequence[tuple[int, list[Piece], bool]], ended: dict[int, Output]) -> None:
+        """Write what has come out as events; the outputs that have ended are added to `ended`."""
         for index, pieces, ends in progress:
             if index in ended:
                 continue
             if pieces:
-                events += self._event(self._shape.chunk(index, pieces, self._flight.tickets[index].request))
+                self._unsent += self._event(self._shape.chunk(index, pieces, self._flight.tickets[index].request))
             if ends:
                 ended[index] = output = self._flight.output(index)
-                events += self._event(self._shape.last(index, output))
-        return events
+                self._unsent += self._event(self._shape.last(index, output))
 
     def _end(self, scope: Scope, outputs: Sequence[Output]) -> bytes:
         usage = total_usage(self._flight, outputs, self._each)

@@ -1,6 +1,7 @@
 """One thread steps the decoder; the event loop submits, cancels, and is woken once after each round.
 
-It tells the streams at once, unless requests wait for a row: then the news of some rounds go out together.
+It wakes the clients at once, unless requests wait for a row: then the news of some rounds go out together, because
+what that saves is time for rounds. An end is told at once.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import NamedTuple
 
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
@@ -17,7 +19,7 @@ from .errors import ApiError, unavailable
 
 log = logging.getLogger(__name__)
 
-MERGED_SECONDS = 0.03  # while requests wait for a row, streams are told no more often: what that saves is for them
+MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while requests wait for a row
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
 ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
 
@@ -92,7 +94,7 @@ class Stepper:
         self._on_end = on_end
         self._progressed: set[Ticket] = set()  # in this step; only the stepping thread touches it
         self._untold: set[Ticket] = set()
-        self._told = 0.0  # when its clients were last woken
+        self._told = -inf  # when clients were last woken
         self._timer: asyncio.TimerHandle | None = None
         self._work = threading.Event()
         self._closing = False
@@ -201,7 +203,11 @@ class Stepper:
         wait = self._told + MERGED_SECONDS - time.perf_counter() if crowded else 0.0
         if wait <= 0:
             self._tell()
-        elif self._timer is None:
+            return
+        ended = {ticket for ticket in tickets if ticket.request.finished}
+        self._untold -= ended
+        self._wake(ended)
+        if self._timer is None:
             self._timer = self._loop.call_later(wait, self._tell)
 
     def _tell(self) -> None:
@@ -209,6 +215,9 @@ class Stepper:
             self._timer.cancel()
         self._timer, self._told = None, time.perf_counter()
         tickets, self._untold = self._untold, set()
+        self._wake(tickets)
+
+    def _wake(self, tickets: set[Ticket]) -> None:
         for ticket in tickets:
             if ticket.request.finished:
                 self._forget(ticket)

@@ -361,6 +361,11 @@ class Decoding:
         return stood
 
 
+def crowded_costs() -> Costs:
+    times = tuple(CROWDED.values())
+    return table(tuple(CROWDED), (0, 1, 2, 4, 8, 16), 0.65, reading_ms={"model": READING}, model=times)
+
+
 def crowd_ms(costs: Costs, batch: int, texts: Sequence[Sequence[bool]], prompt: int, k: int | None) -> float:
     """Return how long all texts take, so many at a time, with a fixed K or with the controller's."""
     controller, waiting, live, taken = Controller(costs, 16), list(texts), list[Decoding](), 0.0
@@ -372,14 +377,14 @@ def crowd_ms(costs: Costs, batch: int, texts: Sequence[Sequence[bool]], prompt: 
         if choosers:
             controller.choose(choosers, lambda row, live=live: live[row].behind)
             controller.count(choosers)
-        width = max((one.wanted.length for one in choosers), default=0) if k is None else k
-        taken += times[len(live)][width]
-        for one in live:
-            if width and one.unread:
+        lengths = [one.chooser.wanted.length if one.chooser else k or 0 for one in live]
+        taken += times[len(live)][max(lengths)]
+        for one, length in zip(live, lengths, strict=True):
+            if length and one.unread:
                 taken += READING[0] + READING[1] * one.unread
-            stood = one.go_on(width)
+            stood = one.go_on(length)
             if one.chooser:
-                one.chooser.observe(one.chooser.wanted.drafter, Outcome(width, stood, stood + 1), ())
+                one.chooser.observe(one.chooser.wanted.drafter, Outcome(length, stood, stood + 1), ())
                 if one.at >= len(one.right):
                     controller.ended(one.chooser)
         live = [one for one in live if one.at < len(one.right)]
@@ -393,9 +398,7 @@ def test_a_crowd_is_nearly_as_fast_as_with_the_best_fixed_length_and_never_much_
     acceptance: float, batch: int, prompt: int
 ):
     """What the draft has to read first counts: prompts, and what was written while nobody proposed."""
-    costs = table(
-        tuple(CROWDED), (0, 1, 2, 4, 8, 16), 0.65, reading_ms={"model": READING}, model=tuple(CROWDED.values())
-    )
+    costs = crowded_costs()
     draw = random.Random(7)
     shares = [min(0.95, max(0.02, draw.gauss(acceptance, 0.1))) for _ in range(16 * batch)]
     texts = [[draw.random() < share for _ in range(64)] for share in shares]
@@ -433,6 +436,60 @@ def test_a_trial_waits_until_its_price_is_small_beside_the_rounds_before_it():
     assert len(asked) >= 5, "it is tried again"
     assert min(b - a for a, b in pairwise([-1, *asked])) > 100
     assert len(asked) * 2.4 < 0.025 * 1000
+
+
+def test_trials_come_though_all_that_is_written_meanwhile_has_to_be_read():
+    """Of eight rows few catch up, so that it stays cheap however much they lack."""
+    controller = Controller(crowded_costs(), 16)
+    live = [Decoding([False] * 10_000, 23, controller.begin(["model"])) for _ in range(8)]
+    choosers, trials, read_ms = [one.chooser for one in live], 0, 0.0
+    for _ in range(3000):
+        controller.choose(choosers, lambda row: live[row].behind)
+        controller.count(choosers)
+        lengths = [one.wanted.length for one in choosers]
+        trials += max(lengths) > 0
+        for one, length in zip(live, lengths, strict=True):
+            read_ms += (READING[0] + READING[1] * one.unread) * (length > 0)
+            one.go_on(length)
+            one.chooser.observe(one.chooser.wanted.drafter, Outcome(length, 0, 1), ())
+    assert trials > 10
+    assert read_ms < 0.02 * 3000 * CROWDED[8][0]
+
+
+def test_what_there_is_to_read_has_its_price_beside_wide_rows_of_a_fixed_length_as_well():
+    costs = replace(crowded_costs(), acceptance={"model": 0.1})
+
+    def chosen(unread: int, pinned: int) -> int:
+        controller = Controller(costs, 16)
+        free = [controller.begin(["model"]) for _ in range(7)]
+        controller.choose([*free, Chooser(Wanted(pinned, "model"))], lambda row: Behind(unread, 400))
+        return free[0].wanted.length
+
+    assert chosen(0, pinned=0) == 0
+    assert chosen(0, pinned=4) == chosen(200, pinned=4) == 4, "the width is paid for, and reading is cheap beside it"
+    assert chosen(900, pinned=4) == 0
+
+
+def test_what_a_round_in_flight_has_shown_counts_where_nothing_paid_before():
+    controller = Controller(table(batches=(1,), acceptance=0.1), 8)
+    chooser = controller.begin(["model"])
+    controller.choose([chooser], caught_up)
+    assert chooser.wanted.length == 0
+    for _ in range(20):  # of a round that was launched before
+        chooser.observe("model", Outcome(4, 4, 5), ())
+    controller.choose([chooser], caught_up)
+    assert chooser.wanted.length > 0
+
+
+def test_a_request_that_proposed_nothing_confirms_no_expectation():
+    controller = Controller(table(batches=(1,)), 8)
+    for _ in range(50):
+        controller.ended(controller.begin(["model"]))
+    seen = controller.begin(["model"])
+    for _ in range(50):
+        seen.observe("model", Outcome(2, 2, 3), ())
+    controller.ended(seen)
+    assert controller.begin(["model"]).estimates["model"].acceptance > 0.9
 
 
 # Siblings.

@@ -26,8 +26,10 @@ def test_a_ratio_has_its_geometric_mean_and_an_interval_around_it():
     found = interval([2.0, 0.5, 1.0, 1.0])
     assert found["mean"] == pytest.approx(1)
     assert found["low"] == pytest.approx(1 / found["high"])
-    error = math.log(found["high"]) / 1.96
+    error = math.log(found["high"]) / 3.18
     assert error == pytest.approx(math.log(2) * math.sqrt(2 / 3) / 2)
+    many = interval([2.0, 0.5] * 6)
+    assert math.log(many["high"]) == pytest.approx(1.96 * math.log(2) * math.sqrt(12 / 11 / 12))
     assert interval([1.25]) == {"mean": pytest.approx(1.25), "low": 0.0, "high": math.inf}
 
 
@@ -49,7 +51,7 @@ def test_settings_are_compared_run_by_run_and_the_best_by_the_mean():
     ("bundle", "tokens", "said"),
     [
         ("none", "20", "bundle none is not a directory"),
-        (None, "256", "--new-tokens is 256, and the bundle allows 256 tokens"),
+        (None, "256", "outputs have up to 256 tokens, and the bundle allows 256 tokens"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(llama, capsys, bundle, tokens, said):

@@ -104,9 +104,11 @@ def test_what_opens_a_stream_goes_out_before_any_news():
 
 
 def test_an_error_in_mid_stream_is_the_last_that_is_sent():
-    flight = ScriptedFlight([PIECES[0], []])
+    flight = ScriptedFlight(PIECES)
     flight.output = lambda index: 1 // 0
     *_, chunk, last = sent_by(flight, ScriptedShape(opens=False))
     assert (chunk["more_body"], last["more_body"]) == (True, False)
-    assert last["body"].startswith(b'data: {"error":')
-    assert b"[DONE]" not in last["body"]
+    piece, error, rest = last["body"].decode().split("\n\n")
+    assert '"token_ids":[2,3]' in piece, "what came before it is not lost"
+    assert error.startswith('data: {"error":')
+    assert rest == ""

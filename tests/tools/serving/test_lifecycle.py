@@ -14,8 +14,8 @@ import httpx
 import openai
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.serving import stepper
 from trt_spec.tools.serving.server import run_loop, serve
-from trt_spec.tools.serving.stepper import MERGED_SECONDS
 
 from ...bundles import Pair
 from .conftest import Gate, Served, serving
@@ -70,19 +70,32 @@ def test_a_client_that_offers_http_2_keeps_its_body(served: Served):
     assert response.status_code == 200
 
 
-def test_while_requests_wait_for_a_row_the_news_of_some_rounds_go_out_together(small: Served, gate: Gate):
+def test_while_requests_wait_for_a_row_the_news_of_some_rounds_go_out_together(
+    small: Served, gate: Gate, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stepper, "MERGED_SECONDS", 3600)
     found: list[httpx.Response] = []
     with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
         waiting = in_thread(small, LONG, found)
         until(lambda: len(small.service.stepper.tickets) == 2)
-        began = time.perf_counter()
         gate.let(10_000)
         lines = [line for line in response.iter_lines() if line.startswith("data: {")]
-        elapsed = time.perf_counter() - began
     waiting.join(60)
-    texts = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines]
-    assert "".join(texts) == found[0].json()["choices"][0]["text"], "the same as at once"
-    assert len(texts) < elapsed / MERGED_SECONDS + 3
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert "".join(choice["text"] for choice in choices) == found[0].json()["choices"][0]["text"]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "length"], "all but the first, at the end"
+
+
+def test_news_that_were_held_back_need_no_further_round(small: Served, gate: Gate):
+    with small.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: {"))
+        waiting = in_thread(small, LONG, [])
+        until(lambda: len(small.service.stepper.tickets) == 2)
+        for _ in range(3):
+            gate.let(1)
+            next(lines)
+        gate.let(10_000)
+    waiting.join(60)
 
 
 def test_a_client_that_leaves_a_stream_frees_its_row_within_a_round(small: Served, gate: Gate):
