@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,6 +106,10 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
         write_whole(file.with_suffix(".json"), plan.to_json().encode())  # last: it says that the plan is there
     except OSError as error:
         raise ExportError(f"cannot write plan {file}: {error.strerror or error}; no half plan was left") from error
+    finally:
+        with suppress(OSError):  # unless they are empty, because nothing was compiled
+            file.parent.rmdir()
+            file.parent.parent.rmdir()
 
 
 @contextmanager
