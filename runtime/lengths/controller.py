@@ -133,7 +133,6 @@ class Controller:
         self._tokens = lru_cache(maxsize=4096)(self._tokens_of_row)
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
-        self._proposes = np.arange(self._longest + 1) > 0
         self._idle: Sequence[ByCosts] = []  # those for which nothing paid when last chosen
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
@@ -239,7 +238,8 @@ class Controller:
             plain_ms = float(milliseconds[0, 0])
             trial_ms = float(milliseconds[0, trial] - tokens[0, trial] / batch * plain_ms)
             if late and any(DRAFTERS[name].needs_model for name in by_price[:count]):
-                milliseconds = milliseconds + late / PRICES * plain_ms * tokens / batch * self._proposes
+                milliseconds = milliseconds.copy()
+                milliseconds[:, 1:] += late / PRICES * plain_ms * tokens[:, 1:] / batch
             rates = tokens / milliseconds
             shape, k = divmod(int(rates.argmax()), self._longest + 1)
             rate = float(rates[shape, k])

@@ -1,14 +1,13 @@
 """Time how long a draft model takes to read tokens before it can propose: so long a call, and so long each token."""
 
 from statistics import median
-from time import perf_counter
 
 import torch
 
 from ...engines import PREFILL_WIDTH
 from ...runtime import Decoder
 from ...runtime.memory.model import Model
-from .bandwidth import wait_for
+from .time_rounds import run_ms
 
 FEW = 16  # tokens
 REPEATS = 7
@@ -26,12 +25,11 @@ def reading_ms(decoder: Decoder, model: Model) -> tuple[float, float]:
 
 
 def _median_ms(model: Model, tokens: int) -> float:
-    ids, found = torch.zeros(tokens, dtype=torch.int64, device=model.engine.device), []
-    for _ in range(1 + REPEATS):
+    device = model.engine.device
+    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+
+    def read() -> None:
         model.cache.entries[0] = 0
-        wait_for(model.engine.device)
-        began = perf_counter()
         model.prefill([0], [ids])
-        wait_for(model.engine.device)
-        found.append(1e3 * (perf_counter() - began))
-    return median(found[1:])  # the first has warmed up
+
+    return median([run_ms(read, device) for _ in range(1 + REPEATS)][1:])  # the first warms up

@@ -4,14 +4,14 @@ Any run of a round may be repeated after it: it writes the same values to the sa
 happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from ...engines import RequestError, Step
+from ...engines import RequestError
 from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.lengths.chooser import BESIDE
 from ...runtime.lengths.drafting import AUTO, DraftLength
@@ -195,14 +195,14 @@ def _replay(decoder: Decoder, bare: Bare) -> None:
         for drafter, runs in frame.draft_runs.items():
             for first, step in enumerate(runs):
                 kind = bare.draft if first else bare.first_draft
-                kind.setdefault(drafter, []).append(_run_ms(step, device))
-        bare.verify.append(_run_ms(frame.verify, device))
+                kind.setdefault(drafter, []).append(run_ms(step.run, device))
+        bare.verify.append(run_ms(frame.verify.run, device))
         frame.settle()
 
 
-def _run_ms(step: Step, device: str) -> float:
+def run_ms(run: Callable[[], object], device: str) -> float:
     wait_for(device)
     began = perf_counter()
-    step.run()
+    run()
     wait_for(device)
     return 1e3 * (perf_counter() - began)

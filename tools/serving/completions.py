@@ -51,7 +51,7 @@ class CompletionShape:
         return CompletionChoice(index=index, text=echo) if echo and self._body.logprobs is None else None
 
     def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> CompletionChoice | None:
-        text = "".join([piece.text for piece in pieces])
+        text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.token_ids]
         logprobs: list[TokenLogprob | None] = [one for piece in pieces for one in piece.logprobs]
         if self._reads_only:

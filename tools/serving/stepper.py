@@ -131,7 +131,7 @@ class Stepper:
             )
 
     def submit(self, wanted: Sequence[Wanted], every_round: bool) -> Flight:
-        """Submit requests, all or none; `every_round` wakes their client after each round, else only at the end."""
+        """Submit requests, all or none; `every_round` tells their client of each round, else only of the end."""
         self.refuse_if_full(len(wanted))
         wake = asyncio.Event()
         tickets: list[Ticket] = []
