@@ -24,8 +24,10 @@ HELD_KNOWN = 20.0  # and if at least as many of earlier requests were examined
 TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.02  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
 PAYBACK = 48  # tokens, at most, within which proposals must pay for what their draft model has to read first
-ON_TRIALS = 0.017  # share of the time that trials may take where nothing pays
+ON_TRIALS = 0.01  # share of the time that trials may take where nothing pays
+PATIENCE_FOR_ALL = 256  # rounds that one waits at most until all requests can take part in it
 MOST_PATIENCE = 1024  # rounds after which one comes in any case
+KEPT_ROUNDS = 4  # for which a choice that pays is kept while the same requests are live: choosing takes time, too
 PRICES = 32  # levels of what there is to read, in rounds without proposals
 
 
@@ -38,7 +40,9 @@ class ByCosts(Chooser):
         self.beyond = beyond  # the most proposals that it may have beside its line
         self._shapes = shapes
         self.best: str | None = None  # the drafter worth most to this request; None if none pays
+        self.token_ms: float | None = None  # what a token had to earn for what its draft had to read at first
         self.has_learned = False  # since it last chose
+        self.stood = 0  # proposals, when it last made any
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -48,7 +52,7 @@ class ByCosts(Chooser):
         estimate = self.estimates.get(drafter)
         if estimate is None:
             return
-        self.has_learned = True
+        self.has_learned, self.stood = True, outcome.accepted
         of_line = min(outcome.stood, outcome.accepted - (beside.stood if beside else 0))
         estimate.observe(outcome.proposed, min(outcome.examined, of_line + 1), of_line)
         if beside is not None and (expected := self._shapes.as_measured(drafter, beside.shape)):
@@ -133,7 +137,9 @@ class Controller:
         self._tokens = lru_cache(maxsize=4096)(self._tokens_of_row)
         self._best = lru_cache(maxsize=4096)(self._find_best)
         self._pause = Pause()
-        self._idle: Sequence[ByCosts] = []  # those for which nothing paid when last chosen
+        self._settled: Sequence[ByCosts] = []  # those whose choice may be kept
+        self._rounds_left = 0  # for which a choice that pays is kept
+        self._tried: Sequence[ByCosts] = []  # those that proposed in the last round, which was a trial
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
 
@@ -159,12 +165,13 @@ class Controller:
     def choose(self, live: Sequence[Chooser], behind: Callable[[int], Behind]) -> None:
         """Choose the next round for the requests that leave it open; `behind` says where the draft model is in a row.
 
-        A second call changes nothing: only `count` says that a round has ended. Where nothing pays, rounds teach
-        nothing, so there is nothing to choose until other requests are live or a trial is due.
+        A second call changes nothing: only `count` says that a round has ended. While the same requests are live, a
+        choice that pays is kept for some rounds; where nothing pays, rounds teach nothing, so it is kept until a trial
+        is due.
         """
-        if self._idle == live and not self._pause.over and not any(one.has_learned for one in self._idle):
+        if self._settled == live and not self._is_due(self._settled):
             return
-        self._idle = []
+        self._settled = []
         free, batch = _free(live), len(live)
         if not free:
             return
@@ -176,24 +183,27 @@ class Controller:
         plain_ms = float(self._round_ms(self._by_price(batch, known)[0], None, batch, pinned)[0, 0])
         reading_ms, earned_ms = dict.fromkeys(free, 0.0), 0.0  # in all, and what each row's next token has to earn
         for row, chooser in enumerate(live):
-            if chooser in reading_ms and (reader := _reader(chooser)) and (unread := behind(row)).tokens > 0:
-                reading_ms[chooser] = self._reading_ms(reader, batch, unread.tokens)
-                earned_ms += reading_ms[chooser] / min(PAYBACK, max(1, unread.remaining))
+            if chooser in reading_ms and (reader := _reader(chooser)):
+                unread = behind(row)
+                if unread.tokens > 0:
+                    reading_ms[chooser] = self._reading_ms(reader, batch, unread.tokens)
+                token_ms = reading_ms[chooser] / min(PAYBACK, max(1, unread.remaining))
+                if chooser.token_ms is None:
+                    chooser.token_ms = token_ms
+                earned_ms += max(token_ms, (1 - 1 / batch) * chooser.token_ms)  # as for those that follow the others
         choice = self._best(batch, pinned, round(PRICES * earned_ms / plain_ms), known)
         self._pays = choice.draft_length > 0
+        self._rounds_left = KEPT_ROUNDS
         chosen = dict.fromkeys(free, choice)
         if not self._pays:
-            allowed_ms = ON_TRIALS * plain_ms  # for each round that has gone by
-            self._pause.least = min(MOST_PATIENCE, (choice.trial_ms + min(reading_ms.values())) / allowed_ms)
-            if self._pause.over:
-                trial = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
-                left_ms = allowed_ms * self._pause.rounds - choice.trial_ms
-                for place, chooser in enumerate(sorted(free, key=reading_ms.__getitem__)):
-                    left_ms -= reading_ms[chooser]
-                    if place == 0 or left_ms >= 0:  # as many as may read what they lack for that
-                        chosen[chooser] = trial
-            elif len(free) == len(live):  # what others ask for may change
-                self._idle = free
+            trial = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
+            trial_ms = float(self._round_ms(trial.drafters[-1], None, batch, pinned)[0, trial.draft_length])
+            if sum(chooser.stood for chooser in self._tried) * plain_ms / batch > trial_ms - plain_ms:
+                self._pause.repeat()  # the last one has paid for itself
+            self._tried = []
+            chosen |= dict.fromkeys(self._triers(reading_ms, choice.trial_ms, ON_TRIALS * plain_ms), trial)
+        if len(free) == len(live) and not self._pause.over:  # what others ask for may change
+            self._settled = free
         for chooser in free:
             chooser.choose(chosen[chooser])
 
@@ -206,9 +216,33 @@ class Controller:
             usual = [one for one in self._usual.values() if one.examined > HELD_ALONE]
             for estimate in (*tried, *usual):
                 estimate.doubt()
+            self._tried = [chooser for chooser in free if chooser.wanted.length]
         self._pause.count(used=self._pays)
+        self._rounds_left -= 1
         for chooser in free:
             chooser.count()
+
+    def _triers(self, reading_ms: dict[ByCosts, float], trial_ms: float, allowed_ms: float) -> list[ByCosts]:
+        """Return which requests try again: none before the rounds since the last trial allow for one more.
+
+        It is worth waiting until all can, because they share the width of the round. If that takes too long, those do
+        that have least to read.
+        """
+        first, every = ((trial_ms + some(reading_ms.values())) / allowed_ms for some in (min, sum))
+        self._pause.least = min(MOST_PATIENCE, max(first, min(every, PATIENCE_FOR_ALL)))
+        left_ms, triers = allowed_ms * self._pause.rounds - trial_ms, list[ByCosts]()
+        for chooser in sorted(reading_ms, key=reading_ms.__getitem__) if self._pause.over else ():
+            left_ms -= reading_ms[chooser]
+            if left_ms >= 0 or not triers:
+                triers.append(chooser)
+        return triers
+
+    def _is_due(self, settled: Sequence[ByCosts]) -> bool:
+        """Whether there is something to choose, though the same requests are live as when it last chose."""
+        if self._pays:
+            all_stood = all(one.stood >= one.wanted.length for one in settled)  # so there may be more to be had
+            return self._rounds_left <= 0 or all_stood or any(len(one.estimates) > 1 for one in settled)
+        return self._pause.over or any(one.has_learned for one in settled)
 
     def _by_price(self, batch: int, known: Sequence[Known]) -> list[str]:
         return sorted({name for of, _ in known for name, _ in of}, key=lambda name: self._times(name, batch)[1])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.lengths.chooser import Chooser, Pause, Wanted
-from trt_spec.runtime.lengths.controller import Behind, ByCosts, Controller
+from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, Behind, ByCosts, Controller
 from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
 from trt_spec.runtime.lengths.shapes import TreeLength
@@ -134,9 +134,9 @@ def test_a_draft_that_is_never_right_is_asked_ever_more_seldom(tmp_path: Path):
     assert request.finished
     asked = [at for at, length in enumerate(lengths) if length]
     first = [at for at in asked if at < 16]
-    assert len(first) < 10, "it stops soon"
+    assert len(first) <= 12, "it stops soon"
     gaps = [b - a for a, b in zip(asked[len(first) - 1 :], asked[len(first) :], strict=False)]
-    assert Pause.FIRST < gaps[0] < 2 * Pause.FIRST
+    assert Pause.FIRST < gaps[0] < 3 * Pause.FIRST
     assert max(gaps) == Pause.LONGEST + 1
     assert gaps == sorted(gaps)
     extra_ms = sum(0.2 * length for length in lengths)
@@ -146,9 +146,9 @@ def test_a_draft_that_is_never_right_is_asked_ever_more_seldom(tmp_path: Path):
 def test_speculation_comes_back_when_the_draft_is_right_again(tmp_path: Path):
     with scripted_decoder(tmp_path, target, agreeing(0.0, until=100, then=1.0), costs=table()) as decoder:
         decoder.submit([1, 2, 3], LONG)
-        lengths = proposed_lengths(decoder, 170)
+        lengths = proposed_lengths(decoder, 200)
     assert sum(length == 0 for length in lengths[:97]) > 80
-    assert set(lengths[160:]) == {8}
+    assert set(lengths[190:]) == {8}
 
 
 def test_a_batch_shares_one_width_and_stops_speculating_where_it_does_not_pay(tmp_path: Path):
@@ -426,7 +426,7 @@ def test_a_trial_waits_until_its_price_is_small_beside_the_rounds_before_it():
     """Two milliseconds to read what was written meanwhile, where a round takes one."""
     controller = Controller(table(batches=(1,), acceptance=0.1, reading_ms={"model": (2.0, 0.0)}), 8)
     chooser, asked = controller.begin(["model"]), []
-    for at in range(1000):
+    for at in range(1500):
         controller.choose([chooser], lambda row: Behind(1, 400))
         wanted = chooser.wanted
         controller.count([chooser])
@@ -435,7 +435,7 @@ def test_a_trial_waits_until_its_price_is_small_beside_the_rounds_before_it():
             asked.append(at)
     assert len(asked) >= 5, "it is tried again"
     assert min(b - a for a, b in pairwise([-1, *asked])) > 100
-    assert len(asked) * 2.4 < 0.025 * 1000
+    assert len(asked) * 2.4 < 0.015 * 1500
 
 
 def test_trials_come_though_all_that_is_written_meanwhile_has_to_be_read():
@@ -468,6 +468,70 @@ def test_what_there_is_to_read_has_its_price_beside_wide_rows_of_a_fixed_length_
     assert chosen(0, pinned=0) == 0
     assert chosen(0, pinned=4) == chosen(200, pinned=4) == 4, "the width is paid for, and reading is cheap beside it"
     assert chosen(900, pinned=4) == 0
+
+
+def test_a_choice_that_pays_is_kept_for_some_rounds_unless_more_may_be_had_or_others_are_live():
+    controller = Controller(table(batches=(1,), acceptance=0.6), 8)
+    chooser = controller.begin(["model"])
+
+    def lengths(accepted: int | None, rounds: int) -> list[int]:
+        """What it chooses where so many proposals stand in each round; None: all."""
+        found = []
+        for _ in range(rounds):
+            length = wanted(controller, chooser).length
+            controller.count([chooser])
+            stood = length if accepted is None else accepted
+            chooser.observe("model", Outcome(length, stood, stood + 1), ())
+            found.append(length)
+        return found
+
+    falling = lengths(0, 2 * KEPT_ROUNDS)
+    assert len(set(falling[:KEPT_ROUNDS])) == len(set(falling[KEPT_ROUNDS:])) == 1
+    assert falling[0] > falling[-1] > 0
+    rising = lengths(None, 40)
+    changes = [at for at, (a, b) in enumerate(pairwise(rising)) if a != b]
+    assert min(b - a for a, b in pairwise(changes)) < KEPT_ROUNDS, "all stood"
+    length = wanted(controller, chooser).length
+    for _ in range(20):
+        chooser.observe("model", Outcome(length, 0, 1), ())
+    assert wanted(controller, chooser).length == length
+    controller.choose([chooser, controller.begin(["model"])], caught_up)
+    assert chooser.wanted.length < length, "another is live, so it chooses for both"
+
+
+def test_a_trial_that_pays_for_itself_is_followed_by_another():
+    def tried_again(stood: int) -> bool:
+        controller = Controller(table(batches=(1,), acceptance=0.01), 8)
+        chooser = controller.begin(["model"])
+        while not wanted(controller, chooser).length:
+            controller.count([chooser])
+        controller.count([chooser])
+        chooser.observe("model", Outcome(2, stood, stood + 1), ())
+        chooser.estimates["model"] = Estimate(0.01, 1.0)  # whatever it has learned of that
+        return wanted(controller, chooser).length > 0
+
+    assert not tried_again(0)
+    assert tried_again(1), "a round of two proposals takes 1.4 of the time of one without"
+
+
+def test_in_a_crowd_those_to_come_have_to_read_as_much_as_those_who_have_read():
+    """A millisecond for each token of a prompt."""
+    costs = replace(crowded_costs(), acceptance={"model": 0.75}, reading_ms={"model": (0.0, 1.0)})
+
+    def chosen(prompt: int, batch: int) -> int:
+        controller = Controller(costs, 16)
+        live = [controller.begin(["model"]) for _ in range(batch)]
+        controller.choose(live, lambda row: Behind(prompt, 40))
+        for chooser in live:  # as if it had been made to propose
+            chooser.has_learned = True
+        for _ in range(KEPT_ROUNDS):
+            controller.count(live)
+        controller.choose(live, lambda row: Behind(0, 40))
+        return live[0].wanted.length
+
+    assert chosen(0, batch=8) == chosen(1, batch=8) > 0
+    assert chosen(40, batch=8) == 0
+    assert chosen(40, batch=1) > 0, "alone it goes on with what was read"
 
 
 def test_what_a_round_in_flight_has_shown_counts_where_nothing_paid_before():
@@ -532,6 +596,7 @@ def test_siblings_that_never_stand_are_left_out_and_tried_again_later():
     chooser = controller.begin(["model"], 2)
     assert wanted(controller, chooser).siblings
     for _ in range(60):
+        controller.count([chooser])
         chooser.observe("model", Outcome(4, 2, 3), (), Beside(2, 0))
     assert not wanted(controller, chooser).siblings
     controller.ended(chooser)
@@ -630,6 +695,7 @@ def test_branches_that_never_stand_are_left_out_and_say_nothing_of_the_line():
     assert wanted(controller, chooser).tree
     acceptance = chooser.estimates["model"].acceptance
     for _ in range(60):
+        controller.count([chooser])
         chooser.observe("model", Outcome(4, 2, 3), (), Beside(TreeLength(4, 8), 0))
     assert not wanted(controller, chooser).tree
     other = controller.begin(["model"], 4)
