@@ -305,7 +305,7 @@ class Scheduler:
         assert shares is not None
         results = flight.results()
         if self._rules.controller is not None:
-            self._rules.controller.count([occupant.chooser for occupant in self.live])
+            self._rules.controller.count([one.chooser for one in self.live], [share.length for share in shares])
         decided = [
             (occupant, share, result)
             for occupant, share, result in zip(self.live, shares, results, strict=True)

@@ -1,6 +1,5 @@
 """Chooses what a request drafts in its next round, and learns from the last one."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,10 +67,6 @@ class Pause:
     def over(self) -> bool:
         """Whether the next round should be a trial."""
         return self.rounds >= max(self._patience, self.least)
-
-    def repeat(self) -> None:
-        """Let the next round be a trial as well."""
-        self.rounds, self._patience = max(self.FIRST, math.ceil(self.least)), self.FIRST
 
     def count(self, used: bool) -> None:
         """Count a round that has ended; `used` means that it was chosen on merit, not for a trial."""

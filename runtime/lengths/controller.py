@@ -25,8 +25,8 @@ TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.02  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
 PAYBACK = 48  # tokens, at most, within which proposals must pay for what their draft model has to read first
 ON_TRIALS = 0.01  # share of the time that trials may take where nothing pays
-PATIENCE_FOR_ALL = 256  # rounds that one waits at most until all requests can take part in it
-MOST_PATIENCE = 1024  # rounds after which one comes in any case
+PATIENCE_FOR_ALL = 256  # rounds that a trial waits at most for all requests to be able to take part
+MOST_PATIENCE = 1024  # rounds after which a trial comes in any case
 KEPT_ROUNDS = 4  # for which a choice that pays is kept while the same requests are live: choosing takes time, too
 PRICES = 32  # levels of what there is to read, in rounds without proposals
 
@@ -40,9 +40,9 @@ class ByCosts(Chooser):
         self.beyond = beyond  # the most proposals that it may have beside its line
         self._shapes = shapes
         self.best: str | None = None  # the drafter worth most to this request; None if none pays
-        self.token_ms: float | None = None  # what a token had to earn for what its draft had to read at first
+        self.token_ms: float | None = None  # what its draft had to read when it first chose, for each token to come
         self.has_learned = False  # since it last chose
-        self.stood = 0  # proposals, when it last made any
+        self.stood = 0  # proposals of its last round
 
     @property
     def drafters(self) -> Sequence[str]:
@@ -52,7 +52,7 @@ class ByCosts(Chooser):
         estimate = self.estimates.get(drafter)
         if estimate is None:
             return
-        self.has_learned, self.stood = True, outcome.accepted
+        self.has_learned, self.stood = True, outcome.stood
         of_line = min(outcome.stood, outcome.accepted - (beside.stood if beside else 0))
         estimate.observe(outcome.proposed, min(outcome.examined, of_line + 1), of_line)
         if beside is not None and (expected := self._shapes.as_measured(drafter, beside.shape)):
@@ -96,6 +96,7 @@ class ByCosts(Chooser):
 
     def count(self) -> None:
         """Count a round that has ended: all drafters but the best have waited one round more."""
+        self.stood = 0  # until that is observed
         if self.beyond and not (self._wanted.siblings or self._wanted.tree):
             for estimate in self.estimates.values():
                 estimate.forget_beside()
@@ -139,7 +140,7 @@ class Controller:
         self._pause = Pause()
         self._settled: Sequence[ByCosts] = []  # those whose choice may be kept
         self._rounds_left = 0  # for which a choice that pays is kept
-        self._tried: Sequence[ByCosts] = []  # those that proposed in the last round, which was a trial
+        self._tried: Sequence[ByCosts] = []  # those that took part in a trial in the last round
         self._pays = False  # whether speculation was worth its cost when last chosen
         self.forget()
 
@@ -165,9 +166,9 @@ class Controller:
     def choose(self, live: Sequence[Chooser], behind: Callable[[int], Behind]) -> None:
         """Choose the next round for the requests that leave it open; `behind` says where the draft model is in a row.
 
-        A second call changes nothing: only `count` says that a round has ended. While the same requests are live, a
-        choice that pays is kept for some rounds; where nothing pays, rounds teach nothing, so it is kept until a trial
-        is due.
+        A second call changes nothing: only `count` says that a round has ended. While the same requests are live and
+        leave it open, a choice of one drafter that pays is kept for some rounds, unless all proposals stand; where
+        nothing pays it is kept until a trial is due, for rounds without proposals teach nothing.
         """
         if self._settled == live and not self._is_due(self._settled):
             return
@@ -187,50 +188,59 @@ class Controller:
                 unread = behind(row)
                 if unread.tokens > 0:
                     reading_ms[chooser] = self._reading_ms(reader, batch, unread.tokens)
-                token_ms = reading_ms[chooser] / min(PAYBACK, max(1, unread.remaining))
                 if chooser.token_ms is None:
-                    chooser.token_ms = token_ms
-                earned_ms += max(token_ms, (1 - 1 / batch) * chooser.token_ms)  # as for those that follow the others
+                    chooser.token_ms = reading_ms[chooser] / max(1, unread.remaining)
+                own_ms = reading_ms[chooser] / min(PAYBACK, max(1, unread.remaining))
+                # While it is live, others in a crowd end, and those that follow them have as much to read.
+                earned_ms += max(own_ms, (1 - 1 / batch) * chooser.token_ms)
         choice = self._best(batch, pinned, round(PRICES * earned_ms / plain_ms), known)
         self._pays = choice.draft_length > 0
         self._rounds_left = KEPT_ROUNDS
         chosen = dict.fromkeys(free, choice)
+        triers: Sequence[ByCosts] = ()
         if not self._pays:
             trial = Choice(min(TRIAL, self._longest), self._by_price(batch, known))
-            trial_ms = float(self._round_ms(trial.drafters[-1], None, batch, pinned)[0, trial.draft_length])
-            if sum(chooser.stood for chooser in self._tried) * plain_ms / batch > trial_ms - plain_ms:
-                self._pause.repeat()  # the last one has paid for itself
-            self._tried = []
-            chosen |= dict.fromkeys(self._triers(reading_ms, choice.trial_ms, ON_TRIALS * plain_ms), trial)
-        if len(free) == len(live) and not self._pause.over:  # what others ask for may change
+            round_ms = float(self._round_ms(trial.drafters[-1], None, batch, pinned)[0, trial.draft_length])
+            if sum(chooser.stood for chooser in self._tried) * plain_ms / batch > round_ms - plain_ms:
+                triers = [one for one in self._tried if one in reading_ms]  # it pays to go on
+            triers = triers or self._triers(reading_ms, choice.trial_ms, ON_TRIALS * plain_ms)
+            chosen |= dict.fromkeys(triers, trial)
+        if len(free) == len(live) and not triers:  # what others ask for may change, and a trial is for one round
             self._settled = free
         for chooser in free:
             chooser.choose(chosen[chooser])
 
-    def count(self, live: Sequence[Chooser]) -> None:
-        """Count a round of these requests that has ended."""
+    def count(self, live: Sequence[Chooser], lengths: Sequence[int]) -> None:
+        """Count a round of these requests that has ended, in which each had so many proposals at most.
+
+        It may have been launched before the last choice.
+        """
+        self._tried = []
         if not (free := _free(live)):
             return
-        if self._pause.over and not self._pays:  # what comes next counts more, and will for later requests
-            tried = [one for chooser in free if chooser.wanted.length for one in chooser.estimates.values()]
+        if not self._pays:
+            asked = {one for one, length in zip(live, lengths, strict=True) if length}
+            self._tried = [one for one in free if one in asked]
+        if self._tried and self._pause.over:  # what comes next counts more, and will for later requests
+            tried = [one for chooser in self._tried for one in chooser.estimates.values()]
             usual = [one for one in self._usual.values() if one.examined > HELD_ALONE]
             for estimate in (*tried, *usual):
                 estimate.doubt()
-            self._tried = [chooser for chooser in free if chooser.wanted.length]
-        self._pause.count(used=self._pays)
+        if self._pays or self._tried or not self._pause.over:  # else the trial is still to come
+            self._pause.count(used=self._pays)
         self._rounds_left -= 1
         for chooser in free:
             chooser.count()
 
-    def _triers(self, reading_ms: dict[ByCosts, float], trial_ms: float, allowed_ms: float) -> list[ByCosts]:
+    def _triers(self, reading_ms: dict[ByCosts, float], lost_ms: float, allowed_ms: float) -> list[ByCosts]:
         """Return which requests try again: none before the rounds since the last trial allow for one more.
 
-        It is worth waiting until all can, because they share the width of the round. If that takes too long, those do
-        that have least to read.
+        It is worth waiting until all can, because they share the width of the round. Where that would take too long,
+        those do that have least to read.
         """
-        first, every = ((trial_ms + some(reading_ms.values())) / allowed_ms for some in (min, sum))
-        self._pause.least = min(MOST_PATIENCE, max(first, min(every, PATIENCE_FOR_ALL)))
-        left_ms, triers = allowed_ms * self._pause.rounds - trial_ms, list[ByCosts]()
+        first, every = ((lost_ms + some(reading_ms.values())) / allowed_ms for some in (min, sum))
+        self._pause.least = min(MOST_PATIENCE, every if every <= PATIENCE_FOR_ALL else first)
+        left_ms, triers = allowed_ms * self._pause.rounds - lost_ms, list[ByCosts]()
         for chooser in sorted(reading_ms, key=reading_ms.__getitem__) if self._pause.over else ():
             left_ms -= reading_ms[chooser]
             if left_ms >= 0 or not triers:

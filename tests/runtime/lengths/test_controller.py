@@ -86,6 +86,11 @@ def caught_up(row: int) -> Behind:
     return Behind(0, 100)
 
 
+def count(controller: Controller, live: Sequence[Chooser]) -> None:
+    """As after a round of what they want."""
+    controller.count(live, [one.wanted.length for one in live])
+
+
 def proposed_lengths(decoder: Decoder, steps: int) -> list[int]:
     """Of each round of the only request."""
     found = []
@@ -276,7 +281,7 @@ def test_to_choose_twice_for_one_round_changes_nothing(drafters: list[str]):
                 controller.choose([chooser], caught_up)
             wanted = chooser.wanted
             found.append((wanted.length, wanted.drafter))
-            controller.count([chooser])
+            count(controller, [chooser])
             chooser.observe(wanted.drafter, Outcome(wanted.length, 0, 1), ())
         return found
 
@@ -321,7 +326,7 @@ def test_a_length_that_is_learned_is_nearly_as_good_as_the_best_fixed_one(after_
             return chooser.wanted.length
 
         def learn(outcome: Outcome) -> None:
-            controller.count([chooser])
+            count(controller, [chooser])
             chooser.observe(chooser.wanted.drafter, outcome, ())
 
         return simulated_ms(times, text, choose, learn)
@@ -370,18 +375,19 @@ def crowd_ms(costs: Costs, batch: int, texts: Sequence[Sequence[bool]], prompt: 
     """Return how long all texts take, so many at a time, with a fixed K or with the controller's."""
     controller, waiting, live, taken = Controller(costs, 16), list(texts), list[Decoding](), 0.0
     times = {some: costs.round_times("model", some) for some in range(1, batch + 1)}
+    call_ms, token_ms = costs.reading_ms["model"]
     while waiting or live:
         while waiting and len(live) < batch:
             live.append(Decoding(waiting.pop(), prompt, controller.begin(["model"]) if k is None else None))
         choosers = [one.chooser for one in live if one.chooser]
         if choosers:
             controller.choose(choosers, lambda row, live=live: live[row].behind)
-            controller.count(choosers)
+            count(controller, choosers)
         lengths = [one.chooser.wanted.length if one.chooser else k or 0 for one in live]
         taken += times[len(live)][max(lengths)]
         for one, length in zip(live, lengths, strict=True):
             if length and one.unread:
-                taken += READING[0] + READING[1] * one.unread
+                taken += call_ms + token_ms * one.unread
             stood = one.go_on(length)
             if one.chooser:
                 one.chooser.observe(one.chooser.wanted.drafter, Outcome(length, stood, stood + 1), ())
@@ -429,7 +435,7 @@ def test_a_trial_waits_until_its_price_is_small_beside_the_rounds_before_it():
     for at in range(1500):
         controller.choose([chooser], lambda row: Behind(1, 400))
         wanted = chooser.wanted
-        controller.count([chooser])
+        count(controller, [chooser])
         chooser.observe(wanted.drafter, Outcome(wanted.length, 0, 1), ())
         if wanted.length:
             asked.append(at)
@@ -445,7 +451,7 @@ def test_trials_come_though_all_that_is_written_meanwhile_has_to_be_read():
     choosers, trials, read_ms = [one.chooser for one in live], 0, 0.0
     for _ in range(3000):
         controller.choose(choosers, lambda row: live[row].behind)
-        controller.count(choosers)
+        count(controller, choosers)
         lengths = [one.wanted.length for one in choosers]
         trials += max(lengths) > 0
         for one, length in zip(live, lengths, strict=True):
@@ -479,7 +485,7 @@ def test_a_choice_that_pays_is_kept_for_some_rounds_unless_more_may_be_had_or_ot
         found = []
         for _ in range(rounds):
             length = wanted(controller, chooser).length
-            controller.count([chooser])
+            count(controller, [chooser])
             stood = length if accepted is None else accepted
             chooser.observe("model", Outcome(length, stood, stood + 1), ())
             found.append(length)
@@ -504,14 +510,73 @@ def test_a_trial_that_pays_for_itself_is_followed_by_another():
         controller = Controller(table(batches=(1,), acceptance=0.01), 8)
         chooser = controller.begin(["model"])
         while not wanted(controller, chooser).length:
-            controller.count([chooser])
-        controller.count([chooser])
+            count(controller, [chooser])
+        count(controller, [chooser])
         chooser.observe("model", Outcome(2, stood, stood + 1), ())
         chooser.estimates["model"] = Estimate(0.01, 1.0)  # whatever it has learned of that
         return wanted(controller, chooser).length > 0
 
     assert not tried_again(0)
     assert tried_again(1), "a round of two proposals takes 1.4 of the time of one without"
+
+
+def test_a_trial_goes_on_for_those_who_have_read_when_another_joins_that_has_not():
+    controller = Controller(table(batches=(1,), acceptance=0.01), 8)
+    chooser, late = controller.begin(["model"]), controller.begin(["model"])
+    while not wanted(controller, chooser).length:
+        count(controller, [chooser])
+    count(controller, [chooser])
+    chooser.observe("model", Outcome(2, 2, 3), ())
+    controller.choose([chooser, late], lambda row: Behind(9000 * row, 400))
+    assert (chooser.wanted.length, late.wanted.length) == (2, 0)
+
+
+def test_a_trial_that_waits_for_a_round_in_flight_is_not_taken_for_made():
+    """That one had no proposals: it was launched before the choice."""
+    controller = Controller(table(batches=(1,), acceptance=0.01), 8)
+    chooser = controller.begin(["model"])
+    before = wanted(controller, chooser).length
+    while not (length := wanted(controller, chooser).length):
+        count(controller, [chooser])
+    assert (before, length) == (0, 2)
+    for _ in range(2):
+        controller.count([chooser], [0])
+        assert wanted(controller, chooser).length == 2
+    count(controller, [chooser])
+    assert wanted(controller, chooser).length == 0
+
+
+def test_what_stood_in_earlier_rounds_makes_no_later_one_a_trial():
+    """Only what the last round, a trial, has shown."""
+    controller = Controller(table(batches=(1,), acceptance=0.01), 8)
+    chooser = controller.begin(["model"])
+    never, always = 0.01, 0.99
+
+    def chosen(acceptance: float) -> int:
+        chooser.estimates["model"], chooser.has_learned = Estimate(acceptance, 1.0), True
+        return wanted(controller, chooser).length
+
+    def go_on(drafter: str, stood: int) -> None:
+        count(controller, [chooser])
+        chooser.observe(drafter, Outcome(stood, stood, stood + 1), ())
+
+    while not chosen(never):
+        count(controller, [chooser])
+    go_on("model", 2)
+    assert chosen(never) == 2, "the trial went well, and is followed by another"
+    go_on("none", 0)
+    assert chosen(never) == 0, "for which the draft had nothing"
+    while not chosen(never):
+        count(controller, [chooser])
+    go_on("model", 2)
+    assert chosen(always) == 8, "it pays"
+    go_on("model", 8)
+    chosen(always)
+    go_on("model", 8)
+    for _ in range(KEPT_ROUNDS):
+        count(controller, [chooser])
+    chooser.stood = 8
+    assert chosen(never) == 0, "that was no trial"
 
 
 def test_in_a_crowd_those_to_come_have_to_read_as_much_as_those_who_have_read():
@@ -525,7 +590,7 @@ def test_in_a_crowd_those_to_come_have_to_read_as_much_as_those_who_have_read():
         for chooser in live:  # as if it had been made to propose
             chooser.has_learned = True
         for _ in range(KEPT_ROUNDS):
-            controller.count(live)
+            count(controller, live)
         controller.choose(live, lambda row: Behind(0, 40))
         return live[0].wanted.length
 
@@ -596,13 +661,13 @@ def test_siblings_that_never_stand_are_left_out_and_tried_again_later():
     chooser = controller.begin(["model"], 2)
     assert wanted(controller, chooser).siblings
     for _ in range(60):
-        controller.count([chooser])
+        count(controller, [chooser])
         chooser.observe("model", Outcome(4, 2, 3), (), Beside(2, 0))
     assert not wanted(controller, chooser).siblings
     controller.ended(chooser)
     assert not wanted(controller, controller.begin(["model"], 2)).siblings, "the next request expects no more of them"
     for _ in range(300):
-        controller.count([chooser])
+        count(controller, [chooser])
     assert wanted(controller, chooser).siblings
 
 
@@ -695,7 +760,7 @@ def test_branches_that_never_stand_are_left_out_and_say_nothing_of_the_line():
     assert wanted(controller, chooser).tree
     acceptance = chooser.estimates["model"].acceptance
     for _ in range(60):
-        controller.count([chooser])
+        count(controller, [chooser])
         chooser.observe("model", Outcome(4, 2, 3), (), Beside(TreeLength(4, 8), 0))
     assert not wanted(controller, chooser).tree
     other = controller.begin(["model"], 4)
