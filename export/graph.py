@@ -12,6 +12,7 @@ from ..engines import Contract, ExportError
 from ..engines.bundle import GRAPH, WEIGHTS
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
+from .passes.merge_projections import merge_projections
 from .passes.orient_weights import orient_weights
 from .passes.quantise import Quantisation, quantise
 from .passes.simplify import simplify
@@ -36,6 +37,7 @@ def build_graph(
     fired["simplify"] += simplify(graph)
     if weights.kind != "none":
         fired["quantise"] = quantise(graph, weights)
+    fired["merge_projections"] = merge_projections(graph)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)
     return graph, fired

@@ -12,7 +12,9 @@ from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import trace
 from trt_spec.export.passes.fuse_norms import fuse_norms
 from trt_spec.export.passes.fuse_rotary import fuse_rotary
+from trt_spec.export.passes.merge_projections import merge_projections
 from trt_spec.export.passes.orient_weights import orient_weights
+from trt_spec.export.passes.quantise import Quantisation, quantise
 from trt_spec.export.passes.simplify import simplify
 from trt_spec.export.passes.widen import widen
 from trt_spec.export.quiet import quiet_libraries
@@ -71,6 +73,7 @@ def test_each_rewrite_fires_as_often_as_its_pattern_occurs_and_keeps_the_numbers
         (simplify, 150),
         (fuse_norms, 3),
         (fuse_rotary, 2),
+        (merge_projections, 2),
     ]
     for rewrite, times in rewrites:
         fired = rewrite(graph)
@@ -78,6 +81,24 @@ def test_each_rewrite_fires_as_often_as_its_pattern_occurs_and_keeps_the_numbers
         found = logits(graph, contract, tmp_path / rewrite.__name__)
         assert (found - expected).abs().max() < 1e-5, rewrite.__name__  # rounding of one layer
         assert rewrite(graph) == 0 or rewrite is simplify, f"{rewrite.__name__} fired twice"
+
+
+@pytest.mark.parametrize("kind", ["none", "int8", "int4"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_queries_keys_and_values_become_one_product_of_the_same_bits(tmp_path: Path, kind: str, biased: bool) -> None:
+    checkpoint = open_checkpoint(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, attention_bias=biased))
+    contract = checkpoint.shape.contract(64, "float32")
+    with quiet_libraries():
+        graph = trace(load_model(checkpoint, "float32"), contract, checkpoint.shape.positions)
+    orient_weights(graph)
+    simplify(graph)
+    quantise(graph, Quantisation(kind))
+    expected = logits(graph, contract, tmp_path / "apart")
+    assert merge_projections(graph) == 2
+    assert torch.equal(logits(graph, contract, tmp_path / "merged"), expected)
+    products = [node for node in ir.load(tmp_path / "merged" / "model.onnx").graph if node.op_type == "MatMul"]
+    assert len(products) == 6  # with those of the output, the gate, up, down and the head
+    assert merge_projections(graph) == 0
 
 
 def test_tied_head_gets_its_own_copy_and_the_lookup_keeps_the_embedding(graphs) -> None:

@@ -61,6 +61,7 @@ def test_report_counts_nodes_bytes_and_rewrites(exported: ExportReport) -> None:
     assert (target.role, draft.role) == ("target", "draft")
     assert target.fired["orient_weights"] == 8
     assert (target.fired["fuse_norms"], target.fired["fuse_rotary"]) == (3, 2)
+    assert target.fired["merge_projections"] == 2
     assert target.weight_bytes == (exported.path / "target" / "weights.bin").stat().st_size
     assert exported.notes == []
 
