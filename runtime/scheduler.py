@@ -124,7 +124,7 @@ class Scheduler:
         prompt of one token is left to the first round.
         """
         seating = self.seating
-        while budget > 0:
+        while budget > 0 and (seating.prefilling or seating.waiting):
             try:
                 while seating.admit():
                     pass

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...engines import ExportError
 
 KINDS = ("none", "int8", "int4")
-BLOCK = {"int8": 64, "int4": 32}  # rows of a matrix that share a scale
+BLOCK = {"int8": 128, "int4": 32}  # rows of a matrix that share a scale
 SMALLEST_BLOCK = 16  # what engines have kernels for
 INT4_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest value that becomes -8; the best by squared error
 
