@@ -16,9 +16,7 @@ import onnx_ir as ir
 class _Projection:
     """A product with a stored matrix, and the bias that follows it."""
 
-    nodes: tuple[
-        ir.Node, ...
-    ]  # from the last to the first: Add if there is a bias, MatMul, DequantizeLinear if stored so
+    nodes: tuple[ir.Node, ...]  # from last to first: Add if there is one, MatMul, DequantizeLinear if there is one
     product: ir.Node
     block: int  # rows of the matrix that share a scale; 0 without scales
     matrix: tuple[ir.TensorProtocol, ...]  # with its scales, if it has some
@@ -34,7 +32,7 @@ class _Projection:
 
 
 def merge_projections(model: ir.Model) -> int:
-    """Merge those that are stored alike, bit by bit as they are; returns how many products that saves."""
+    """Merge those that are stored alike, bit for bit as they are; returns how many products that saves."""
     alike: dict[object, list[_Projection]] = defaultdict(list)
     for node in model.graph:
         if node.op_type == "MatMul" and (found := _projection(node)) and found.makes_heads:

@@ -101,6 +101,33 @@ def test_queries_keys_and_values_become_one_product_of_the_same_bits(tmp_path: P
     assert merge_projections(graph) == 0
 
 
+PRODUCTS = """
+<ir_version: 10, opset_import: ["" : 24]>
+products (float[S, 4] x, float[S, 2] other) => (float[S, 2, 1] a, float[S, 2, 1] b, float[4, 2] c)
+<float[4, 2] one = {1, 2, 3, 4, 5, 6, 7, 8}, float[4, 2] two = {8, 7, 6, 5, 4, 3, 2, 1}, float[2] bias = {1, 2},
+ float[2] second = {3, 4}, int64[3] heads = {-1, 2, 1}>
+{
+    p = MatMul (x, one)
+    p1 = Add (p, bias)
+    a = Reshape (p1, heads)
+    q = MatMul (x, two)
+    q1 = Add (q, ADDED)
+    b = Reshape (q1, heads)
+    c = Identity (READ)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "read", "times"),
+    [("second", "bias", 0), ("second", "two", 0), ("bias", "x", 0), ("other", "x", 0), ("second", "x", 1)],
+)
+def test_matrices_that_are_not_alike_or_are_read_elsewhere_stay_apart(added: str, read: str, times: int) -> None:
+    graph = ir.from_proto(onnx.parser.parse_model(PRODUCTS.replace("ADDED", added).replace("READ", read)))
+    assert merge_projections(graph) == times
+    assert sum(node.op_type == "MatMul" for node in graph.graph) == 2 - times
+
+
 def test_tied_head_gets_its_own_copy_and_the_lookup_keeps_the_embedding(graphs) -> None:
     weights = ir.load(graphs("gpt2").file).graph.initializers
     head, embedding = weights["transformer.wte.weight.T"], weights["transformer.wte.weight"]

@@ -46,9 +46,21 @@ def test_int4_scales_are_at_least_as_good_as_the_plain_ones() -> None:
     assert error.sum() < 0.95 * plain_error.sum()
 
 
-def test_a_block_of_zeros_stays_zero() -> None:
+def test_a_block_of_zeros_stays_zero_and_has_a_scale_that_tensorrt_takes() -> None:
     for kind in ("int8", "int4"):
-        assert not to_blocks(torch.zeros(32, 3), kind, 16).matrix().any()
+        blocks = to_blocks(torch.zeros(32, 3), kind, 16)
+        assert not blocks.matrix().any()
+        assert (blocks.scales > 0).all()
+
+
+def test_an_int8_scale_is_for_128_rows_or_as_many_as_divide_the_matrix(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=256, intermediate_size=192)
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8")).models
+    assert target.entry.check["worst_error"] < 5e-5
+    graph = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph
+    matrices = [node for node in graph if node.op_type == "DequantizeLinear" and node.inputs[0].is_initializer()]
+    blocks = {node.inputs[0].name: node.attributes.get_int("block_size") for node in matrices}
+    assert {64 if "down_proj" in name else 128: block for name, block in blocks.items()} == {64: 64, 128: 128}
 
 
 @pytest.mark.parametrize(
