@@ -100,10 +100,16 @@ def noisy_draft(bundle: Path, out: Path, noise: float, seed: int = 0, name: str 
 def rewrite_graph(bundle: Path, role: str, source: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
     """Save the graph `source` as the bundle's `role` with every float weight changed; the manifest stays as it is."""
     graph = onnx.load(source)
-    for weight in graph.graph.initializer:
-        values = numpy_helper.to_array(weight)
+    read = [name for node in graph.graph.node for name in node.input]
+    stored = {weight.name: numpy_helper.to_array(weight) for weight in graph.graph.initializer}
+    # Matrices in the order in which layers read them, merged ones in parts: how a graph stores them changes no draft.
+    for weight in sorted(graph.graph.initializer, key=lambda one: read.index(one.name) if ".T" in one.name else -1):
+        values = stored[weight.name]
         if values.dtype == np.float32 and values.size > 1:
-            weight.CopyFrom(numpy_helper.from_array(change(values), weight.name))
+            columns = stored.get(f"{weight.name}.columns", values.shape[-1:])
+            parts = np.split(values, np.cumsum(columns)[:-1], axis=-1)
+            changed = np.concatenate([change(part) for part in parts], axis=-1)
+            weight.CopyFrom(numpy_helper.from_array(changed, weight.name))
     save_graph(graph, bundle, role)
 
 
