@@ -84,11 +84,11 @@ def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
     """Round `[K, N]` to the nearest multiples of one scale for each block of rows and column."""
     wide = matrix.detach().float().reshape(-1, block, matrix.shape[1])  # [K / block, block, N]
     if kind == "int8":
-        scales = _never_zero(wide.abs().amax(1) / 127)
+        scales = _never_zero(wide.abs().amax(1) / 127, matrix.dtype)
         integers = _round(wide, scales, 127, 127)
         return Blocks(integers.view(matrix.shape), scales, block)
     largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))[:, 0] / -8  # it becomes -8, whatever its sign
-    largest = _never_zero(largest)
+    largest = _never_zero(largest, matrix.dtype)
     best, error = largest, torch.full_like(largest, torch.inf)
     for share in INT4_SCALES:
         scales = largest * share
@@ -97,9 +97,9 @@ def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
     return Blocks(_round(wide, best, 8, 7).view(matrix.shape), best, block)
 
 
-def _never_zero(scales: Tensor) -> Tensor:
-    """Give rows that are all zero, as pruned ones are, any other scale: TensorRT refuses zero."""
-    return torch.where(scales.abs() < torch.finfo(scales.dtype).tiny, torch.ones_like(scales), scales)
+def _never_zero(scales: Tensor, stored: torch.dtype) -> Tensor:
+    """Replace scales that would be stored as zero, as those of pruned blocks, by any other: TensorRT refuses zero."""
+    return torch.where(scales.to(stored) == 0, torch.ones_like(scales), scales)
 
 
 def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
