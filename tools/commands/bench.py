@@ -25,6 +25,7 @@ from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
 from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
 from ..in_words import lossy, pair, place
+from ..measuring.apart import Apart
 from ..measuring.bandwidth import read_bandwidth
 from ..measuring.bench_result import SAMPLING, Compared, bench_result, is_line
 from ..measuring.conditions import memory_used
@@ -72,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         choices=PEERS,
-        help=f"also measure {' or '.join(peer.name for peer in PEERS.values())}, in turn with this, on the same models",
+        help=f"also measure {' or '.join(peer.name for peer in PEERS.values())} on the same models, in turn with this "
+        "but in a process of its own",
     )
     for peer in PEERS.values():
         peer.add_flags(parser)
@@ -91,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
         out = {name: stack.enter_context(whole_file(path)) for name, path in asked.items()}
         decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
-        result = _measure_all(decoder, params, arguments)
+        result = _measure_all(decoder, params, arguments, stack)
         print(_report(result))
         print(json.dumps(result))
         if "json" in out:
@@ -103,7 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure_all(
+    decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace, stack: ExitStack
+) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
@@ -141,7 +145,8 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         if peer:
             ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
             longest = max(map(len, ids)) + params.max_new_tokens
-            other = peer.open(arguments, decoder.bundle, folders, longest)
+            opened = Apart(peer.name, peer.open, arguments, decoder.bundle, folders, longest)
+            other = stack.enter_context(opened)
             runs_as = other.runs_as()
             for one in theirs:
                 name = f"{one.setting} in {peer.name}"

@@ -1,25 +1,14 @@
 """The runtimes that bench can measure in turn with this one: a file and a row each."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from ...engines import Bundle
 from ...runtime import SamplingParams
 from . import against_openvino, against_transformers
-from .theirs import Theirs
-
-
-class Opened(Protocol):
-    """A peer with its models open."""
-
-    def measure(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs) -> None:
-        """Decode all prompts once."""
-
-    def runs_as(self) -> dict[str, Any]:
-        """The settings of its own that a rate depends on."""
+from .apart import Opened
 
 
 @dataclass(frozen=True)
