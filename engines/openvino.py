@@ -138,6 +138,7 @@ class _Packing:
         self._logit_rows, self._logits = inputs["logit_rows"].numpy(), logits.numpy().reshape(-1, logits.shape[2])
         self._whole = _shared(logits.reshape(-1, 1, logits.shape[2]))
         self._steps = np.arange(self.width)
+        self._places = np.zeros((self.batch, self.width), np.int64)  # of all tokens, in their rows
         row = np.arange(self.batch)[:, None]
         self._first_token = row * self.width  # of each row
         self._first_block = (row * (len(self._blocks) // self.batch)).astype(np.int32)
@@ -145,11 +146,14 @@ class _Packing:
 
     def read(self) -> int:
         """Find the tokens that count and return their number."""
-        self._position = (self._start[:, None] + self._steps).reshape(-1)
+        np.add(self._start[:, None], self._steps, out=self._places)
+        self._position = self._places.reshape(-1)
         if not self.narrow:
             self._sequences = np.where(self._widths > NARROW, 1, self._widths)  # of each row
         self._index = None  # of the tokens that count; None: all, as nearly always
-        if self._widths.min() < self.width:
+        starts, widths = self._start.tolist(), self._widths.tolist()
+        self._longest = max((start + width for start, width in zip(starts, widths, strict=True) if width), default=0)
+        if min(widths) < self.width:
             self._index = np.flatnonzero(self._steps < self._widths[:, None])
             self._position = self._position[self._index]
         return len(self._position)
@@ -163,7 +167,7 @@ class _Packing:
     def run(self, call: "_Call") -> None:
         count = len(self._position)
         call.ids[:count, 0], call.positions[:count] = self._counting(self._ids), self._position
-        call.blocks[:-1], call.longest[...] = self._blocks, self._position.max() + 1
+        call.blocks[:-1], call.longest[...] = self._blocks, self._longest
         if self.narrow:
             call.past[:count] = self._position
             call.block_begins[:count] = self._counting(self._first_block_of_token)

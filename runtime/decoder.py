@@ -30,7 +30,7 @@ from .lengths.drafting import DraftingRules, DraftLength
 from .memory.budget import tokens_in
 from .memory.model import Model
 from .memory.prefixes import Prefixes
-from .memory.shortage import memory_shortage
+from .memory.shortage import MemoryShortage
 from .requests.intake import Intake, Prompt, read_tokenizer
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece
@@ -66,7 +66,8 @@ class Decoder:
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = read_tokenizer(bundle)
         self._on_stream = _own_stream(device) if device.startswith("cuda") else nullcontext()
-        with ExitStack() as opened, self._on_stream, memory_shortage(bundle, max_batch):
+        self._memory_shortage = MemoryShortage(bundle, max_batch)
+        with ExitStack() as opened, self._on_stream, self._memory_shortage:
             opens = self._open_engines(device)
             for one in opens:
                 opened.callback(one.close)
@@ -232,16 +233,16 @@ class Decoder:
 
     def step(self) -> bool:
         """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
-        with self._inside(), memory_shortage(self.bundle, self.max_batch):
+        with self._step_lock, torch.inference_mode(), self._on_stream, self._memory_shortage:
             self._require_open()
             threads = torch.get_num_threads()
+            if not self._own_threads or threads == 1:
+                return self._scheduler.step()
+            torch.set_num_threads(1)  # a round's own operations are small: leave the engine the cores
             try:
-                if self._own_threads and threads > 1:  # a round's own operations are small: leave the engine the cores
-                    torch.set_num_threads(1)
                 return self._scheduler.step()
             finally:
-                if torch.get_num_threads() != threads:
-                    torch.set_num_threads(threads)
+                torch.set_num_threads(threads)
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
@@ -249,7 +250,7 @@ class Decoder:
 
         But for the entries of a tree, which `Frame.settle` then has to put in order again.
         """
-        with self._inside():
+        with self._step_lock, torch.inference_mode(), self._on_stream:
             yield
 
     def forget_outputs(self) -> None:
@@ -316,12 +317,6 @@ class Decoder:
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
         return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)
-
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Admit one thread at a time, on the decoder's own stream."""
-        with self._step_lock, torch.inference_mode(), self._on_stream:
-            yield
 
     def _require_open(self) -> None:
         if self._closed:

@@ -327,8 +327,8 @@ class Scheduler:
         shape = share.tree or share.siblings
         fell = shape and (ended or result.accepted - stood < result.proposed)
         beside = Beside(shape, stood) if fell else None
-        for speculation in (self.speculation, occupant.request.speculation):
-            speculation.add_round(*outcome, beside)
+        self.speculation.add_round(outcome, beside)
+        occupant.request.speculation.add_round(outcome, beside)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
 
     def _give(self, occupant: Occupant, share: Share, result: RowResult) -> int:

@@ -1,7 +1,6 @@
 """What is said where memory runs out: what takes it, and what would take less."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 
@@ -9,15 +8,21 @@ from ...engines import Bundle, EngineError
 from ...engines.errors import first_line
 
 
-@contextmanager
-def memory_shortage(bundle: Bundle, rows: int) -> Iterator[None]:
-    """Explain a lack of memory to whoever asked for so many rows of this bundle."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # On the CPU torch says so with a plain RuntimeError.
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
-            raise
+class MemoryShortage:
+    """A context that explains a lack of memory to whoever asked for so many rows of this bundle."""
+
+    def __init__(self, bundle: Bundle, rows: int) -> None:
+        self._bundle, self._rows = bundle, rows
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or not _of_memory(error):
+            return
+        bundle, rows = self._bundle, self._rows
         weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
         per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
         raise EngineError(
@@ -25,3 +30,10 @@ def memory_shortage(bundle: Bundle, rows: int) -> Iterator[None]:
             f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "
             "engine needs a workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
         ) from error
+
+
+def _of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out; on the CPU torch says so with a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "alloc" in str(error)

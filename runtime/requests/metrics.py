@@ -51,8 +51,8 @@ class Speculation:
     accept_ms: float = 0.0
     host_ms: float = 0.0
 
-    def add_round(self, proposed: int, accepted: int, kept: int, beside: Beside | None = None) -> None:
-        self.outcomes[Outcome(proposed, accepted, kept)] += 1
+    def add_round(self, outcome: Outcome, beside: Beside | None = None) -> None:
+        self.outcomes[outcome] += 1
         if beside is not None:
             self.beside[beside] += 1
 

@@ -163,25 +163,27 @@ class Request:
     def commit(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[TokenLogprob]) -> int:
         """Append a round's tokens up to the first stop rule; return how many were kept."""
         self._first_token = self._first_token or perf_counter()
-        kept, reason = 0, None
+        kept, reason, text = 0, None, self._text
         allowed = len(tokens) if self.guide is None else self.guide.follow(tokens)
         for token in tokens[:allowed]:
             kept += 1
             self.token_ids.append(token)
-            if token in self._stop_ids or self._text.push(token):
+            if token in self._stop_ids or text.push(token):
                 reason = "stop"
             elif len(self.token_ids) == self.params.max_new_tokens:
                 reason = "length"
             if reason is not None:
                 break
-        top = self.params.logprobs
-        own = () if top is None else tuple(replace(one, top=one.top[:top]) for one in logprobs[:kept])
-        self._logprobs += own
-        piece = Piece("", tuple(tokens[:kept]), tuple(index < accepted for index in range(kept)), own)
+        own: tuple[TokenLogprob, ...] = ()
+        if (top := self.params.logprobs) is not None:
+            own = tuple(replace(one, top=one.top[:top]) for one in logprobs[:kept])
+            self._logprobs += own
+        drafted = min(kept, accepted)
+        from_draft = (True,) * drafted + (False,) * (kept - drafted)
         if reason is None:
-            self._pieces.append(replace(piece, text=self._text.take(), settled=self._text.settled))
+            self._pieces.append(Piece(text.take(), tuple(tokens[:kept]), from_draft, own, text.settled))
         else:
-            self.finish(reason, piece)
+            self.finish(reason, Piece("", tuple(tokens[:kept]), from_draft, own))
         if self.guide is not None and self.guide.error:
             problem = f"the grammar cannot go on after {len(self.token_ids)} tokens ({self.guide.error}); change it"
             self.fail(RequestError(problem))

@@ -20,6 +20,7 @@ class TextStream:
             context = []
         self._stream = DecodeStream(context, skip_special_tokens=True)
         self._stop = tuple(stop)
+        self._longest_stop = max(map(len, stop), default=1)
         self._pending: list[int] = []  # tokens whose text has not come out yet
         self.text = ""
         self._shown = 0
@@ -44,8 +45,7 @@ class TextStream:
         return self._append(rest)
 
     def _append(self, piece: str) -> bool:
-        longest = max(map(len, self._stop), default=1)
-        searched = max(0, len(self.text) - longest + 1)
+        searched = max(0, len(self.text) - self._longest_stop + 1)
         self.text += piece
         ends = [at for stop in self._stop if (at := self.text.find(stop, searched)) >= 0]
         if ends:
@@ -66,8 +66,7 @@ class TextStream:
 
     def _held_back(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
-        longest = max(map(len, self._stop), default=1) - 1
-        for length in range(min(longest, len(self.text)), 0, -1):
+        for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
             if any(stop.startswith(self.text[-length:]) for stop in self._stop):
                 return length
         return 0

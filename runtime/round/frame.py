@@ -45,12 +45,13 @@ class Frame:
         if plan.is_tree:
             self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device), plan.branches)
         nodes = k + plan.beyond + 1
-        self._offset = torch.arange(-2, k + 1, device=device)[:, None]
+        self._offset = torch.arange(-2, k + 2, device=device)[:, None]
         # Row i is length - 2 + i, never negative; each row begins at an address aligned as engines demand.
         aligned = ALIGNMENT // torch.int64.itemsize
         width = -(-batch // aligned) * aligned
-        self.position = torch.zeros(k + 3, width, dtype=torch.int64, device=device)[:, :batch]
-        self.index = self.position[2:].t()  # [A, K+1], where the round's tokens go
+        self.position = torch.zeros(k + 4, width, dtype=torch.int64, device=device)[:, :batch]
+        self.index = self.position[2:-1].t()  # [A, K+1], where the round's tokens go
+        self.next_length = self.position[3]  # if nothing that was proposed stands
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
         logits = target.logits(batch, nodes)

@@ -59,6 +59,6 @@ def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
     verdict = frame.verdict
     frame.settle()
     rows.tokens.scatter_(1, frame.index, verdict.tokens)
-    rows.length.add_(verdict.accepted).add_(1)
+    torch.add(frame.next_length, verdict.accepted, out=rows.length)
     for one in plan.filters:
         one.commit(rows.columns, verdict.tokens, verdict.accepted)

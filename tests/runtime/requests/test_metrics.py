@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams, Speculation
+from trt_spec.runtime.requests.metrics import Outcome
 
 from ...bundles import Pair
 from ..scripted import EOS, encoded, says, scripted_decoder
@@ -14,7 +15,7 @@ def test_examined_proposals_end_with_the_first_rejected_one():
     """Pitfall 15: K = 4 with 0, 2 and 4 accepted."""
     speculation = Speculation()
     for accepted in (0, 2, 4):
-        speculation.add_round(proposed=4, accepted=accepted, kept=accepted + 1)
+        speculation.add_round(Outcome(proposed=4, accepted=accepted, kept=accepted + 1))
     assert (speculation.rounds, speculation.tokens) == (3, 9)
     assert (speculation.proposed, speculation.examined, speculation.accepted) == (12, 1 + 3 + 4, 6)
     assert speculation.acceptance == 6 / 8
@@ -28,7 +29,7 @@ def test_examined_proposals_end_with_the_first_rejected_one():
 
 def test_a_round_that_proposes_nothing_counts_only_itself_and_its_token():
     speculation = Speculation()
-    speculation.add_round(proposed=0, accepted=0, kept=1)
+    speculation.add_round(Outcome(proposed=0, accepted=0, kept=1))
     assert (speculation.rounds, speculation.tokens) == (1, 1)
     assert (speculation.proposed, speculation.examined, speculation.accepted) == (0, 0, 0)
     assert speculation.acceptance is None
@@ -46,7 +47,7 @@ def test_nothing_counts_nothing():
 def test_proposals_beyond_an_end_of_text_were_never_examined():
     """Of 4 accepted proposals the second ended the text."""
     speculation = Speculation()
-    speculation.add_round(proposed=4, accepted=4, kept=2)
+    speculation.add_round(Outcome(proposed=4, accepted=4, kept=2))
     assert (speculation.tokens, speculation.examined, speculation.accepted) == (2, 2, 2)
     assert speculation.histogram == [0, 0, 1, 0, 0]
 
@@ -54,7 +55,7 @@ def test_proposals_beyond_an_end_of_text_were_never_examined():
 def test_draft_lengths_may_differ_between_rounds():
     speculation = Speculation()
     for proposed, accepted in ((2, 2), (5, 1), (1, 0)):
-        speculation.add_round(proposed, accepted, accepted + 1)
+        speculation.add_round(Outcome(proposed, accepted, accepted + 1))
     assert sum(speculation.histogram) == 3
     assert speculation.examined_at == [3, 2, 0, 0, 0]
     assert speculation.acceptance_by_position == [2 / 3, 1 / 2, None, None, None]

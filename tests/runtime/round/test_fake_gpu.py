@@ -221,7 +221,7 @@ def decoder(llama: Pair, watch: Watch) -> Iterator[Decoder]:
 
     with (
         patch("trt_spec.runtime.decoder.open_engines", open_engines),
-        patch.object(Decoder, "_inside", lambda self: nullcontext()),
+        patch("torch.inference_mode", nullcontext),
         Decoder.open(llama.bundle, device=DEVICE, max_batch=3) as decoder,
     ):
         yield decoder

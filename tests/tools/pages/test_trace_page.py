@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound, TracedSibling
 from trt_spec.runtime.drafters import NONE
 from trt_spec.runtime.lengths.drafting import MIXED, DraftingRules
+from trt_spec.runtime.requests.metrics import Outcome
 from trt_spec.runtime.requests.text import TextStream
 from trt_spec.tools.making.demo_bundle import TARGET
 from trt_spec.tools.pages.trace_page import Written, trace_page, written
@@ -38,7 +39,7 @@ def ended_request(tokens, stop=()):
             tuple(group[:-1]), min(kept, accepted), None if early else group[-1], chances, chances, 0.5
         )
         request.trace.append(traced)
-        request.speculation.add_round(accepted, accepted, kept)
+        request.speculation.add_round(Outcome(accepted, accepted, kept))
     return request
 
 
