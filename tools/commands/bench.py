@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         choices=PEERS,
         help=f"also measure {' or '.join(peer.name for peer in PEERS.values())} on the same models, in turn with this "
-        "but in a process of its own",
+        "runtime but in a separate process",
     )
     for peer in PEERS.values():
         peer.add_flags(parser)
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
         out = {name: stack.enter_context(whole_file(path)) for name, path in asked.items()}
         decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
-        result = _measure_all(decoder, params, arguments, stack)
+        result = _measure_all(decoder, params, arguments)
         print(_report(result))
         print(json.dumps(result))
         if "json" in out:
@@ -105,9 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure_all(
-    decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace, stack: ExitStack
-) -> dict[str, Any]:
+def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
@@ -136,7 +134,7 @@ def _measure_all(
     measured = [Measured(setting) for setting in settings]
     theirs = [Theirs(one) for one in settings if peer and is_line(one)]
     compared = None
-    with progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
+    with ExitStack() as stack, progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
         for setting in settings:
             show(f"warming up {setting}")
             measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
@@ -145,8 +143,7 @@ def _measure_all(
         if peer:
             ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
             longest = max(map(len, ids)) + params.max_new_tokens
-            opened = Apart(peer.name, peer.open, arguments, decoder.bundle, folders, longest)
-            other = stack.enter_context(opened)
+            other = stack.enter_context(Apart(peer.name, peer.open, arguments, decoder.bundle, folders, longest))
             runs_as = other.runs_as()
             for one in theirs:
                 name = f"{one.setting} in {peer.name}"

@@ -1,13 +1,15 @@
-"""Run a peer in a process of its own, as whoever uses it does: in one process each side slows the other down."""
+"""Run a peer in a process of its own, as its users do: in one process each side slows the other down."""
 
+import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ...engines import EngineError
+from ...engines.errors import TrtSpecError
 from ...runtime import SamplingParams
 from .theirs import Theirs
 
@@ -23,27 +25,36 @@ class Opened(Protocol):
 
 
 class Apart:
-    """A peer that was opened in another process, which waits while it is not asked."""
+    """A peer that is open in another process, which waits until it is asked and ends with this one."""
 
     def __init__(self, name: str, open: Callable[..., Opened], *arguments: object) -> None:
         self._name = name
-        self._process = ProcessPoolExecutor(1, get_context("spawn"))
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: an interruption of this process ends both
         try:
-            self._result(self._process.submit(_open, open, *arguments))
+            self._process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        theirs.close()
+        try:
+            self._ask(_open, open, *arguments)
         except BaseException:
             self.close()
             raise
 
     def measure(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs) -> None:
-        measured = self._result(self._process.submit(_measure, prompts, params, into))
-        vars(into).update(vars(measured))
+        vars(into).update(vars(self._ask(_measure, prompts, params, into)))
 
     def runs_as(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._result(self._process.submit(_runs_as))
+        found: dict[str, Any] = self._ask(_runs_as)
         return found
 
     def close(self) -> None:
-        self._process.shutdown()
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
     def __enter__(self) -> Self:
         return self
@@ -53,19 +64,34 @@ class Apart:
     ) -> None:
         self.close()
 
-    def _result(self, asked: "Future[Any]") -> Any:
+    def _ask(self, work: Callable[..., Any], *arguments: object) -> Any:
         try:
-            return asked.result()
-        except BrokenProcessPool as error:
+            self._pipe.send((work, arguments))
+            found, error = self._pipe.recv()
+        except (EOFError, OSError) as lost:
             raise EngineError(
-                f"the process of {self._name} ended before it had answered, perhaps for want of memory; "
-                "measure fewer prompts together, or leave out --compare"
-            ) from error
+                f"the process of {self._name} ended before it answered, perhaps for lack of memory; lower --batch if "
+                "it is above 1, or leave out --compare"
+            ) from lost
+        if error is not None:
+            raise error
+        return found
 
 
 # In the other process.
 
 _opened: Opened | None = None
+
+
+def _serve(pipe: Connection) -> None:
+    """Do what is asked for, and answer with what it gives or with an error that a user can mend."""
+    with suppress(EOFError):  # whoever asked has ended
+        while True:
+            work, arguments = pipe.recv()
+            try:
+                pipe.send((work(*arguments), None))
+            except TrtSpecError as error:
+                pipe.send((None, error))
 
 
 def _open(open: Callable[..., Opened], *arguments: object) -> None:

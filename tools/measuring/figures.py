@@ -1,7 +1,7 @@
 """Measure the figures that README quotes: speed against transformers, time over capacity, and memory.
 
 The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real while the
-cost is that of a larger model. Every comparison interleaves its settings in one process.
+cost is that of a larger model. Every comparison interleaves its settings; transformers runs in its own process.
 
     python -m trt_spec.tools.measuring.figures --work DIR [--json OUT]
 """
@@ -28,6 +28,8 @@ from ..making.grow_pair import LlamaSize, grow
 from ..program import Parser, exit_code
 from ..whole_file import whole_file
 from .against_transformers import PLAIN, Transformers
+from .apart import Apart
+from .theirs import Theirs
 from .time_rounds import Setting
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
@@ -72,10 +74,11 @@ def prepare(work: Path) -> dict[str, Path]:
 
 def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, float]:
     """Tokens per second of this runtime and of transformers' generate, assisted generation and prompt lookup."""
-    torch.set_num_threads(1)  # for our side; transformers takes all cores
-    other = Transformers(paths["grown"], paths["draft"])
     settings: dict[str, Callable[[], Any]] = {}
-    with Decoder.open(paths["8192"]) as decoder:
+    with (
+        Apart("transformers", Transformers, paths["grown"], paths["draft"]) as other,
+        Decoder.open(paths["8192"]) as decoder,
+    ):
         prompts = [decoder.tokenizer.encode(prompt).ids for prompt in PROMPTS]
         params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
 
@@ -84,8 +87,7 @@ def against_transformers(paths: dict[str, Path], repeats: int) -> dict[str, floa
                 decoder.generate(prompt, params, draft_length=setting.draft_length, drafter=setting.drafter)
 
         def theirs(setting: Setting) -> None:
-            for prompt in prompts:
-                other.generate(prompt, params, setting)
+            other.measure(prompts, [params] * len(prompts), Theirs(setting))
 
         for name, their_name, setting in (
             ("plain", "generate", PLAIN),

@@ -102,8 +102,13 @@ def compare(run, unequal, prompts, capfd):
     return lambda *arguments: run("bench", "--bundle", unequal.bundle, *few, *arguments)
 
 
+def refuse_here(*_):
+    raise AssertionError("transformers was opened in the process of bench")
+
+
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
-def test_transformers_is_measured_at_the_same_draft_lengths(compare, checkpoints, drafter):
+def test_transformers_is_measured_apart_at_the_same_draft_lengths(compare, checkpoints, drafter, monkeypatch):
+    monkeypatch.setattr(Transformers, "__init__", refuse_here)
     result = compare(*checkpoints, "--drafter", drafter)
     assert result.code == 0
     found = json.loads(result.out.splitlines()[-1])

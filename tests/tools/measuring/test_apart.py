@@ -1,7 +1,10 @@
-"""A peer runs in another process, which keeps it open, gives its errors, and ends with it."""
+"""A peer runs in another process, which keeps it open, passes on its errors, and ends with this one."""
 
 import importlib
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from trt_spec.engines import EngineError
@@ -15,7 +18,7 @@ import os, signal
 from trt_spec.engines import EngineError
 
 class Echo:
-    """Writes each prompt once more than in the turn before, and dies after the last that it may."""
+    """Writes each prompt once more than in the turn before, and dies once it has had all its turns."""
 
     def __init__(self, most):
         if most < 1:
@@ -74,10 +77,40 @@ def test_an_error_of_a_peer_is_raised_here_and_it_goes_on(echo):
         Apart("Echo", echo, 0)
 
 
-def test_a_process_that_dies_is_said_so(echo):
+def test_the_death_of_a_process_is_reported(echo):
     theirs = Theirs(Setting(0, "none"))
-    message = "the process of Echo ended before it had answered, perhaps for want of memory"
+    message = "the process of Echo ended before it answered, perhaps for lack of memory; lower --batch if it is above"
     with Apart("Echo", echo, 1) as apart:
         measure(apart, theirs)
         with pytest.raises(EngineError, match=message):
             measure(apart, theirs)
+    with Apart("Echo", echo, 1) as apart:
+        os.kill(apart.runs_as()["process"], signal.SIGKILL)  # while it waits
+        for _ in range(2):
+            with pytest.raises(EngineError, match=message):
+                measure(apart, theirs)
+
+
+UNTIL_KILLED = """
+import sys
+from trt_spec.tools.measuring.apart import Apart
+sys.path.insert(0, sys.argv[1])
+from echo_peer import Echo
+apart = Apart("Echo", Echo, 1)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_process_ends_with_the_one_that_opened_it_however_that_ends(echo, tmp_path):
+    for end in (signal.SIGKILL, signal.SIGINT):
+        command = [sys.executable, "-c", UNTIL_KILLED, tmp_path]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+            assert process.stdout.readline() == "open\n"
+            if end == signal.SIGKILL:
+                process.kill()
+            else:
+                os.killpg(process.pid, end)  # as a terminal does
+            _, errors = process.communicate(timeout=60)  # the other process holds the pipes for as long as it lives
+        assert errors.count("KeyboardInterrupt") == (end == signal.SIGINT), errors  # of this process alone
