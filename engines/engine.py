@@ -55,6 +55,9 @@ class Engine(Protocol):
     def capturable(self) -> bool:
         """Whether the steps that have run may be recorded in a CUDA graph of torch's current stream."""
 
+    def settle(self) -> None:
+        """Prepare at once what it would prepare by and by for steps like those so far."""
+
     def close(self) -> None: ...
 
 

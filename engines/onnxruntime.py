@@ -103,6 +103,8 @@ class OnnxRuntimeEngine:
     def capturable(self) -> bool:
         return False  # a session's work cannot be part of the caller's graph
 
+    def settle(self) -> None: ...
+
     def close(self) -> None:
         self._session = None
 

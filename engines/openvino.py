@@ -7,6 +7,7 @@ computed for a token does not depend on the tokens beside it: on widths, on othe
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from .contract import MAX_DRAFT_LENGTH, PREFILL_WIDTH, SPARE_BLOCK, Contract
 from .engine import Step, chunks
 from .errors import EngineError
+from .openvino_sizes import Compiled, FixedSizes
 
 VERSION = "2026.4"  # of OpenVINO: PagedAttention promises no other version the same inputs
 IN_BFLOAT16 = "openvino-bfloat16"
@@ -65,12 +67,14 @@ class OpenVinoEngine:
             "INFERENCE_PRECISION_HINT": DTYPES[dtype],
             "KV_CACHE_PRECISION": DTYPES[dtype],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if exact_weights else GROUP,
+            "SNIPPETS_MODE": "DISABLE",  # which only models of one size would use: all run the same kernels
         }
+        model = paged_model(graph, contract)
         try:
-            self._compiled: Any = core.compile_model(paged_model(graph, contract), "CPU", settings)
+            self._any = Compiled(core.compile_model(model, "CPU", settings))
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot compile {graph}: {_reason(error)}; use engine onnxruntime") from error
-        self._calls: dict[tuple[int, ...], _Call] = {}
+        self.fixed = FixedSizes(model, partial(core.compile_model, device_name="CPU", config=settings))
         self._cache: tuple[int, ...] = ()  # addresses of the cache that the calls are bound to
         self._size, self._smaller = 0, 0  # tokens of the last narrow call, and how many calls in a row needed fewer
 
@@ -88,7 +92,8 @@ class OpenVinoEngine:
 
         def run() -> None:
             if addresses != self._cache:  # the calls hold the old one in memory
-                self._calls.clear()
+                self._any.calls.clear()
+                self.fixed.forget_calls()
                 self._cache = addresses
             try:
                 self._run(packing, cache)
@@ -103,13 +108,33 @@ class OpenVinoEngine:
         count = packing.read()
         if not count:
             return
-        shape = packing.shape(self._size_for(count) if packing.narrow else count)
-        call = self._calls.pop(shape, None) or _Call(self._compiled, cache, self.contract.vocab_size, *shape)
-        if packing.narrow:  # others are rarely of the same shape, and hold much memory
-            self._calls[shape] = call
-            if len(self._calls) > KEPT_CALLS:
-                self._calls.pop(next(iter(self._calls)))  # the one not used for longest
-        packing.run(call)
+        fixed = self.fixed.find(count) if packing.narrow else None
+        if fixed is None:
+            shape = packing.shape(self._size_for(count) if packing.narrow else count)
+            packing.run(self._call(self._any, cache, shape, packing.narrow))
+            return
+        shape = packing.shape(fixed.tokens)
+        first = not fixed.calls
+        packing.run(self._call(fixed, cache, shape))
+        if first:
+            self._compare(packing, cache, shape)
+
+    def _call(
+        self, compiled: Compiled, cache: Mapping[str, Tensor], shape: tuple[int, ...], kept: bool = True
+    ) -> "_Call":
+        call = compiled.calls.pop(shape, None) or _Call(compiled.model, cache, self.contract.vocab_size, *shape)
+        if kept:  # others are rarely of the same shape, and hold much memory
+            compiled.calls[shape] = call
+            if len(compiled.calls) > KEPT_CALLS:
+                compiled.calls.pop(next(iter(compiled.calls)))  # the one not used for longest
+        return call
+
+    def _compare(self, packing: "_Packing", cache: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
+        """Run a step again in the model for any size: where a processor gives it other bits, that one runs all."""
+        found = packing.logits.copy()
+        packing.run(self._call(self._any, cache, shape))
+        if not np.array_equal(found, packing.logits, equal_nan=True):
+            self.fixed.close()
 
     def _size_for(self, tokens: int) -> int:
         """Choose how many tokens a narrow call has: as many as the last one where a change would cost more."""
@@ -122,9 +147,12 @@ class OpenVinoEngine:
     def capturable(self) -> bool:
         return False
 
+    def settle(self) -> None:
+        self.fixed.settle()
+
     def close(self) -> None:
-        self._calls.clear()
-        self._compiled = None
+        self.fixed.close()
+        self._any = Compiled(None)
 
 
 class _Packing:
@@ -135,7 +163,7 @@ class _Packing:
         self.narrow = self.width <= NARROW
         self._ids, self._start = inputs["input_ids"].numpy().reshape(-1), inputs["start"].numpy()
         self._blocks, self._widths = inputs["blocks"].numpy().reshape(-1), inputs["widths"].numpy()
-        self._logit_rows, self._logits = inputs["logit_rows"].numpy(), logits.numpy().reshape(-1, logits.shape[2])
+        self._logit_rows, self.logits = inputs["logit_rows"].numpy(), logits.numpy().reshape(-1, logits.shape[2])
         self._whole = _shared(logits.reshape(-1, 1, logits.shape[2]))
         self._steps = np.arange(self.width)
         self._places = np.zeros((self.batch, self.width), np.int64)  # of all tokens, in their rows
@@ -180,11 +208,11 @@ class _Packing:
             call.begins[-1] = count
         wanted, places = self._wanted(count)
         call.wanted[: len(wanted)], call.wanted[len(wanted) :] = wanted, 0
-        if len(call.wanted) == len(self._logits) and self._index is None:
+        if len(call.wanted) == len(self.logits) and self._index is None:
             call.run(self._whole)
         else:
             call.run(call.own)
-            self._logits[places] = call.logits[: len(wanted), 0]
+            self.logits[places] = call.logits[: len(wanted), 0]
 
     def _counting(self, each: "NDArray[Any]") -> "NDArray[Any]":
         """Return what belongs to the tokens that count."""

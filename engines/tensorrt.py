@@ -167,6 +167,8 @@ class TensorRTEngine:
         stream = current_stream(self.device)
         return all(context.capturable(stream) for context in self._contexts.values() if context.has_run)
 
+    def settle(self) -> None: ...
+
     def close(self) -> None:
         self._contexts.clear()
         for plan in self._plans:

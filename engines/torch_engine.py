@@ -96,6 +96,8 @@ class TorchEngine:
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
+    def settle(self) -> None: ...
+
     def close(self) -> None:
         self._constants = {}
         self._module.cache_clear()

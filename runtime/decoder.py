@@ -253,6 +253,12 @@ class Decoder:
         with self._step_lock, torch.inference_mode(), self._on_stream:
             yield
 
+    def settle(self) -> None:
+        """Let the engines prepare at once what they would by and by, so that what is measured next is what stays."""
+        with self.between_rounds():
+            for model in (self.target, *self.drafts):
+                model.engine.settle()
+
     def forget_outputs(self) -> None:
         """Forget ended requests: what drafter suffix copies, what auto expects, and the prefixes that are kept."""
         with self._step_lock:

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Engine, blank_cache, open_engine
+from trt_spec.engines import Bundle, Engine, blank_cache, open_engine, openvino_sizes
+from trt_spec.engines.openvino import OpenVinoEngine
 from trt_spec.export.check import run_call
 from trt_spec.export.scenarios import ROWS, TREE, Script, write_script
 
@@ -23,8 +25,12 @@ def assert_engine_agrees(
     device: str = "cpu",
     tolerance: float = TOLERANCE,
     write: Callable[[int, int], Script] = write_script,
+    fixes_sizes: bool = True,
 ) -> None:
-    """Each model of a float32 bundle has ONNX Runtime's logits, of trees too if the engine takes them."""
+    """Each model of a float32 bundle has ONNX Runtime's logits, of trees too if the engine takes them.
+
+    In OpenVINO it has the same bits once it has models for one number of tokens each, or finds that it may have none.
+    """
     opened = Bundle.open(bundle)
     for role, model in opened.models.items():
         script = write(opened.tokenizer.vocab_size, model.contract.max_length)
@@ -37,6 +43,21 @@ def assert_engine_agrees(
         for call, own, theirs in zip(script.calls, found, expected, strict=True):
             error = float((own - theirs).abs().max().nan_to_num(nan=float("inf")))
             assert error <= allowed, f"{role}, {call.scenario}: a logit is off by {error:.2g}, allowed is {allowed:.2g}"
+        if isinstance(ours, OpenVinoEngine):
+            settled = run_settled(ours, script)
+            torch.testing.assert_close(settled, found, rtol=0, atol=0 if model.weights == "none" else allowed)
+            assert bool(ours.fixed.sizes) == fixes_sizes
+        ours.close()
+        oracle.close()
+
+
+def run_settled(engine: OpenVinoEngine, script: Script) -> list[Tensor]:
+    """Run it in models for one number of tokens each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openvino_sizes, "SOME_CALLS", 1)
+        engine.settle()
+    assert engine.fixed.sizes
+    return run_script(engine, script)
 
 
 def write_trees(vocab: int, max_length: int) -> Script:
@@ -60,5 +81,4 @@ def run_script(engine: Engine, script: Script) -> list[Tensor]:
     for call in script.calls:
         found = run_call(engine, cache, call).cpu()
         logits.append(torch.cat([own[: row.live] for row, own in zip(call.rows, found, strict=True)]))
-    engine.close()
     return logits

@@ -114,7 +114,7 @@ def test_quantised_weights_are_the_numbers_they_stand_for(tmp_path: Path, kind: 
 def test_quantised_weights_stay_small_in_the_compiled_model(tmp_path: Path):
     """A product that reads them as float32 would be as slow as one with float32 weights."""
     pair = export_pair(tiny_llama(tmp_path / "checkpoint"), tmp_path / "bundle", weights=Quantisation("int8"))
-    runtime = opened(pair.bundle)._compiled.get_runtime_model()
+    runtime = opened(pair.bundle)._any.model.get_runtime_model()
     products = [node for node in runtime.get_ops() if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
     kinds = {node.input_value(1).get_element_type().to_string() for node in products}
     assert products

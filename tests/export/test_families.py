@@ -28,6 +28,7 @@ REFUSED_BY_OPENVINO = {
     **dict.fromkeys(("diffllama", "granite_swa"), "is read by more than one attention"),
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
 }
+FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 
 
 def test_the_table_knows_every_causal_model_of_transformers() -> None:
@@ -55,7 +56,7 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
         with pytest.raises(EngineError, match=f"engine openvino cannot run .*: .*{REFUSED_BY_OPENVINO[kind]}"):
             assert_engine_agrees(tmp_path / "bundle", "openvino")
     else:
-        assert_engine_agrees(tmp_path / "bundle", "openvino")
+        assert_engine_agrees(tmp_path / "bundle", "openvino", fixes_sizes=kind not in FUSED_IN_FIXED_SIZES)
 
 
 @pytest.mark.exhaustive

@@ -61,6 +61,8 @@ class ScriptedEngine:
     def capturable(self) -> bool:
         return False
 
+    def settle(self) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -93,6 +93,8 @@ class RecallingEngine:
     def capturable(self) -> bool:
         return False
 
+    def settle(self) -> None: ...
+
     def close(self) -> None:
         self._model.close()
 

@@ -138,6 +138,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         for setting in settings:
             show(f"warming up {setting}")
             measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
+        decoder.settle()
         memory = memory_used(arguments.device)
         turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
         if peer:

@@ -140,6 +140,8 @@ def _measure_all(
                 chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
                 each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
                 measure(decoder, chosen, each, one if repeat else Measured(one.setting))
+            if not repeat:
+                decoder.settle()
     return grid, shapes
 
 

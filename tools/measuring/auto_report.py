@@ -118,6 +118,7 @@ def report(
             prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
             for one, k in settings:
                 decode(one, groups(prompts, decoder.max_batch)[0], params, k, drafter)  # warms up
+                one.settle()
             seconds[kind] = []
             for repeat in range(repeats):
                 show(f"{kind}, repeat {repeat + 1} of {repeats}")

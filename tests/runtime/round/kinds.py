@@ -175,6 +175,8 @@ class IdleEngine:
     def capturable(self) -> bool:
         return True
 
+    def settle(self) -> None: ...
+
     def close(self) -> None: ...
 
 
