@@ -76,6 +76,7 @@ class OpenVinoEngine:
             raise EngineError(f"OpenVINO cannot compile {graph}: {_reason(error)}; use engine onnxruntime") from error
         self.fixed = FixedSizes(model, partial(core.compile_model, device_name="CPU", config=settings))
         self._cache: tuple[int, ...] = ()  # addresses of the cache that the calls are bound to
+        self._reading: Any = None  # the request that reads prompts
         self._size, self._smaller = 0, 0  # tokens of the last narrow call, and how many calls in a row needed fewer
 
     def reserve(self, rows: int, capacity: int) -> None:
@@ -94,7 +95,7 @@ class OpenVinoEngine:
             if addresses != self._cache:  # the calls hold the old one in memory
                 self._any.calls.clear()
                 self.fixed.forget_calls()
-                self._cache = addresses
+                self._reading, self._cache = None, addresses
             try:
                 self._run(packing, cache)
             except RuntimeError as error:
@@ -108,28 +109,27 @@ class OpenVinoEngine:
         count = packing.read()
         if not count:
             return
-        fixed = self.fixed.find(count) if packing.narrow else None
-        if fixed is None:
-            shape = packing.shape(self._size_for(count) if packing.narrow else count)
-            packing.run(self._call(self._any, cache, shape, packing.narrow))
+        if not packing.narrow:  # calls are rarely of the same shape, and hold much memory
+            self._reading = self._reading or _bound(self._any, cache)
+            packing.run(_Call(self._reading, self.contract.vocab_size, *packing.shape(count)))
             return
-        shape = packing.shape(fixed.tokens)
-        first = not fixed.calls
+        fixed = self.fixed.find(count)
+        if fixed is None:
+            packing.run(self._call(self._any, cache, packing.shape(self._size_for(count))))
+            return
+        shape, first = packing.shape(fixed.tokens), not fixed.calls
         packing.run(self._call(fixed, cache, shape))
         if first:
             self._compare(packing, cache, shape)
 
-    def _call(
-        self, compiled: Compiled, cache: Mapping[str, Tensor], shape: tuple[int, ...], kept: bool = True
-    ) -> "_Call":
-        call = compiled.calls.pop(shape, None) or _Call(compiled.model, cache, self.contract.vocab_size, *shape)
-        if kept:  # others are rarely of the same shape, and hold much memory
-            compiled.calls[shape] = call
-            if len(compiled.calls) > KEPT_CALLS:
-                compiled.calls.pop(next(iter(compiled.calls)))  # the one not used for longest
+    def _call(self, compiled: Compiled, cache: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> "_Call":
+        call = compiled.calls.pop(shape, None) or _Call(_bound(compiled, cache), self.contract.vocab_size, *shape)
+        compiled.calls[shape] = call
+        if len(compiled.calls) > KEPT_CALLS:
+            compiled.calls.pop(next(iter(compiled.calls)))  # the one not used for longest
         return call
 
-    def _compare(self, packing: "_Packing", cache: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
+    def _compare(self, packing: "_Packing", cache: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> None:
         """Run a step again in the model for any size: where a processor gives it other bits, that one runs all."""
         found = packing.logits.copy()
         packing.run(self._call(self._any, cache, shape))
@@ -152,7 +152,7 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         self.fixed.close()
-        self._any = Compiled(None)
+        self._any, self._reading = Compiled(None), None
 
 
 class _Packing:
@@ -231,18 +231,9 @@ class _Packing:
 
 
 class _Call:
-    """A request for calls of one shape, with memory for all that it reads and for the logits that it writes."""
+    """Calls of one shape in a request, with memory for all that it reads and for the logits that it writes."""
 
-    def __init__(
-        self,
-        compiled: Any,
-        cache: Mapping[str, Tensor],
-        vocab_size: int,
-        tokens: int,
-        wanted: int,
-        sequences: int,
-        table: int,
-    ) -> None:
+    def __init__(self, request: Any, vocab_size: int, tokens: int, wanted: int, sequences: int, table: int) -> None:
         import openvino as ov
 
         self.logits = np.zeros((wanted, 1, vocab_size), np.float32)
@@ -252,7 +243,7 @@ class _Call:
         self.begins[-1] -= 1  # the last sequence is empty
         self.blocks, self.block_begins = np.full(table + 1, SPARE_BLOCK, np.int32), np.zeros(sequences + 1, np.int32)
         self.longest = np.zeros((), np.int32)
-        self.request = compiled.create_infer_request()
+        self.request = request
         arrays = {
             "input_ids": self.ids,
             "start": self.positions,
@@ -267,8 +258,6 @@ class _Call:
         self._target: Any = None  # where the request writes the logits
         for name, array in arrays.items():
             self.request.set_tensor(name, ov.Tensor(array, shared_memory=True))
-        for name, tensor in cache.items():
-            self.request.set_tensor(name, _shared(tensor))
         self._filled = tokens
 
     def run(self, target: Any) -> None:
@@ -284,6 +273,14 @@ class _Call:
             self.ids[count:], self.positions[count:] = 0, 0
             self.past[count:], self.block_begins[count:] = 0, len(self.blocks) - 1
         self._filled = count
+
+
+def _bound(compiled: Compiled, cache: Mapping[str, Tensor]) -> Any:
+    """Make a request that computes over this cache."""
+    request = compiled.model.create_infer_request()
+    for name, tensor in cache.items():
+        request.set_tensor(name, _shared(tensor))
+    return request
 
 
 def _shared(tensor: Tensor) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ENOUGH_CALLS = 256  # of one number of tokens, to be worth a model by and by
-SOME_CALLS = 8  # to be worth one at once
+SOME_CALLS = 2  # to be worth one at once
 MOST_BYTES = 1 << 30  # that the weights of all these models take
 MOST_MODELS = 16
 FINE, STEP = 8, 4  # numbers above the first are rounded up to a multiple of the second
