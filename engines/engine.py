@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Whether the steps that have run may be recorded in a CUDA graph of torch's current stream."""
 
     def settle(self) -> None:
-        """Prepare at once what it would prepare by and by for steps like those so far."""
+        """Prepare now what it would otherwise prepare over time, for steps like those so far."""
 
     def close(self) -> None: ...
 

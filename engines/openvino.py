@@ -40,9 +40,9 @@ def open_engines(
 
 
 class OpenVinoEngine:
-    """See `Engine`. A call whose number of tokens differs from the last one's costs about two milliseconds more.
+    """See `Engine`. In the model for any number of tokens a call of another number than the last one's costs more.
 
-    So a step is padded to the size of recent ones where that costs less.
+    So a step is padded there to the size of recent ones where that costs less.
     """
 
     verify_width = NARROW
@@ -67,7 +67,7 @@ class OpenVinoEngine:
             "INFERENCE_PRECISION_HINT": DTYPES[dtype],
             "KV_CACHE_PRECISION": DTYPES[dtype],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if exact_weights else GROUP,
-            "SNIPPETS_MODE": "DISABLE",  # which only models of one size would use: all run the same kernels
+            "SNIPPETS_MODE": "DISABLE",  # kernels of models for one number of tokens alone
         }
         model = paged_model(graph, contract)
         try:
@@ -92,7 +92,7 @@ class OpenVinoEngine:
         packing = _Packing(inputs, outputs["logits"])
 
         def run() -> None:
-            if addresses != self._cache:  # the calls hold the old one in memory
+            if addresses != self._cache:  # the requests are bound to the old one
                 self._any.calls.clear()
                 self.fixed.forget_calls()
                 self._reading, self._cache = None, addresses
@@ -109,7 +109,7 @@ class OpenVinoEngine:
         count = packing.read()
         if not count:
             return
-        if not packing.narrow:  # calls are rarely of the same shape, and hold much memory
+        if not packing.narrow:  # calls are rarely of the same shape, and hold much memory: each binds all but the cache
             self._reading = self._reading or _bound(self._any, cache)
             packing.run(_Call(self._reading, self.contract.vocab_size, *packing.shape(count)))
             return
@@ -117,9 +117,10 @@ class OpenVinoEngine:
         if fixed is None:
             packing.run(self._call(self._any, cache, packing.shape(self._size_for(count))))
             return
-        shape, first = packing.shape(fixed.tokens), not fixed.calls
+        shape = packing.shape(fixed.tokens)
+        is_new = shape not in fixed.calls
         packing.run(self._call(fixed, cache, shape))
-        if first:
+        if is_new:
             self._compare(packing, cache, shape)
 
     def _call(self, compiled: Compiled, cache: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> "_Call":
@@ -130,11 +131,11 @@ class OpenVinoEngine:
         return call
 
     def _compare(self, packing: "_Packing", cache: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> None:
-        """Run a step again in the model for any size: where a processor gives it other bits, that one runs all."""
+        """Run the step again in the model for any number; if the bits differ, use that model alone from now on."""
         found = packing.logits.copy()
         packing.run(self._call(self._any, cache, shape))
         if not np.array_equal(found, packing.logits, equal_nan=True):
-            self.fixed.close()
+            self.fixed.give_up()
 
     def _size_for(self, tokens: int) -> int:
         """Choose how many tokens a narrow call has: as many as the last one where a change would cost more."""

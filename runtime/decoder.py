@@ -254,7 +254,7 @@ class Decoder:
             yield
 
     def settle(self) -> None:
-        """Let the engines prepare at once what they would by and by, so that what is measured next is what stays."""
+        """Let engines prepare now what they otherwise would over time, so that what is measured next is what stays."""
         with self.between_rounds():
             for model in (self.target, *self.drafts):
                 model.engine.settle()

@@ -1,6 +1,7 @@
 """Frequent numbers of tokens get an OpenVINO model each, within bounds, and it computes the same bits."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from openvino import Core
 from openvino import opset15 as ops
 from torch import Tensor
-from trt_spec.engines import EngineError, openvino_sizes
+from trt_spec.engines import Bundle, open_engine, openvino_sizes
 from trt_spec.engines.openvino import OpenVinoEngine
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
@@ -48,13 +50,24 @@ def call(cache: Cache, width: int, times: int = ENOUGH) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8", "int8 exact", "int4"])
+IN_BFLOAT16 = pytest.param(
+    "bfloat16",
+    marks=pytest.mark.skipif(
+        "BF16" not in Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="no bfloat16 in this processor"
+    ),
+)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "int8 exact", "int4", IN_BFLOAT16])
 def test_a_model_for_one_number_of_tokens_gives_the_bits_of_the_one_for_any(tmp_path: Path, kind: str):
     """Also with fewer tokens than its number, several rows, and rows that propose nothing."""
     checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=256, intermediate_size=512, num_hidden_layers=2)
-    options = {} if kind == "float32" else {"weights": Quantisation(kind.split()[0])}
-    pair, exact = export_pair(checkpoint, tmp_path / "bundle", **options), kind == "int8 exact"
-    fixed, free = (opened(pair.bundle, exact_weights=exact) for _ in range(2))
+    options = {"weights": Quantisation(kind.split()[0])} if kind.startswith("int") else {}
+    bundle = Bundle.open(export_pair(checkpoint, tmp_path / "bundle", **options).bundle)
+    name, graph = "openvino-bfloat16" if kind == "bfloat16" else "openvino", bundle.graph("target")
+    fixed, free = (
+        open_engine(name, graph, bundle.target.contract, exact_weights=kind == "int8 exact") for _ in range(2)
+    )
     allow(free, 0)
     caches = Cache(fixed, 4), Cache(free, 4)
     for widths in ([1], [5], [5, 4], [5, 5, 0, 1], [17], [17, 3, 9, 6], [1] * 4):
@@ -65,7 +78,7 @@ def test_a_model_for_one_number_of_tokens_gives_the_bits_of_the_one_for_any(tmp_
         assert torch.equal(found, expected)
         for name in fixed.contract.cache_names:
             assert torch.equal(caches[0].memory[name][1:], caches[1].memory[name][1:])
-    assert fixed.fixed.sizes == [1, 4, 5, 12, 20, 36]
+    assert fixed.fixed.sizes == [1, 4, 5, 12, 20, 36] or not torch.cpu._is_vnni_supported()
     assert free.fixed.sizes == []
     fixed.close()
     free.close()
@@ -91,10 +104,17 @@ def test_calls_go_on_while_a_model_is_compiled(engine: OpenVinoEngine, monkeypat
 def test_rare_numbers_get_none_but_a_few_more_tokens_do_not_matter(engine: OpenVinoEngine):
     cache = Cache(engine, 1)
     call(cache, 5, ENOUGH - 1)
-    assert engine.fixed.find(9) is None
+    assert engine.fixed.sizes == []
     call(cache, 5, 1)
     assert engine.fixed.sizes == [5]
     assert [getattr(engine.fixed.find(tokens), "tokens", None) for tokens in (1, 2, 5, 6)] == [None, 5, 5, None]
+
+
+def test_a_single_token_is_never_padded(engine: OpenVinoEngine):
+    """With some weights it has a kernel of its own, and then its text would depend on what is ready."""
+    call(Cache(engine, 1), 2)
+    assert engine.fixed.sizes == [2]
+    assert engine.fixed.find(1) is None
 
 
 def test_settling_compiles_at_once_for_what_calls_had(engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch):
@@ -153,25 +173,39 @@ def test_a_model_with_other_bits_is_given_up_and_changes_nothing(
     assert engine.fixed.sizes == []
 
 
-def test_a_model_that_cannot_be_compiled_is_an_error_in_a_sentence(
-    engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_model_that_cannot_be_compiled_is_done_without(engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch):
     def fail(model: Any) -> Any:
-        raise RuntimeError("Exception from somewhere:\nno memory is left\n")
+        raise MemoryError
 
     monkeypatch.setattr(engine.fixed, "_compile", fail)
     cache = Cache(engine, 1)
-    with pytest.raises(EngineError, match="OpenVINO failed at batch 1, width 5: no memory is left"):
-        call(cache, 5, 10 * ENOUGH)
+    [expected] = cache.logits([5])
+    assert torch.equal(call(cache, 5, 3 * ENOUGH), expected)
+    engine.settle()
+    [found] = Cache(engine, 1).logits([5])  # in another cache
+    assert torch.equal(found, expected)
+    assert engine.fixed.sizes == []
 
 
-def test_what_is_compiled_ends_with_the_engine(llama: Pair):
-    made = opened(llama.bundle)
+def test_closing_waits_for_what_is_compiled_and_frees_it(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    made, compile_model = opened(llama.bundle), Core().compile_model
+    began, ended = threading.Event(), threading.Event()
+
+    def compile_slowly(model: Any) -> Any:
+        began.set()
+        time.sleep(0.1)
+        ended.set()
+        return compile_model(model, "CPU")
+
+    monkeypatch.setattr(made.fixed, "_compile", compile_slowly)
     cache = Cache(made, 1)
     for _ in range(ENOUGH):
         cache.logits([5])
+    assert began.wait(30)
     made.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("openvino-sizes")]
+    assert ended.is_set()
+    assert made.fixed.sizes == []
+    made.settle()
     assert made.fixed.sizes == []
 
 
