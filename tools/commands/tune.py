@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_batches,
         default=BATCHES,
         metavar="N,N,…",
-        help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))})",
+        help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))}); --engine auto finds the "
+        "engines that are fastest for the smallest and the largest of them",
     )
     parser.add_argument(
         "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         if engine_name(arguments) == AUTO_ENGINE:
-            _choose_engine(Bundle.open(arguments.bundle), arguments.device)
+            _choose_engine(Bundle.open(arguments.bundle), arguments.device, arguments.batches)
         decoder = stack.enter_context(open_decoder(arguments, max_batch=max(arguments.batches)))
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
@@ -95,9 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _choose_engine(bundle: Bundle, device: str) -> None:
+def _choose_engine(bundle: Bundle, device: str, batches: tuple[int, ...]) -> None:
     """Measure which engine runs each model fastest, and keep that: engine auto is this from then on."""
-    engine, times = fastest_engines(bundle, device, say)
+    engine, times = fastest_engines(bundle, device, batches, say)
     rows = [("model", "engine", "ms a step"), *((m, e, f"{ms:.2f}") for m, by in times.items() for e, ms in by.items())]
     say(table(rows, left=2))
     say(f"engine {engine}, kept in {save_choice(bundle, device, engine)}")

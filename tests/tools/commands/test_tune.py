@@ -2,15 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
-from trt_spec.engines import Bundle, engines_of
+from trt_spec.engines import Bundle, blank_step, engines_of
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.engine_choice import read_choice
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands.tune import BUSY, _oracle, _report, _spread
-from trt_spec.tools.measuring.fastest_engine import _fastest
+from trt_spec.tools.measuring import fastest_engine
+from trt_spec.tools.measuring.fastest_engine import _fastest, fastest_engines
 from trt_spec.tools.measuring.time_rounds import Measured, Setting
 
 from ..conftest import assert_refused
@@ -153,6 +155,18 @@ def test_all_drafts_share_the_engine_that_runs_them_fastest_together():
     times = [{"a": 1.0, "b": 5.0, "c": 0.1}, {"a": 4.0, "b": 1.0}]
     assert [_fastest([one]) for one in times] == ["c", "b"]
     assert _fastest(times) == "a", "the engine c cannot run them all"
+
+
+def test_engines_are_timed_at_the_smallest_and_the_largest_batch(bundle, monkeypatch):
+    timed = []
+
+    def recorded(engine, cache, first_row, batch, width, rows):
+        step = blank_step(engine, cache, first_row, batch, width, rows)
+        return replace(step, run=lambda: (timed.append((batch, width)), step.run()))
+
+    monkeypatch.setattr(fastest_engine, "blank_step", recorded)
+    fastest_engines(Bundle.open(bundle), "cpu", (1, 2, 4), lambda text: None)
+    assert set(timed) == {(batch, width) for batch in (1, 4) for width in (1, 3, 5)}
 
 
 def test_engine_auto_keeps_the_fastest_engines_and_tunes_them(run, bundle):
