@@ -67,7 +67,7 @@ class OpenVinoEngine:
             "INFERENCE_PRECISION_HINT": DTYPES[dtype],
             "KV_CACHE_PRECISION": DTYPES[dtype],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if exact_weights else GROUP,
-            "SNIPPETS_MODE": "DISABLE",  # kernels of models for one number of tokens alone
+            "SNIPPETS_MODE": "DISABLE",  # kernels that a model for any number of tokens would not use
         }
         model = paged_model(graph, contract)
         try:
@@ -109,7 +109,7 @@ class OpenVinoEngine:
         count = packing.read()
         if not count:
             return
-        if not packing.narrow:  # calls are rarely of the same shape, and hold much memory: each binds all but the cache
+        if not packing.narrow:  # such calls hold much memory and are rarely of the same shape: none is kept
             self._reading = self._reading or _bound(self._any, cache)
             packing.run(_Call(self._reading, self.contract.vocab_size, *packing.shape(count)))
             return

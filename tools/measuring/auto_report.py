@@ -118,6 +118,7 @@ def report(
             prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
             for one, k in settings:
                 decode(one, groups(prompts, decoder.max_batch)[0], params, k, drafter)  # warms up
+            for one in filter(None, (decoder, lines)):
                 one.settle()
             seconds[kind] = []
             for repeat in range(repeats):
