@@ -58,8 +58,6 @@ class Decoder:
         prefix_bytes: int | None,
         costs: Costs | None,
     ) -> None:
-        if type(max_batch) is not int or max_batch < 1:
-            raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         self.bundle = bundle
         self.engine = engine  # that of all models, or the target's and that of the drafts
         self.max_batch = max_batch
@@ -109,15 +107,17 @@ class Decoder:
     ) -> Self:
         """Verify a bundle and open its graphs in an engine, or its drafts in an engine of their own.
 
-        Engine auto takes what `trt-spec tune --engine auto` found fastest here for each.
+        Engine auto takes for each what `trt-spec tune --engine auto` found fastest here for up to `max_batch` requests.
 
         The caches of all models take at most `cache_bytes`; requests wait until what they may need fits. Up to
         `prefix_bytes` more keep what requests leave, so that one that begins like another is not read again; that turns
         no more than near ties. With `capture`, rounds that repeat run as one CUDA graph if engine and device can, which
         changes no token.
         """
+        if type(max_batch) is not int or max_batch < 1:
+            raise RequestError(f"max_batch is {max_batch!r}, expected a whole number >= 1")
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        engine = together(resolve(opened, engine, device), draft_engine)
+        engine = together(resolve(opened, engine, device, max_batch), draft_engine)
         costs = read_costs(opened, engine, device)
         return cls(opened, engine, device, max_batch, capture, cache_bytes, prefix_bytes, costs)
 

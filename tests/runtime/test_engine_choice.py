@@ -11,6 +11,8 @@ from trt_spec.runtime.engine_choice import choice_file, read_choice, resolve, sa
 
 from ..bundles import Pair
 
+NO_ENGINES = [f'{{"engines": {each}, "machine": "", "models": {{}}}}' for each in ("{}", "[]", '{"few": "torch"}')]
+
 
 @pytest.fixture
 def bundle(llama: Pair, tmp_path: Path) -> Bundle:
@@ -18,8 +20,8 @@ def bundle(llama: Pair, tmp_path: Path) -> Bundle:
 
 
 def test_auto_opens_what_was_kept_and_each_model_in_its_own_engine(bundle: Bundle):
-    assert resolve(bundle, "auto", "cpu") == "onnxruntime", "nothing was measured"
-    save_choice(bundle, "cpu", "torch+onnxruntime")
+    assert resolve(bundle, "auto", "cpu", 8) == "onnxruntime", "nothing was measured"
+    save_choice(bundle, "cpu", {8: "torch+onnxruntime"})
     with Decoder.open(bundle.path, "auto") as decoder:
         assert decoder.engine == "torch+onnxruntime"
         engines = [type(model.engine).__name__ for model in (decoder.target, decoder.draft)]
@@ -30,18 +32,25 @@ def test_auto_opens_what_was_kept_and_each_model_in_its_own_engine(bundle: Bundl
     assert output.token_ids == expected.token_ids
 
 
+@pytest.mark.parametrize(("max_batch", "engine"), [(1, "a"), (2, "b"), (4, "b"), (5, "c"), (8, "c"), (9, "c")])
+def test_auto_opens_what_is_fastest_up_to_the_next_batch_that_was_measured(bundle: Bundle, max_batch: int, engine: str):
+    save_choice(bundle, "cpu", {1: "a", 4: "b", 8: "c"})
+    assert resolve(bundle, "auto", "cpu", max_batch) == engine
+    assert resolve(bundle, "torch", "cpu", max_batch) == "torch"
+
+
 @pytest.mark.parametrize("field", ["machine", "models"])
 def test_what_was_measured_elsewhere_does_not_count(bundle: Bundle, field: str):
-    path = save_choice(bundle, "cpu", "torch")
-    assert read_choice(bundle, "cpu") == "torch"
+    path = save_choice(bundle, "cpu", {1: "torch"})
+    assert read_choice(bundle, "cpu", 1) == "torch"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: "another"}))
-    assert read_choice(bundle, "cpu") is None
+    assert read_choice(bundle, "cpu", 1) is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "{", "7", '{"engine": "torch"}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", "{", "7", '{"engines": {"1": "torch"}}', *NO_ENGINES])
 def test_a_damaged_choice_is_an_error_that_says_how_to_mend_it(bundle: Bundle, content: str):
     path = choice_file(bundle.path, "cpu")
     path.parent.mkdir()
     path.write_text(content)
-    with pytest.raises(BundleError, match=r"does not name an engine .*; run trt-spec tune .* --engine auto again"):
+    with pytest.raises(BundleError, match=r"does not name engines .*; run trt-spec tune .* auto --device cpu again"):
         Decoder.open(bundle.path, "auto")

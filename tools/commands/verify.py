@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
         bundle = Bundle.open(arguments.bundle)
-        engine = resolve(bundle, engine_name(arguments), arguments.device)
+        engine = resolve(bundle, engine_name(arguments), arguments.device, arguments.batch)
         subject = Subject(bundle, engine, arguments.device, arguments.batch)
         probes = stack.enter_context(Probes(subject))
         findings = []

@@ -15,7 +15,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=[*ENGINES, AUTO_ENGINE],
         default=first,
         help=f"what runs the models (default {first}; {AUTO_ENGINE}: what trt-spec tune --engine {AUTO_ENGINE} found "
-        "fastest for each)",
+        "fastest for each, and for so many requests)",
     )
     parser.add_argument("--draft-engine", choices=ENGINES, help="what runs the drafts (default: the same)")
     parser.add_argument("--device", default="cpu", metavar="D", help=f"where it runs (default cpu; {where})")

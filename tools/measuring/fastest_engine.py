@@ -1,8 +1,7 @@
 """Time the steps of a bundle's models in every engine that runs here, in turn, and find the fastest for each model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import product
 from statistics import geometric_mean, median
 from time import perf_counter
 
@@ -12,58 +11,91 @@ from ...engines.bundle import DRAFT, TARGET
 WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,)}  # tokens of each request in the steps that are timed
 PAST = 128  # tokens in the cache
 REPEATS = 15
+CLEARLY = 0.95  # of the time of what larger batches run in: smaller ones have an engine of their own from there on
 SLOW_TO_COMPILE = "torch-compiled"
 
-Times = dict[str, dict[str, float]]  # milliseconds of a step, the geometric mean of all, by model and engine
+Times = dict[str, dict[str, dict[int, float]]]  # milliseconds of a step by model, engine and the largest batch
 
 
 def fastest_engines(
     bundle: Bundle, device: str, batches: Sequence[int], show: Callable[[str], None]
-) -> tuple[str, Times]:
-    """Return the fastest engines at the smallest and largest batch, as `together` names them, and the times."""
+) -> tuple[dict[int, str], Times]:
+    """Return the engines, as `together` names them, that are fastest up to each batch, and the times.
+
+    A time is the geometric mean of all steps of so many rows or fewer.
+    """
     kinds = [one.name for one in ENGINES.values() if device.partition(":")[0] in one.devices and not one.computes_in]
     times: Times = {}
     for name in bundle.names:
-        times[name] = {}
-        seconds: dict[str, dict[tuple[int, int], list[float]]] = {}
-        with ExitStack() as opened:
-            runs, engines = {}, []
-            for kind in kinds:
-                if kind == SLOW_TO_COMPILE:
-                    continue
-                show(f"opening the {name} in {kind}")
-                try:
-                    engine = open_engine(kind, bundle.graph(name), bundle.models[name].contract, device)
-                except EngineError as error:
-                    show(f"{kind} is left out: {error}")
-                    continue
-                opened.callback(engine.close)
-                engines.append(engine)
-                cache = blank_cache(engine.contract, max(batches), PAST + GRANULE, device)
-                for batch, width in product({min(batches), max(batches)}, WIDTHS[bundle.models[name].kind]):
-                    step = blank_step(engine, cache, 0, batch, width, width)
-                    step.start.fill_(PAST)
-                    runs[kind, (batch, width)] = step.run
-            for run in (*runs.values(), *runs.values()):  # twice: engines prepare for steps that recur
-                run()
-            for engine in engines:
-                engine.settle()
-            show(f"timing the {name}")
-            for _ in range(REPEATS):
-                for (kind, size), run in runs.items():
-                    run()  # the first wakes the engine's threads, and gives its caches the size that is timed
-                    began = perf_counter()
-                    run()
-                    seconds.setdefault(kind, {}).setdefault(size, []).append(perf_counter() - began)
-        for kind, by_size in seconds.items():
-            times[name][kind] = 1e3 * geometric_mean(map(median, by_size.values()))
+        running = [kind for kind in kinds if kind != SLOW_TO_COMPILE]
+        medians: dict[str, dict[int, list[float]]] = {}
+        for batch in batches:
+            found = _time_steps(bundle, name, device, running, batch, show)
+            running = list(found)
+            for kind, own in found.items():
+                medians.setdefault(kind, {})[batch] = own
+        times[name] = {kind: {most: _mean_up_to(most, medians[kind]) for most in batches} for kind in running}
     target, *drafts = (times[name] for name in bundle.names)
-    return together(_fastest([target]), _fastest(drafts) if drafts else None), times
+    targets, for_drafts = _choose([target], batches), _choose(drafts, batches) if drafts else {}
+    return {most: together(targets[most], for_drafts.get(most)) for most in batches}, times
 
 
-def _fastest(models: Sequence[dict[str, float]]) -> str:
-    """Return the engine that runs all of these models in the least time, of those that run each of them."""
+def _time_steps(
+    bundle: Bundle, name: str, device: str, kinds: Sequence[str], batch: int, show: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Return the milliseconds of a step of each width in each engine that opens.
+
+    They are opened for each batch anew, because one that prepares for numbers of tokens has room for a few only.
+    """
+    seconds: dict[str, dict[int, list[float]]] = {}
+    with ExitStack() as opened:
+        runs, engines = {}, []
+        for kind in kinds:
+            show(f"batch {batch}: opening the {name} in {kind}")
+            try:
+                engine = open_engine(kind, bundle.graph(name), bundle.models[name].contract, device)
+            except EngineError as error:
+                show(f"{kind} is left out: {error}")
+                continue
+            opened.callback(engine.close)
+            engines.append(engine)
+            cache = blank_cache(engine.contract, batch, PAST + GRANULE, device)
+            for width in WIDTHS[bundle.models[name].kind]:
+                step = blank_step(engine, cache, 0, batch, width, width)
+                step.start.fill_(PAST)
+                runs[kind, width] = step.run
+        for run in (*runs.values(), *runs.values()):  # twice: engines prepare for steps that recur
+            run()
+        for engine in engines:
+            engine.settle()
+        show(f"batch {batch}: timing the {name}")
+        for _ in range(REPEATS):
+            for (kind, width), run in runs.items():
+                run()  # the first wakes the engine's threads, and gives its caches the size that is timed
+                began = perf_counter()
+                run()
+                seconds.setdefault(kind, {}).setdefault(width, []).append(perf_counter() - began)
+    return {kind: [1e3 * median(found) for found in by_width.values()] for kind, by_width in seconds.items()}
+
+
+def _mean_up_to(most: int, by_batch: Mapping[int, Sequence[float]]) -> float:
+    return geometric_mean(ms for batch, each in by_batch.items() if batch <= most for ms in each)
+
+
+def _choose(models: Sequence[Mapping[str, Mapping[int, float]]], batches: Sequence[int]) -> dict[int, str]:
+    """Return the engine that runs all of these models fastest up to each batch.
+
+    Up to a smaller batch it is another one only where that is clearly faster.
+    """
     in_all = [kind for kind in models[0] if all(kind in times for times in models)]
     if not in_all:
         raise EngineError("no engine runs all drafts of the bundle; name one for each with --engine and --draft-engine")
-    return min(in_all, key=lambda kind: sum(times[kind] for times in models))
+    chosen: dict[int, str] = {}
+    kept = None
+    for most in sorted(batches, reverse=True):
+        total = {kind: sum(times[kind][most] for times in models) for kind in in_all}
+        fastest = min(in_all, key=total.__getitem__)
+        if kept is None or total[fastest] < CLEARLY * total[kept]:
+            kept = fastest
+        chosen[most] = kept
+    return chosen

@@ -10,10 +10,11 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.engine_choice import read_choice
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.tools.certificate.arbiter import first_difference
-from trt_spec.tools.commands.tune import BUSY, _oracle, _report, _spread
+from trt_spec.tools.commands import tune as tune_command
 from trt_spec.tools.measuring import fastest_engine
-from trt_spec.tools.measuring.fastest_engine import _fastest, fastest_engines
+from trt_spec.tools.measuring.fastest_engine import _choose, fastest_engines
 from trt_spec.tools.measuring.time_rounds import Measured, Setting
+from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
 
 from ..conftest import assert_refused
 
@@ -37,6 +38,7 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
     assert result.code == 0
     found = json.loads(result.out.splitlines()[-1])
     assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert (found["engines"], found["other_engines"]) == ({"2": "onnxruntime"}, [])
     shapes = [one for one in found["settings"] if not one["shape"].isdecimal()]
     found["settings"] = [one for one in found["settings"] if one["shape"].isdecimal()]
     seen = [(one["drafter"], one["batch"], one["draft_length"]) for one in found["settings"]]
@@ -77,8 +79,9 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
             assert row["oracle_speed_up"] >= 1 - 1e-9
             assert (row["best_draft_length"] == 0) == (row["speed_up"] == 1)
     lines = result.out.splitlines()
-    assert lines[0].split()[:3] == ["drafter", "batch", "K"]
-    assert lines[1].split()[:3] == ["none", "2", "0"] or lines[1].split()[:3] == ["none", "1", "0"]
+    assert lines[0] == "engine onnxruntime"
+    assert lines[1].split()[:3] == ["drafter", "batch", "K"]
+    assert lines[2].split()[:3] == ["none", "2", "0"] or lines[2].split()[:3] == ["none", "1", "0"]
     assert "draft length auto is the default from now on" in lines[-2]
     texts = []
     for options in ((), ("--draft-length", 0), ("--drafter", "mixed")):
@@ -99,8 +102,8 @@ def test_a_machine_that_was_busy_is_told_by_the_spread_of_equal_rounds(tune):
     assert _spread([quiet, quiet, busy]) == _spread([quiet])
     found = json.loads(tune().out.splitlines()[-1])
     assert found["spread"] > 0
-    assert "as on a busy machine" not in _report(found | {"spread": BUSY})
-    assert "took times 50% apart, as on a busy machine: tune again" in _report(found | {"spread": 0.5})
+    assert "as on a busy machine" not in report(found | {"spread": BUSY})
+    assert "took times 50% apart, as on a busy machine: tune again" in report(found | {"spread": 0.5})
 
 
 def test_further_drafts_are_measured_if_that_is_asked_for(run, drafts, tmp_path):
@@ -145,6 +148,15 @@ def test_bad_input_is_refused_and_nothing_is_kept(tune, bundle, arguments, messa
     assert not (bundle / "costs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--temperature", "-1"), "temperature"), (("--prompts", "nowhere.txt"), "nowhere.txt")],
+)
+def test_bad_input_is_refused_before_engines_are_timed(tune, monkeypatch, arguments, message):
+    monkeypatch.setattr(tune_command, "fastest_engines", lambda *_: pytest.fail("engines were timed"))
+    assert_refused(tune("--engine", "auto", *arguments), message)
+
+
 def test_auto_without_a_table_names_the_command(run, bundle):
     result = run("generate", "--bundle", bundle, "--prompt", "x", "--draft-length", "auto")
     assert_refused(result, "run trt-spec tune")
@@ -152,21 +164,70 @@ def test_auto_without_a_table_names_the_command(run, bundle):
 
 
 def test_all_drafts_share_the_engine_that_runs_them_fastest_together():
-    times = [{"a": 1.0, "b": 5.0, "c": 0.1}, {"a": 4.0, "b": 1.0}]
-    assert [_fastest([one]) for one in times] == ["c", "b"]
-    assert _fastest(times) == "a", "the engine c cannot run them all"
+    times = [{"a": {1: 1.0}, "b": {1: 5.0}, "c": {1: 0.1}}, {"a": {1: 4.0}, "b": {1: 1.0}}]
+    assert [_choose([one], [1])[1] for one in times] == ["c", "b"]
+    assert _choose(times, [1]) == {1: "a"}, "the engine c cannot run them all"
 
 
-def test_engines_are_timed_at_the_smallest_and_the_largest_batch(bundle, monkeypatch):
-    timed = []
+def test_smaller_batches_have_another_engine_only_where_that_is_clearly_faster():
+    times = {"a": {1: 0.97, 2: 1.0, 4: 2.0, 8: 5.0}, "b": {1: 1.0, 2: 1.1, 4: 1.9, 8: 4.0}}
+    assert _choose([times], [1, 2, 4, 8]) == {8: "b", 4: "b", 2: "a", 1: "a"}
+    times["b"][1] = 0.93
+    assert _choose([times], [1, 2, 4, 8]) == {8: "b", 4: "b", 2: "a", 1: "a"}, "0.93 against 0.97 is 4 %"
+    times["b"][1] = 0.9
+    assert _choose([times], [1, 2, 4, 8]) == {8: "b", 4: "b", 2: "a", 1: "b"}
 
-    def recorded(engine, cache, first_row, batch, width, rows):
+
+def test_engines_are_timed_at_each_batch_and_chosen_by_all_smaller_ones_as_well(bundle, monkeypatch):
+    """By a clock that only the steps advance."""
+    now, timed = [0.0], set()
+    seconds = {("OnnxRuntimeEngine", 1): 1.0, ("OnnxRuntimeEngine", 4): 16.0}
+    seconds |= {("OpenVinoEngine", 1): 9.0, ("OpenVinoEngine", 4): 4.0}  # 6 on average: worse, though better alone
+    seconds |= {("TorchEngine", 1): 4.0, ("TorchEngine", 4): 36.0}
+
+    def scripted(engine, cache, first_row, batch, width, rows):
         step = blank_step(engine, cache, first_row, batch, width, rows)
-        return replace(step, run=lambda: (timed.append((batch, width)), step.run()))
+        timed.add((batch, width))
 
-    monkeypatch.setattr(fastest_engine, "blank_step", recorded)
-    fastest_engines(Bundle.open(bundle), "cpu", (1, 2, 4), lambda text: None)
-    assert set(timed) == {(batch, width) for batch in (1, 4) for width in (1, 3, 5)}
+        def run():
+            step.run()
+            now[0] += seconds[type(engine).__name__, batch]
+
+        return replace(step, run=run)
+
+    monkeypatch.setattr(fastest_engine, "blank_step", scripted)
+    monkeypatch.setattr(fastest_engine, "perf_counter", lambda: now[0])
+    fastest, times = fastest_engines(Bundle.open(bundle), "cpu", (1, 4), lambda text: None)
+    assert timed == {(batch, width) for batch in (1, 4) for width in (1, 3, 5)}
+    for by_engine in times.values():
+        assert set(by_engine) == set(TIMED)
+        assert by_engine["onnxruntime"] == pytest.approx({1: 1000, 4: 4000}), "their geometric mean"
+        assert by_engine["openvino"] == pytest.approx({1: 9000, 4: 6000})
+        assert by_engine["torch"] == pytest.approx({1: 4000, 4: 12000})
+    assert fastest == {1: "onnxruntime", 4: "onnxruntime"}
+    seconds["OpenVinoEngine", 4] = 1.0
+    fastest, _ = fastest_engines(Bundle.open(bundle), "cpu", (1, 4), lambda text: None)
+    assert fastest == {1: "onnxruntime", 4: "openvino"}
+
+
+def test_each_number_of_requests_has_its_own_engines_and_each_engine_a_whole_table(run, bundle, monkeypatch):
+    chosen = {1: "torch", 2: "onnxruntime", 4: "onnxruntime"}
+    monkeypatch.setattr(tune_command, "fastest_engines", lambda *_: (chosen, {}))
+    few = ("--max-new-tokens", 24, "--repeats", 1, "--draft-lengths", "1", "--batches", "1,2,4")
+    result = run("tune", bundle, *few, "--engine", "auto")
+    assert result.code == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert (found["engine"], [one["engine"] for one in found["other_engines"]]) == ("onnxruntime", ["torch"])
+    assert {int(batch): engine for batch, engine in found["engines"].items()} == chosen
+    assert [line for line in result.out.splitlines() if line.startswith("engine ")] == [
+        "engine onnxruntime",
+        "engine torch",
+    ]
+    opened = Bundle.open(bundle)
+    for max_batch, engine in ((1, "torch"), (2, "onnxruntime"), (3, "onnxruntime"), (8, "onnxruntime")):
+        with Decoder.open(opened, "auto", max_batch=max_batch) as decoder:
+            assert decoder.engine == engine
+            assert (decoder.costs.engine, decoder.costs.batches) == (engine, (1, 2, 4))
 
 
 def test_engine_auto_keeps_the_fastest_engines_and_tunes_them(run, bundle):
@@ -181,7 +242,7 @@ def test_engine_auto_keeps_the_fastest_engines_and_tunes_them(run, bundle):
     for model, engine in (("target", target), ("draft", draft)):
         assert times[model, engine] == min(ms for (name, _), ms in times.items() if name == model)
     opened = Bundle.open(bundle)
-    assert read_choice(opened, "cpu") == found["engine"]
+    assert read_choice(opened, "cpu", 1) == found["engine"]
     assert read_costs(opened, found["engine"], "cpu") is not None
     with Decoder.open(bundle, "auto") as decoder:
         assert decoder.engine == found["engine"]

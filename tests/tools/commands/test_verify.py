@@ -5,7 +5,9 @@ import re
 import shutil
 
 import pytest
+from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder
+from trt_spec.runtime.engine_choice import save_choice
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.faults import fault
 from trt_spec.tools.certificate.first_tokens import SETTINGS
@@ -140,9 +142,12 @@ def test_a_draft_of_another_shape_is_rolled_back_like_its_target(run, unequal: P
     assert result.code == 0, result.out
 
 
-def test_the_engine_that_is_named_is_the_one_certified(run, llama: Pair, tmp_path):
-    """Its arbiter and fresh prefills run in it as well."""
-    result = run("verify", llama.bundle, "--only", "rollback", "--engine", "torch", "--json", tmp_path / "found.json")
+@pytest.mark.parametrize("flags", [("torch",), ("auto", "--batch", "4")])
+def test_the_engine_that_is_named_is_the_one_certified(run, llama: Pair, tmp_path, flags):
+    """Its arbiter and fresh prefills run in it as well. Of auto it is the one for so many requests."""
+    bundle = shutil.copytree(llama.bundle, tmp_path / "bundle")
+    save_choice(Bundle.open(bundle), "cpu", {1: "onnxruntime", 4: "torch"})
+    result = run("verify", bundle, "--only", "rollback", "--json", tmp_path / "found.json", "--engine", *flags)
     assert result.code == 0, result.out
     assert json.loads((tmp_path / "found.json").read_text())["engine"] == "torch"
 
