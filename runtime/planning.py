@@ -44,7 +44,9 @@ class Share(NamedTuple):
 
     @property
     def drafter(self) -> str | None:
-        return BESIDE.join(source.name for source, _ in self.lines) or None
+        if self.source is None:
+            return None
+        return BESIDE.join([self.source.name, *(source.name for source, _ in self.beside)])
 
 
 class Planner:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..engines import PREFILL_WIDTH, RequestError
 from .drafters import Drafter
-from .lengths.chooser import Wanted
+from .lengths.chooser import BESIDE, Wanted
 from .lengths.controller import Behind
 from .lengths.drafting import DraftingRules
 from .memory.cache import CacheFull
@@ -66,9 +66,10 @@ class Scheduler:
         try:
             flight = self._schedule(began)
             if flight is not None:
-                self._launch_next(flight)
+                if flight.replayed:
+                    self._launch_next(flight)
                 self._post_process(flight, began)
-                if all(occupant.request.finished for occupant in self.live):
+                if self._ahead is not None and all(occupant.request.finished for occupant in self.live):
                     self._ahead = None  # no request needs its result
                 if self._ahead is None:
                     self.seating.leave()
@@ -171,15 +172,15 @@ class Scheduler:
             occupant.request.report()
 
     def _follow(self, occupant: Occupant) -> None:
-        """Make a new chooser if the request now asks for something else."""
-        if occupant.drafting is not occupant.request.drafting:
-            occupant.drafting = occupant.request.drafting
-            occupant.chooser = self._rules.chooser(occupant.drafting)
+        """Make a new chooser, because the request now asks for something else."""
+        occupant.drafting = occupant.request.drafting
+        occupant.chooser = self._rules.chooser(occupant.drafting)
 
     def _choose(self) -> None:
         """Let each request choose what it drafts in the next round."""
         for occupant in self.live:
-            self._follow(occupant)
+            if occupant.drafting is not occupant.request.drafting:
+                self._follow(occupant)
         if self._rules.controller is not None:
             self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
 
@@ -196,11 +197,10 @@ class Scheduler:
 
         Plans of TensorRT may be too narrow; there a draft reads what it lacks before the round.
         """
-        may_lag = any(len(one.names) > 1 and self._windows(one) for one in wanted)
-        widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
-        if not may_lag or any(draft.engine.verify_width < widest for draft in self.drafts):
+        if not any(BESIDE in one.drafter and self._windows(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
-        return widest
+        widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
+        return LEAST_WINDOW if any(draft.engine.verify_width < widest for draft in self.drafts) else widest
 
     def _windows(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
         """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""
@@ -234,10 +234,13 @@ class Scheduler:
     def _launch_for_all(self) -> Flight:
         """Launch a round for the live rows as they are now."""
         self._choose()
-        requests = [occupant.request for occupant in self.live]
-        wanted = [occupant.chooser.wanted for occupant in self.live]
-        window = self._window(wanted)
-        self._prefill.catch_up(requests, [self._windows(one, window) for one in wanted])
+        live = self.live
+        requests = [occupant.request for occupant in live]
+        wanted = [occupant.chooser.wanted for occupant in live]
+        window = LEAST_WINDOW
+        if any(one.length for one in wanted):
+            window = self._window(wanted)
+            self._prefill.catch_up(requests, [self._windows(one, window) for one in wanted])
         plan = self._planner.plan(requests, wanted, window)
         lengths = [request.length for request in requests]
         span = max(lengths)
@@ -249,15 +252,15 @@ class Scheduler:
         for draft in plan.drafts:
             beyond = plan.beyond if plan.levels else 0
             draft.cache.make_room(0, lengths, [plan.draft_length + beyond + 1] * plan.batch)
-        self._refresh_uniforms(plan, self.live)
+        self._refresh_uniforms(plan, live)
         for source in plan.drafters:
             source.load(requests, plan.draft_length)
         self.frame = self._frame_for(plan)
         return self._rounds.launch(self._planner.view, plan, self.frame, span)
 
     def _launch_next(self, flight: Flight) -> None:
-        """If the round is a replay, launch the next one before reading it."""
-        if flight.replayed and self._steady():
+        """While a replay runs, launch the next round before reading it."""
+        if self._steady():
             self._refresh_uniforms(flight.plan, self.live)
             assert self.frame is not None
             span = self._rows.tokens.shape[1]

@@ -150,6 +150,8 @@ class Seating:
     def leave(self, among: Iterable[Occupant] | None = None) -> None:
         """Free the rows of requests that have ended, of all or of these; others close up."""
         ended = [one for one in (self.occupants if among is None else among) if one.ended]
+        if not ended:  # nearly always
+            return
         for occupant in sorted(ended, key=lambda one: one.row, reverse=True):
             self._free(occupant)
             self._close_up(occupant)

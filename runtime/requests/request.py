@@ -54,6 +54,7 @@ class Request:
         self.guide = guide  # along the grammar, if the request has one
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._state = State.WAITING
+        self.finished = False  # as the state says, which many ask for in each round
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.error: TrtSpecError | None = None  # why it ended, if something went wrong
@@ -102,6 +103,7 @@ class Request:
         if state is State.PREFILLING:
             self._admitted = self._admitted or perf_counter()
         self._state = state
+        self.finished = state is State.FINISHED
 
     @property
     def length(self) -> int:
@@ -122,10 +124,6 @@ class Request:
     def unscored(self) -> int:
         """How many tokens of the prompt still need the log-probabilities that were asked for."""
         return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
-
-    @property
-    def finished(self) -> bool:
-        return self._state is State.FINISHED
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end, while another thread steps; return False if it takes longer than `timeout` seconds."""

@@ -45,8 +45,11 @@ class TextStream:
         return self._append(rest)
 
     def _append(self, piece: str) -> bool:
-        searched = max(0, len(self.text) - self._longest_stop + 1)
+        before = len(self.text)
         self.text += piece
+        if not self._stop:
+            return False
+        searched = max(0, before - self._longest_stop + 1)
         ends = [at for stop in self._stop if (at := self.text.find(stop, searched)) >= 0]
         if ends:
             self.text = self.text[: min(ends)]

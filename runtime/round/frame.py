@@ -46,7 +46,8 @@ class Frame:
             self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device), plan.branches)
         nodes = k + plan.beyond + 1
         self._offset = torch.arange(-2, k + 2, device=device)[:, None]
-        # Row i is length - 2 + i, never negative; each row begins at an address aligned as engines demand.
+        # Row i is length - 2 + i, never negative where a draft reads it; each begins at an address aligned as engines
+        # demand.
         aligned = ALIGNMENT // torch.int64.itemsize
         width = -(-batch // aligned) * aligned
         self.position = torch.zeros(k + 4, width, dtype=torch.int64, device=device)[:, :batch]
@@ -55,7 +56,7 @@ class Frame:
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
         logits = target.logits(batch, nodes)
-        self.widths = torch.zeros(batch, dtype=torch.int64, device=device)  # tokens of each row that are verified
+        self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row that are verified, if not ragged
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         else:
@@ -109,7 +110,9 @@ class Frame:
 
     def begin(self, rows: Rows) -> None:
         """Load the lengths and last tokens of the rows."""
-        torch.add(rows.length, self._offset, out=self.position).clamp_(min=0)
+        torch.add(rows.length, self._offset, out=self.position)
+        if self.draft_length:  # else nothing reads what may lie before the first token
+            self.position.clamp_(min=0)
         torch.gather(rows.tokens, 1, self._recent_index, out=self.recent)
         if self.window is not None:
             self.window.begin(rows)

@@ -1,6 +1,6 @@
 """The plan of a round: the work it has to do, known on the host before it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -48,6 +48,13 @@ class Plan:
     traced: bool = False
     entropies: bool = False  # some row chooses its draft length by the draft's entropy
 
+    def __hash__(self) -> int:
+        return self._hash  # asked for in each round
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, one.name) for one in fields(self)))
+
     def __post_init__(self) -> None:
         if self.draft_length and not self.sources:
             raise ValueError(f"a plan of {self.draft_length} proposals has no source that makes them")
@@ -69,12 +76,16 @@ class Plan:
 
     @cached_property
     def steps(self) -> tuple[object, ...]:
-        """What the tensors and the steps of a round depend on; `live`, too."""
+        """What the tensors and the steps of a round depend on; `live`, too.
+
+        Where rows propose equally many tokens, nothing writes how many are verified.
+        """
         own = [
             (bool(samplers), *(source for source in sources if source.needs_model))
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
-        return self.batch, self.draft_length, self.siblings, self.branches, self.levels, self.window, *own
+        sizes = self.batch, self.draft_length, self.siblings, self.branches, self.levels, self.window
+        return *sizes, self.ragged, *own
 
     @cached_property
     def drafters(self) -> "tuple[Drafter, ...]":
@@ -112,12 +123,12 @@ class Plan:
         """The most children of one node, siblings and what they are beside counted."""
         return max(1 + self.ranks, *(level.children for level in self.levels)) if self.levels else 1 + self.ranks
 
-    @property
+    @cached_property
     def draws(self) -> bool:
         """Whether some row draws its tokens by uniforms."""
         return self.rejection or self.tokenwise
 
-    @property
+    @cached_property
     def probabilities(self) -> bool:
         """Whether the round needs p and q themselves, not only the winning tokens."""
         return self.draws or self.traced
@@ -127,7 +138,7 @@ class Plan:
         """Whether some filter depends on the tokens of the round itself."""
         return any(one.reads_ahead for one in (*self.filters, *self.draft_filters))
 
-    @property
+    @cached_property
     def recordable(self) -> bool:
         """Whether all of the round happens on the device."""
         return not any(one.on_host for one in self.filters)

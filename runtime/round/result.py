@@ -68,7 +68,7 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
             traced = Traced(row[at:], plan)
             at += traced.width
             trace = traced.round(accepted, last, tokens[-1], entropies)
-        logprobs = _logprobs(row[at:], tokens, width, plan.logprobs)
+        logprobs = [] if plan.logprobs is None else _logprobs(row[at:], tokens, width, plan.logprobs)
         results.append(RowResult(accepted, proposed, beside, tokens, logprobs, trace, entropies))
     return results
 
@@ -175,9 +175,7 @@ def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
     return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]
 
 
-def _logprobs(row: list[float], tokens: list[int], width: int, top: int | None) -> list[TokenLogprob]:
-    if top is None:
-        return []
+def _logprobs(row: list[float], tokens: list[int], width: int, top: int) -> list[TokenLogprob]:
     ids, values = row[width : width + width * top], row[width + width * top :]
     return [
         TokenLogprob(

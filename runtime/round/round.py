@@ -31,11 +31,12 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     noise = draw_noise(rows, plan, frame)
     clock.mark(1)
     proposal = propose(rows, plan, frame, noise, span)
-    torch.add(proposal.proposed, 1, out=frame.widths)
+    if plan.ragged:  # else the frame knows them
+        torch.add(proposal.proposed, 1, out=frame.widths)
     clock.mark(2)
     frame.verify.run()
     clock.mark(3)
-    scores = transform(frame.target_logits, rows, plan, proposal.ahead)
+    scores = transform(frame.target_logits, rows, plan, proposal.ahead if plan.reads_ahead else None)
     accept(proposal, scores, rows, plan, noise, frame.verdict)
     if not frame.on_cpu:
         flag_no_numbers(frame.target_logits, frame.verdict)

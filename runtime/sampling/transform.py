@@ -18,7 +18,7 @@ from .filters.temperature import at_the_drafts_own, cut_to_depth
 
 def transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
     """Return scores [A, W, V] whose softmax is the request's distribution; excluded tokens are -inf."""
-    return apply(plan.filters, logits, rows.columns, ahead)
+    return apply(plan.filters, logits, rows.columns, ahead) if plan.filters else logits
 
 
 def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:

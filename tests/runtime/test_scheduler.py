@@ -147,6 +147,18 @@ def test_draft_length_and_drafter_change_between_rounds(decoder: Decoder):
     assert request.speculation.acceptance == 1
 
 
+def test_as_many_tokens_of_each_row_are_verified_as_it_proposes(decoder: Decoder):
+    """Also where rounds of one shape differ in whether all rows propose equally many."""
+    requests = [decoder.submit([9, 8, 7 + row], LONG) for row in range(2)]
+    for lengths in ((4, 4), (4, 2), (4, 4), (1, 4), (0, 4), (4, 4), (0, 0), (2, 2)):
+        for request, length in zip(requests, lengths, strict=True):
+            request.draft(length, "model")
+        decoder.step()
+        assert decoder.last_frame is not None
+        assert decoder.last_frame.verdict.proposed.tolist() == list(lengths)
+        assert decoder.last_frame.widths.tolist() == [length + 1 for length in lengths]
+
+
 @pytest.mark.parametrize("value", [-1, 17, 2.0, True, None])
 def test_a_draft_length_out_of_range_is_refused_between_rounds_too(decoder: Decoder, value):
     request = decoder.submit([1, 2], LONG)
