@@ -56,7 +56,7 @@ class Frame:
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
         logits = target.logits(batch, nodes)
-        self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row that are verified, if not ragged
+        self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         else:

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = [_tune(bundle, one, arguments, prompts, params) for one in each]
         result = results[0] | {"engines": engines, "other_engines": results[1:]}
         if engine == AUTO_ENGINE:
-            save_choice(bundle, arguments.device, engines)
+            say(f"engine auto is these from now on; kept in {save_choice(bundle, arguments.device, engines)}")
         if out is not None:
             print(json.dumps(result), file=out)
     print("\n\n".join(map(report, results)))

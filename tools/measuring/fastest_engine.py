@@ -11,7 +11,7 @@ from ...engines.bundle import DRAFT, TARGET
 WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,)}  # tokens of each request in the steps that are timed
 PAST = 128  # tokens in the cache
 REPEATS = 15
-CLEARLY = 0.95  # of the time of what larger batches run in: smaller ones have an engine of their own from there on
+CLEARLY = 0.95  # smaller batches have another engine than larger ones if it takes less than this part of the time
 SLOW_TO_COMPILE = "torch-compiled"
 
 Times = dict[str, dict[str, dict[int, float]]]  # milliseconds of a step by model, engine and the largest batch
