@@ -67,7 +67,7 @@ class Planner:
         self._rows, self._drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
         self._most = most
         self._wanted: list[Wanted] = []
-        self._window = LEAST_WINDOW
+        self.window = LEAST_WINDOW
         self._grown = False  # whether some live row had a tree in the last plan
         self.forget()
 
@@ -79,8 +79,8 @@ class Planner:
         """Plan the next round of these requests, in which drafts first read the last `window` tokens."""
         shares = self._within_reach(tuple(map(self._share, live, wanted, count(), repeat(window))))
         self._wanted = list(wanted)
-        if (shares, window) != (self.shares, self._window):
-            self.shares, self._window = shares, window
+        if (shares, window) != (self.shares, self.window):
+            self.shares, self.window = shares, window
             self._plan = make_plan(
                 [request.params for request in live],
                 shares,
@@ -119,7 +119,7 @@ class Planner:
         if self._live_entries(live) != self._plan.live:
             return False
         several = [source for one in self.shares if one.beside for source, _ in one.lines]
-        if self._plan.draft_length >= self._window and any(source.needs_model for source in several):
+        if self._plan.draft_length >= self.window and any(source.needs_model for source in several):
             return False  # a draft may lack more of what another line has committed than its first step reads
         if [(one.siblings, one.tree) for one in self._wanted] != [(one.siblings, one.tree) for one in wanted]:
             return False

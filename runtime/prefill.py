@@ -55,15 +55,18 @@ class Prefill:
                 left -= fed
 
     def score(self, target: Model, request: Request, row: int) -> int:
-        """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always."""
+        """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always.
+
+        They follow what the row holds: a request that had given up its place begins again.
+        """
         assert request.params.prompt_logprobs is not None
-        start = len(request.prompt_logprobs) - 1
-        count = min(PREFILL_WIDTH, request.unscored)
-        logits = target.score(row, self._rows.tokens[row, start : start + count], start)
+        start = target.cache.entries[row]
+        count = min(PREFILL_WIDTH, len(request.prompt) - 1 - start)
+        logits = target.score(row, self._rows.tokens[row, start : start + count])
         following = request.prompt[start + 1 : start + 1 + count]
-        request.prompt_logprobs += token_logprobs(logits, following, request.params.prompt_logprobs)
+        request.prompt_logprobs[start + 1 :] = token_logprobs(logits, following, request.params.prompt_logprobs)
         if not request.unscored:
-            target.cache.entries[row] = 0
+            target.cache.free(row)
         return count
 
 

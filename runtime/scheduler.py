@@ -339,12 +339,13 @@ class Scheduler:
         request, row = occupant.request, occupant.row
         before = request.length
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
-        self.target.cache.entries[row] = before + result.accepted
+        self.target.cache.wrote(row, before - 1, before + result.accepted)
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
                 lost = share.beside or source in self._planner.run_twice
                 own = 0 if lost else result.accepted - (result.beside if share.siblings else 0)  # siblings are not read
-                source.model.cache.entries[row] = before + min(own, result.proposed - 1)
+                begin = max(0, before - source.window(self._planner.window))
+                source.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))
         if request.trace is not None and result.trace is not None:
             traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
             ended_early = kept <= result.accepted

@@ -206,8 +206,10 @@ class Seating:
         self._most_rows = rows_taken - 1
 
     def keep_prefix(self, occupant: Occupant) -> None:
-        """Keep what the caches have of a request for others that begin alike."""
+        """Keep what the caches have of a request for others that begin alike; nothing of a prompt that is scored."""
         request = occupant.request
+        if request.unscored:
+            return  # its entries come from narrower steps than those of a prompt that is read
         tokens, salt = (*request.prompt, *request.token_ids), request.cache_salt
         self.prefixes.extend(occupant.keys, tokens, salt)
         for model in self._models:

@@ -63,6 +63,13 @@ def llama(pairs) -> Pair:
 
 
 @pytest.fixture(scope="session")
+def lengthy(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """One layer over prompts of several chunks."""
+    folder = tmp_path_factory.mktemp("lengthy")
+    return tiny_pair(tiny_llama, folder, noise=0.05, num_hidden_layers=1, max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="session")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A vocabulary of 8 tokens, so that every continuation can be counted; the draft is far from the target."""
     folder = tmp_path_factory.mktemp("eight")

@@ -61,6 +61,14 @@ class KVCache(ABC):
     def drop(self, block: int) -> None:
         """Keep a block no longer."""
 
+    def wrote(self, row: int, begin: int, end: int) -> None:
+        """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.
+
+        Nothing before `begin` may be missing; an `end` below what was valid takes back what lies beyond it.
+        """
+        assert 0 <= begin <= self.entries[row], f"row {row} has {self.entries[row]} entries, a call began at {begin}"
+        self.entries[row] = end
+
     def free(self, row: int) -> None:
         self.entries[row] = 0
 

@@ -106,7 +106,8 @@ class Model:
         start, last = torch.tensor(starts, device=device), (counts - 1).clamp_(min=0)[:, None]
         self.step(first, input_ids, start, logits, widths=counts, logit_rows=last).run()
         for row, each in missing.items():
-            self.cache.entries[row] += len(each)
+            begin = self.cache.entries[row]
+            self.cache.wrote(row, begin, begin + len(each))
         return logits
 
     def _prefill_row(self, row: int, tokens: Tensor) -> Tensor:
@@ -116,12 +117,12 @@ class Model:
             begin = torch.full((1,), start, device=tokens.device)
             start += width
             self.step(row, tokens[None, start - width : start], begin, logits, self.bucket(start)).run()
-        self.cache.entries[row] = start
+        self.cache.wrote(row, self.cache.entries[row], start)
         return logits
 
-    def score(self, row: int, tokens: Tensor, start: int) -> Tensor:
-        """Write the cache entries of `tokens` [S] from `start` on; return the logits [S, V] after each."""
-        found = []
+    def score(self, row: int, tokens: Tensor) -> Tensor:
+        """Write the entries of `tokens` [S] behind those that a row has; return the logits [S, V] after each."""
+        found, start = [], self.cache.entries[row]
         self.cache.make_room(row, [start], [len(tokens)])
         for width in chunks(len(tokens), self.engine.verify_width):
             chunk, tokens = tokens[:width], tokens[width:]
@@ -129,7 +130,7 @@ class Model:
             self.step(row, chunk[None], first, logits, self.bucket(start + width)).run()
             found.append(logits[0, :, : self.vocab_size].clone())
             start += width
-        self.cache.entries[row] = start
+        self.cache.wrote(row, self.cache.entries[row], start)
         return torch.cat(found)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ def _median_ms(model: Model, tokens: int) -> float:
     ids = torch.zeros(tokens, dtype=torch.int64, device=device)
 
     def read() -> None:
-        model.cache.entries[0] = 0
+        model.cache.free(0)
         model.prefill([0], [ids])
 
     return median([run_ms(read, device) for _ in range(1 + REPEATS)][1:])  # the first warms up

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, EngineError, Grammar, SamplingParams
 from trt_spec.runtime.memory.cache import CacheFull, KVCache
+from trt_spec.runtime.requests.request import State
 
 from ...bundles import Pair
 from ..test_greedy import random_prompts
@@ -81,3 +83,34 @@ def test_one_that_is_alone_ends_with_an_error_of_its_own(llama: Pair):
         with pytest.raises(EngineError, match="no memory for a cache"):
             request.output()
         assert len(other.output().token_ids) == 20
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_prompt_that_gives_up_its_place_while_it_is_scored_misleads_nobody(lengthy: Pair, leaves: bool):
+    """It goes on over nothing that its row no longer holds, nor leaves that to others."""
+    [long, live] = random_prompts(64, [600, 20], seed=2)
+    scored = SamplingParams(max_new_tokens=12, ignore_eos=True, prompt_logprobs=1)
+    plain = replace(scored, prompt_logprobs=None)
+    with Decoder.open(lengthy.bundle, max_batch=1) as alone:
+        [expected] = alone.generate(long, scored, draft_length=0)
+    kept = bytes_of(lengthy.bundle, 24)
+    with memory_for(1000) as refused, Decoder.open(lengthy.bundle, max_batch=2, prefix_bytes=kept) as decoder:
+        decoder.submit(live, replace(plain, max_new_tokens=30))
+        decoder.step()
+        request = decoder.submit(long, scored, draft_length=0)
+        while not refused:
+            decoder.step()
+        assert request.state is State.WAITING
+        assert 256 < len(request.prompt_logprobs) < 600, "some are known"
+        while len(request.prompt_logprobs) != 1 + 2 * 256:
+            decoder.step()
+        if leaves:
+            decoder.cancel(request)
+            [found] = decoder.generate(long, plain, draft_length=0)
+        else:
+            while decoder.step():
+                pass
+            found = request.output()
+            pairs = zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True)
+            assert max(abs(ours.logprob - right.logprob) for ours, right in pairs) < 1e-4
+    assert found.token_ids == expected.token_ids
