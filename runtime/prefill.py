@@ -39,20 +39,13 @@ class Prefill:
         logits = model.prefill(list(fed), tokens)
         return sum(fed.values()), {row: logits[row - min(fed)] for row in fed}
 
-    def catch_up(self, live: Sequence[Request], windows: Sequence[Mapping[Model, int]]) -> None:
-        """Feed the drafts that each row wants all tokens except the last ones, the window that their first steps read.
-
-        A row that lacks more than the drafts read at once drafts nothing until it has them.
-        """
-        left = DRAFT_BUDGET
+    def catch_up(self, wanted: Mapping[int, Mapping[Model, int]], budget: int) -> int:
+        """Feed drafts the entries that each row wants, as far as the budget goes; return what is left of that."""
         for draft in self._drafts:
-            entries = {
-                row: one.length - own[draft]
-                for row, (one, own) in enumerate(zip(live, windows, strict=True))
-                if draft in own
-            }
-            while left > 0 and (fed := self.read(draft, entries, PREFILL_WIDTH)[0]):
-                left -= fed
+            entries = {row: own[draft] for row, own in wanted.items() if draft in own}
+            while budget > 0 and (fed := self.read(draft, entries, PREFILL_WIDTH)[0]):
+                budget -= fed
+        return budget
 
     def score(self, target: Model, request: Request, row: int) -> int:
         """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from sys import maxsize
 from time import perf_counter
 
 import torch
@@ -16,7 +17,7 @@ from .lengths.drafting import DraftingRules
 from .memory.cache import CacheFull
 from .memory.model import Model
 from .planning import Planner, Share, make_plan
-from .prefill import Prefill
+from .prefill import DRAFT_BUDGET, Prefill
 from .requests.metrics import Beside, Outcome, Speculation
 from .requests.request import Request
 from .round.capture import MOST_KINDS, Flight, Rounds
@@ -115,40 +116,48 @@ class Scheduler:
             flight, self._ahead = self._ahead, None
             self._post_process(flight, began)
         self.seating.leave()  # nothing is in flight: rows may move, join and leave
-        self._read_prompts(PREFILL_WIDTH)
+        self._read_prompts(PREFILL_WIDTH, DRAFT_BUDGET)
         return self._launch()
 
-    def _read_prompts(self, budget: int) -> None:
-        """Let the target read prompts until `budget` tokens are spent, so that live rows never wait for long.
+    def _read_prompts(self, budget: int, draft_budget: int) -> None:
+        """Read prompts until so many tokens are spent, so that live rows never wait for long."""
+        while budget > 0 and (self.seating.prefilling or self.seating.waiting):
+            try:
+                read, read_by_drafts = self._read_some(budget, draft_budget)
+            except CacheFull as error:
+                self.seating.preempt(error)
+            else:
+                budget, draft_budget = budget - read, draft_budget - read_by_drafts
 
-        With the last token of its prompt a request gets its first own. What the draft has to read comes after that. A
-        prompt of one token is left to the first round.
+    def _read_some(self, budget: int, draft_budget: int) -> tuple[int, int]:
+        """Let the target read prompts in one call; return what that and the drafts have spent.
+
+        With the last token of its prompt a request gets its first own. A prompt of one token is left to the first
+        round. The draft reads later, between rounds; but a request whose text must depend on nothing else waits for it.
         """
         seating = self.seating
-        while budget > 0 and (seating.prefilling or seating.waiting):
-            try:
-                while seating.admit():
-                    pass
-                unread = {one.row: _entries_of_prompt(one.request) for one in seating.prefilling}
-                if unscored := [one for one in seating.prefilling if one.request.unscored]:
-                    budget -= self._prefill.score(self.target, unscored[0].request, unscored[0].row)
-                    continue
-                fed, logits = self._prefill.read(self.target, unread, budget)
-            except CacheFull as error:
-                seating.preempt(error)
-                continue
-            budget -= fed or budget
-            whole = [one for one in seating.prefilling if self.target.cache.entries[one.row] == unread[one.row]]
-            whole.sort(key=lambda one: one.row)
-            for occupant in whole:
-                seating.keep_prefix(occupant)
-            begin = [one for one in whole if one.row in logits and not one.request.token_ids]
-            for some in _neighbours(begin):
-                self._first_tokens(some, logits)
-            seating.leave(whole)
-            for occupant in whole:
-                if not occupant.request.finished:
-                    seating.go_live(occupant)
+        while seating.admit():
+            pass
+        unread = {one.row: _entries_of_prompt(one.request) for one in seating.prefilling}
+        if unscored := [one for one in seating.prefilling if one.request.unscored]:
+            return self._prefill.score(self.target, unscored[0].request, unscored[0].row), 0
+        fed, logits = self._prefill.read(self.target, unread, budget)
+        whole = [one for one in seating.prefilling if self.target.cache.entries[one.row] == unread[one.row]]
+        whole.sort(key=lambda one: one.row)
+        for occupant in whole:
+            seating.keep_prefix(occupant)
+        begin = [one for one in whole if one.row in logits and not one.request.token_ids]
+        for some in _neighbours(begin):
+            self._first_tokens(some, logits)
+        seating.leave(whole)
+        whole = [one for one in whole if not one.request.finished]
+        lacking = self._lacking([one for one in whole if one.request.params.keeps_its_draft])
+        left = self._prefill.catch_up(lacking, draft_budget)
+        for occupant in whole:
+            own = lacking.get(occupant.row, {})
+            if all(draft.cache.entries[occupant.row] >= entries for draft, entries in own.items()):
+                seating.go_live(occupant)
+        return fed or budget, draft_budget - left
 
     def _first_tokens(self, occupants: Sequence[Occupant], logits: Mapping[int, Tensor]) -> None:
         """Pick the tokens after the prompts of neighbouring rows, as a round without proposals does.
@@ -207,6 +216,15 @@ class Scheduler:
         sources = filter(None, map(self._drafters.get, wanted.names if wanted.length else ()))
         return {source.model: source.window(widest) for source in sources if source.model is not None}
 
+    def _lacking(self, occupants: Sequence[Occupant], window: int = LEAST_WINDOW) -> dict[int, dict[Model, int]]:
+        """Return by row how many entries each draft needs that it may run next, all but those that it reads first."""
+        return {
+            one.row: {
+                draft: one.request.length - own for draft, own in self._windows(one.chooser.wanted, window).items()
+            }
+            for one in occupants
+        }
+
     def _draft_of(self, drafter: str) -> Model | None:
         source = self._drafters.get(drafter)
         return None if source is None else source.model
@@ -240,7 +258,9 @@ class Scheduler:
         window = LEAST_WINDOW
         if any(one.length for one in wanted):
             window = self._window(wanted)
-            self._prefill.catch_up(requests, [self._windows(one, window) for one in wanted])
+            never_behind = [one for one in live if one.request.params.keeps_its_draft]  # they lack a round's tokens
+            self._prefill.catch_up(self._lacking(never_behind, window), maxsize)
+            self._prefill.catch_up(self._lacking(live, window), DRAFT_BUDGET)
         plan = self._planner.plan(requests, wanted, window)
         lengths = [request.length for request in requests]
         span = max(lengths)
