@@ -118,7 +118,7 @@ class Seating:
         occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
         self.prefilling.append(occupant)
         request.state = State.PREFILLING
-        self._rows.admit(row, request.prompt, request.params, request.seed, self._target.vocab_size)
+        self._rows.admit(row, request.prompt, request.params, request.noise_seed, self._target.vocab_size)
         if request.token_ids:  # it had given up its place
             self._rows.resume(row, request.params, request.token_ids)
         seat(self._rows.columns, row, request.guide)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from hashlib import sha256
 from time import perf_counter
 
 from ...engines import EngineError, RequestError, TrtSpecError
@@ -124,6 +125,17 @@ class Request:
     def unscored(self) -> int:
         """How many tokens of the prompt still need the log-probabilities that were asked for."""
         return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of the uniforms that draw and test proposals, another for each prediction.
+
+        A prediction may be what the same seed has said before, and the noise that made a text must not judge it.
+        """
+        if not self.prediction or not self.params.draft_decides:
+            return self.seed
+        words = (self.seed, *self.prediction)
+        return int.from_bytes(sha256(b"".join(word.to_bytes(8, "little") for word in words)).digest()[:8], "little")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end, while another thread steps; return False if it takes longer than `timeout` seconds."""

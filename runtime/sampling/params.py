@@ -132,7 +132,7 @@ class SamplingParams:
 OWN_HELP = {
     "max_new_tokens": "stop after this many tokens",
     "stop": "end the output before this text",
-    "stop_token_ids": "end the output with this token",
+    "stop_token_ids": "end the output with this token; under a grammar only where its text is complete",
     "ignore_eos": "do not end with the model's end-of-sequence token",
     "seed": "source of all randomness: with the same seed the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class MinTokens(Change):
     """The decoder adds the end-of-sequence tokens of its bundle to the stop tokens of a request that asks for this."""
 
-    fields: ClassVar = {"min_tokens": "before this many tokens neither end of sequence nor stop tokens may come"}
+    fields: ClassVar = {
+        "min_tokens": "before this many tokens neither end of sequence nor stop tokens may come (stop texts may)"
+    }
     reads_ahead = reads_trees = True
 
     def check(self, params: "SamplingParams") -> None:

@@ -1,11 +1,17 @@
 """A predicted output is copied from, found again after each edit, and changes no text."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
+from trt_spec.runtime.requests.request import Request
+from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ...bundles import Pair
 from ..scripted import EOS, byte_tokenizer, encoded, says, scripted_decoder
+from ..test_distribution import FALSE_ALARM, PROMPT, exact_distribution
 from ..test_greedy import random_prompts
 
 FILE = "".join(f"line {number} of the file is about thing {number * 7 % 13}\n" for number in range(60))
@@ -72,6 +78,31 @@ def test_a_wrong_prediction_changes_no_text(llama: Pair):
                     assert tuple(request.token_ids) == right
                     if prediction is right:
                         assert request.speculation.rounds <= 5
+
+
+@pytest.mark.parametrize("rule", ["rejection", "tokenwise"])
+def test_what_a_seed_has_said_is_no_less_exact_as_its_prediction(eight: Pair, rule: str, monkeypatch):
+    """The noise that made a text does not judge it: an edit of an earlier answer is distributed as any answer."""
+    params = SamplingParams(temperature=1.0, rule=rule, max_new_tokens=4, ignore_eos=True)
+    expected = exact_distribution(eight.exact, params, 3)
+
+    def said(decoder: Decoder, predictions: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        requests = [
+            decoder.submit(PROMPT, replace(params, seed=seed), draft_length=2, drafter="suffix", prediction=prediction)
+            for seed, prediction in enumerate(predictions)
+        ]
+        while decoder.step():
+            pass
+        return [tuple(request.token_ids) for request in requests]
+
+    def p_value() -> float:
+        with Decoder.open(eight.bundle, max_batch=256) as decoder:
+            again = said(decoder, said(decoder, [()] * 1500))
+        return tail(*statistic(Counter(tokens[1:] for tokens in again), expected))
+
+    assert p_value() > FALSE_ALARM
+    monkeypatch.setattr(Request, "noise_seed", property(lambda request: request.seed))
+    assert p_value() < FALSE_ALARM, "the test would see it"
 
 
 def test_no_other_drafter_is_asked_for_beside_a_prediction(llama: Pair):

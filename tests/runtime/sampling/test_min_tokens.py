@@ -36,6 +36,13 @@ def test_a_stop_token_waits_for_the_minimum_too_and_ignore_eos_frees_the_end_of_
     assert outputs[1].token_ids == (EOS,) * 20
 
 
+def test_a_stop_text_ends_an_output_before_the_minimum(decoder: Decoder):
+    a, b = (decoder.tokenizer.token_to_id(letter) for letter in "ab")
+    says_a = replace(EAGER, logit_bias={a: 1000.0, b: 900.0}, min_tokens=10, stop=["aa"])
+    [output] = decoder.generate([5, 6], says_a)
+    assert (output.token_ids, output.text, output.finish_reason) == ((a, a), "", "stop")
+
+
 def test_a_minimum_that_leaves_no_token_to_begin_with_is_refused(decoder: Decoder):
     banned = dict.fromkeys(range(2, 64), -math.inf)
     with pytest.raises(RequestError, match="min_tokens and logit_bias leave no token to begin with; ask for less"):
