@@ -15,6 +15,7 @@ from .contract import (
     Contract,
     TensorSpec,
 )
+from .cores import usable_cores
 from .engine import Engine, Step, blank_cache, blank_step, cache_rows, last_rows, make_step
 from .errors import (
     BundleError,
@@ -63,4 +64,5 @@ __all__ = [
     "open_engine",
     "open_engines",
     "together",
+    "usable_cores",
 ]

@@ -56,7 +56,7 @@ ENGINES: dict[str, EngineKind] = {
         EngineKind(
             "torch",
             "the same graphs as torch ops, converted for each shape of a round",
-            ".torch_engine",
+            ".torch",
             ("onnx",),
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
@@ -64,7 +64,7 @@ ENGINES: dict[str, EngineKind] = {
         EngineKind(
             "torch-compiled",
             "those through `torch.compile`",
-            ".torch_engine",
+            ".torch",
             ("onnx",),
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},

@@ -4,7 +4,6 @@ Of a row with few tokens each is a sequence of its own, which sees the blocks of
 computed for a token does not depend on the tokens beside it: on widths, on other rows, or on padding.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .contract import MAX_DRAFT_LENGTH, PREFILL_WIDTH, SPARE_BLOCK, Contract
-from .engine import Step, chunks
-from .errors import EngineError
-from .openvino_sizes import Compiled, FixedSizes
+from ..contract import MAX_DRAFT_LENGTH, PREFILL_WIDTH, SPARE_BLOCK, Contract
+from ..cores import usable_cores
+from ..engine import Step, chunks
+from ..errors import EngineError
+from .sizes import Compiled, FixedSizes
 
 VERSION = "2026.4"  # of OpenVINO: PagedAttention promises no other version the same inputs
 IN_BFLOAT16 = "openvino-bfloat16"
@@ -58,12 +58,11 @@ class OpenVinoEngine:
         core = _library().Core()
         if dtype == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise EngineError("this processor cannot compute in bfloat16; use engine openvino")
-        from .openvino_graph import paged_model
+        from .graph import paged_model
 
         self.contract, self.device = replace(contract.with_blocks(), dtype=dtype), device
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         settings = {
-            "INFERENCE_NUM_THREADS": cores,
+            "INFERENCE_NUM_THREADS": usable_cores(),
             "INFERENCE_PRECISION_HINT": DTYPES[dtype],
             "KV_CACHE_PRECISION": DTYPES[dtype],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if exact_weights else GROUP,

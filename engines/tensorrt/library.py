@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .errors import first_line
+from ..errors import first_line
 
 LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to import
 

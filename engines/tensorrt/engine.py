@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bundle import PLANS, graph_identity
-from .contract import ALIGNMENT, MAX_DRAFT_LENGTH, Contract
-from .engine import Step, chunks, line
-from .errors import EngineError
-from .tensorrt_library import LIBRARIES, RuntimeLibrary, capability_of
-from .tensorrt_plans import CompiledPlan, read_plan
-from .whole_files import write_whole
+from ..bundle import PLANS, graph_identity
+from ..bundle.whole_files import write_whole
+from ..contract import ALIGNMENT, MAX_DRAFT_LENGTH, Contract
+from ..engine import Step, chunks, line
+from ..errors import EngineError
+from .library import LIBRARIES, RuntimeLibrary, capability_of
+from .plans import CompiledPlan, read_plan
 
 BUILD = "trt-spec build --bundle {bundle} --engine {engine} --compute-capability {capability}"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import ContractError
+from ..errors import ContractError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,8 +3,8 @@
 import hashlib
 from dataclasses import replace
 
+from ..errors import BundleError
 from .bundle import MANIFEST, Bundle
-from .errors import BundleError
 from .whole_files import remove_leftovers, write_whole
 
 

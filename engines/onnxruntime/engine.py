@@ -1,7 +1,6 @@
 """ONNX Runtime on the CPU or a GPU: one session per graph, all tensors in torch memory, the cache written in place."""
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bundle import WEIGHTS
-from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
-from .engine import Step, chunks
-from .errors import EngineError, first_line
-from .onnx_graph import DTYPES
+from ..bundle import WEIGHTS
+from ..contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
+from ..cores import usable_cores
+from ..engine import Step, chunks
+from ..errors import EngineError, first_line
+from ..onnx_types import DTYPES
 
 ONNX_TYPES = {dtype: number for number, dtype in DTYPES.items()}
 WARM_UP = 2  # runs of a step before it becomes a CUDA graph
@@ -130,7 +130,7 @@ def share_threads(graphs: Sequence[Path], alone: bool = True) -> list[Threads]:
     small = [_weight_bytes(graph) <= SMALL_BYTES for graph in graphs]
     alone = alone and small.count(False) == 1
     # The library's default counts the machine's cores, not those this process may use.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return [Threads(1, stay_awake=False) if is_small else Threads(cores, stay_awake=alone) for is_small in small]
 
 

@@ -23,8 +23,8 @@ from openvino import opset15 as ops
 from openvino.frontend.onnx import ConversionExtension
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
-from .contract import BLOCK_TOKENS, Contract, Dim, TensorSpec
-from .errors import EngineError, first_line
+from ..contract import BLOCK_TOKENS, Contract, Dim, TensorSpec
+from ..errors import EngineError, first_line
 
 # The places of PagedAttention's inputs that the engine fills, with their types and ranks.
 CALL_INPUTS = {

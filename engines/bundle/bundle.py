@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .contract import GRANULE, SLACK, Contract
-from .errors import BundleError, ContractError
+from ..contract import GRANULE, SLACK, Contract
+from ..errors import BundleError, ContractError
 
 FORMAT = 3
 MANIFEST = "manifest.json"

@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
-from .contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
-from .engine import Step, chunks
-from .errors import EngineError, first_line
+from ..contract import PREFILL_WIDTH, WIDEST_STEP, Contract, TensorSpec
+from ..engine import Step, chunks
+from ..errors import EngineError, first_line
 from .onnx_graph import Graph, Node, read_graph
-from .torch_ops import FIXED, IGNORED, OPS
+from .ops import FIXED, IGNORED, OPS
 
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 

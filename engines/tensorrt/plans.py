@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import PLANS
-from .errors import EngineError
+from ..bundle import PLANS
+from ..errors import EngineError
 
 FORMAT = 2
 
