@@ -128,6 +128,6 @@ def save_graph(graph: onnx.ModelProto, bundle: Path, role: str) -> None:
 
 def resave(bundle: Path) -> None:
     """Hash the files anew, as someone who forges a bundle would."""
-    with patch("trt_spec.engines.bundle.bundle._verify"):
+    with patch("trt_spec.engines.bundle.bundle.verify"):
         opened = Bundle.open(bundle)
     opened.save()

@@ -1,28 +1,14 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import (
-    COSTS,
-    DRAFT,
-    DRAFTS,
-    FORMAT,
-    GRAPH,
-    MANIFEST,
-    PLANS,
-    TARGET,
-    WEIGHTS,
-    Bundle,
-    ModelEntry,
-    TokenizerEntry,
-    content_hash,
-    graph_identity,
-)
+from .bundle import Bundle, ModelEntry, TokenizerEntry
+from .layout import COSTS, DRAFT, DRAFTS, GRAPH, MANIFEST, PLANS, TARGET, WEIGHTS
+from .manifest import graph_identity
 
 __all__ = [
     "COSTS",
     "DRAFT",
     "DRAFTS",
-    "FORMAT",
     "GRAPH",
     "MANIFEST",
     "PLANS",
@@ -31,7 +17,6 @@ __all__ = [
     "Bundle",
     "ModelEntry",
     "TokenizerEntry",
-    "content_hash",
     "graph_identity",
     "put_file",
 ]
