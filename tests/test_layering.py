@@ -19,7 +19,8 @@ MAY_IMPORT = {
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
 READS_GRAPHS = "engines/torch/onnx_graph.py"
-LOADED_LATE = {"engines/openvino/graph.py"}  # imports its library, and is itself imported inside a function only
+# These import their library, and are themselves imported inside a function only.
+LOADED_LATE = {"engines/openvino/graph.py", "engines/openvino/operators.py"}
 ENGINE_LIBRARIES = {
     "onnxruntime",
     "tensorrt",

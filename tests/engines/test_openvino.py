@@ -20,10 +20,10 @@ from trt_spec.engines import (
     EngineError,
     blank_cache,
     blank_step,
+    cache_rows,
     make_step,
     open_engine,
 )
-from trt_spec.engines.engine import cache_rows
 from trt_spec.engines.openvino import NARROW, OpenVinoEngine
 from trt_spec.engines.openvino.engine import VERSION
 from trt_spec.export.passes.quantise import Quantisation
@@ -124,14 +124,14 @@ def test_quantised_weights_stay_small_in_the_compiled_model(tmp_path: Path):
 def test_each_node_of_a_deep_graph_is_looked_at_once():
     """The ways through it double with each residual connection, and nobody could follow all of them."""
     from openvino import opset15 as ops
-    from trt_spec.engines.openvino.graph import _reads
+    from trt_spec.engines.openvino.masks import reads
 
     node = ops.parameter([-1], name="depths")
     node.output(0).get_tensor().set_names({"depths"})
     for _ in range(80):
         node = ops.add(node, node)
-    assert _reads(node, "depths")
-    assert not _reads(node, "logit_rows")
+    assert reads(node, "depths")
+    assert not reads(node, "logit_rows")
 
 
 # The same bits for a token, whatever is beside it.
