@@ -1,4 +1,4 @@
-"""Engines run a bundle's graphs; this package also holds what export and runtime share: bundle, contract, errors."""
+"""Engines run a bundle's graphs. Bundle, contract and errors live here as well, since export and runtime share them."""
 
 from .bundle import Bundle, ModelEntry, TokenizerEntry
 from .contract import (
@@ -15,7 +15,8 @@ from .contract import (
     Contract,
     TensorSpec,
 )
-from .engine import Engine, Step, blank_cache, blank_step, cache_rows, last_rows, make_step
+from .cores import usable_cores
+from .engine import Engine, Step
 from .errors import (
     BundleError,
     ContractError,
@@ -25,6 +26,7 @@ from .errors import (
     RequestError,
     TrtSpecError,
 )
+from .steps import blank_cache, blank_step, cache_rows, last_rows, line, make_step
 from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, together
 
 __all__ = [
@@ -59,8 +61,10 @@ __all__ = [
     "cache_rows",
     "engines_of",
     "last_rows",
+    "line",
     "make_step",
     "open_engine",
     "open_engines",
     "together",
+    "usable_cores",
 ]

@@ -26,7 +26,7 @@ class RequestError(TrtSpecError):
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
-        self.field = field  # the parameter at fault, where it is one alone
+        self.field = field  # the parameter at fault, if it is a single one
 
 
 class ExportError(TrtSpecError):

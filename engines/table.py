@@ -1,4 +1,4 @@
-"""The engines, one row each: all that the rest of the package knows of an engine before it is opened."""
+"""The table of engines: the rest of the package knows no more of an engine before it is opened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .errors import EngineError
 @dataclass(frozen=True)
 class EngineKind:
     name: str
-    runs: str  # what it runs, for people to read
+    runs: str  # for people to read
     module: str  # has open_engines(name, models, device, exact_weights, alone) -> list of engines
     libraries: tuple[str, ...]  # one of these modules is needed, besides torch
     packages: tuple[str, ...]  # its results depend on torch and on those of these that are installed
@@ -56,7 +56,7 @@ ENGINES: dict[str, EngineKind] = {
         EngineKind(
             "torch",
             "the same graphs as torch ops, converted for each shape of a round",
-            ".torch_engine",
+            ".torch",
             ("onnx",),
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
@@ -64,7 +64,7 @@ ENGINES: dict[str, EngineKind] = {
         EngineKind(
             "torch-compiled",
             "those through `torch.compile`",
-            ".torch_engine",
+            ".torch",
             ("onnx",),
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},

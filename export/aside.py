@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..engines import ExportError
 from ..engines.bundle import MANIFEST
-from ..engines.whole_files import abandoned, claimed
+from ..engines.bundle.whole_files import abandoned, claimed
 
 LOCK, PARTIAL, OLD = "lock", "partial", "old"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..engines import ENGINES, Bundle, BundleError
 from ..engines.bundle import COSTS
-from ..engines.whole_files import write_whole
+from ..engines.bundle.whole_files import write_whole
 from .lengths.costs import machine_name, model_identities
 
 AUTO_ENGINE = "auto"

@@ -16,7 +16,7 @@ from filelock import FileLock
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle
-from trt_spec.engines.added_files import put_file
+from trt_spec.engines.bundle import put_file
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters import DRAFTERS
@@ -128,6 +128,6 @@ def save_graph(graph: onnx.ModelProto, bundle: Path, role: str) -> None:
 
 def resave(bundle: Path) -> None:
     """Hash the files anew, as someone who forges a bundle would."""
-    with patch("trt_spec.engines.bundle._verify"):
+    with patch("trt_spec.engines.bundle.bundle.verify"):
         opened = Bundle.open(bundle)
     opened.save()

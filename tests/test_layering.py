@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,30 @@ MAY_IMPORT = {
     "runtime": {"engines"},
     "tools": {"engines", "export", "runtime"},
 }
+# Within a folder: what each room, a file or a folder of its own, may import beside itself. The folder's __init__.py is
+# its face, which may import all of them and which none of them imports.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "engines": {
+        "errors": set(),
+        "cores": set(),
+        "onnx_types": set(),
+        "contract": {"errors"},
+        "bundle": {"contract", "errors"},
+        "engine": {"contract"},
+        "steps": {"engine", "contract"},
+        "onnxruntime": {"engine", "bundle", "contract", "onnx_types", "cores", "errors"},
+        "openvino": {"engine", "contract", "cores", "errors"},
+        "tensorrt": {"steps", "engine", "bundle", "contract", "errors"},
+        "torch": {"engine", "bundle", "contract", "onnx_types", "errors"},
+        "table": {"engine", "contract", "errors"},
+    },
+}
+FACE = "__init__"
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
-READS_GRAPHS = "engines/onnx_graph.py"
-LOADED_LATE = {"engines/openvino_graph.py"}  # imports its library, and is itself imported inside a function only
+READS_GRAPHS = "engines/torch/onnx_graph.py"
+# These import their library, and are themselves imported inside a function only.
+LOADED_LATE = {"engines/openvino/graph.py", "engines/openvino/operators.py"}
 ENGINE_LIBRARIES = {
     "onnxruntime",
     "tensorrt",
@@ -62,6 +83,11 @@ def name(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+def room_of(file: Path) -> str:
+    """The name of the room of its folder in which a file stands."""
+    return file.relative_to(ROOT).parts[1].removesuffix(".py")
+
+
 def test_the_folders_hold_code():
     assert {file.relative_to(ROOT).parts[0] for file in FILES} == set(FOLDERS)
 
@@ -74,6 +100,27 @@ def test_a_folder_imports_only_those_below_it(file: Path):
         assert parts[0] not in FOLDERS, f"{module}: across folders import relatively"
         if parts[0] == "trt_spec" and len(parts) > 1:
             assert parts[1] == folder or parts[1] in MAY_IMPORT[folder], f"{folder} may not import {module}"
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_the_rooms_of_a_folder_are_those_of_its_table_and_import_in_no_circle(folder: str):
+    found = {room_of(file) for file in FILES if file.relative_to(ROOT).parts[0] == folder}
+    assert found - {FACE} == set(ROOMS[folder])
+    assert set().union(*ROOMS[folder].values()) <= found
+    TopologicalSorter(ROOMS[folder]).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.relative_to(ROOT).parts[0] in ROOMS], ids=name)
+def test_a_room_imports_only_those_below_it(file: Path):
+    """Imports inside functions and those for a type checker alone are included."""
+    folder, room = file.relative_to(ROOT).parts[0], room_of(file)
+    if room == FACE:
+        return
+    for module in imports(file):
+        package, *parts = module.split(".")
+        if package == "trt_spec" and parts[0] == folder:
+            other = parts[1] if len(parts) > 1 else FACE
+            assert other == room or other in ROOMS[folder][room], f"{folder}/{room} may not import {module}"
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if name(file).startswith(("runtime", "engines"))], ids=name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ..engines import RequestError
-from ..engines.whole_files import written_aside
+from ..engines.bundle.whole_files import written_aside
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -17,9 +17,8 @@ import torch
 
 from ...engines import Bundle, EngineError, ExportError
 from ...engines.bundle import graph_identity
-from ...engines.tensorrt_library import LIBRARIES, Library, capability_of
-from ...engines.tensorrt_plans import CompiledPlan, PlanKey, read_plan
-from ...engines.whole_files import PARTIAL, claimed, remove_leftovers, take_place, write_whole
+from ...engines.bundle.whole_files import PARTIAL, claimed, remove_leftovers, take_place, write_whole
+from ...engines.tensorrt import LIBRARIES, CompiledPlan, Library, PlanKey, capability_of, read_plan
 from .roles import BuildOptions, roles
 
 TIMING_CACHE = "timing.cache"

@@ -17,8 +17,7 @@ import onnx_ir as ir
 
 from ...engines import Contract, ExportError
 from ...engines.errors import first_line
-from ...engines.tensorrt_library import Library
-from ...engines.tensorrt_plans import PlanKey
+from ...engines.tensorrt import Library, PlanKey
 from ..passes.merge_attentions import merge_attentions
 from ..passes.pack_queries import pack_queries
 from ..passes.specialise import specialise

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, ExportError
-from ...engines.tensorrt_library import LIBRARIES
+from ...engines.tensorrt import LIBRARIES
 
 CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...engines import Bundle, BundleError
+from ...engines import Bundle, BundleError, usable_cores
 from ...engines.bundle import COSTS, graph_identity
-from ...engines.whole_files import write_whole
+from ...engines.bundle.whole_files import write_whole
 from .shapes import TreeLength
 
 FORMAT = 1
@@ -160,8 +160,7 @@ def machine_name(device: str) -> str:
     """Name the GPU, or the processor and how many of its cores this process may use."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
-    cores = len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{processor_name()}, {cores} cores"
+    return f"{processor_name()}, {usable_cores(os.getpid())} cores"
 
 
 def processor_name() -> str:

@@ -6,8 +6,8 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from ...engines import Engine, RequestError, Step, last_rows, make_step
-from ...engines.engine import chunks, line
+from ...engines import Engine, RequestError, Step, last_rows, line, make_step
+from ...engines.engine import chunks
 from ..round.tree import Tree
 from .block_cache import BlockCache
 from .bucket import bucket

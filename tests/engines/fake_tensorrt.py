@@ -17,7 +17,7 @@ import numpy as np
 from trt_spec.engines import Bundle, Contract
 from trt_spec.engines.bundle import graph_identity
 from trt_spec.engines.onnxruntime import Threads, open_session
-from trt_spec.engines.tensorrt_plans import CompiledPlan, PlanKey
+from trt_spec.engines.tensorrt import CompiledPlan, PlanKey
 from trt_spec.export.plans.roles import BuildOptions, roles
 
 ALIGNMENT = 64  # what torch gives on the CPU

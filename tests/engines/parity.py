@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Engine, blank_cache, open_engine, openvino_sizes
-from trt_spec.engines.openvino import OpenVinoEngine
+from trt_spec.engines import Bundle, Engine, blank_cache, open_engine
+from trt_spec.engines.openvino import OpenVinoEngine, sizes
 from trt_spec.export.check import run_call
 from trt_spec.export.scenarios import ROWS, TREE, Script, write_script
 
@@ -55,7 +55,7 @@ def assert_engine_agrees(
 def run_settled(engine: OpenVinoEngine, script: Script) -> list[Tensor]:
     """Run it in models for one number of tokens each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(openvino_sizes, "SOME_CALLS", 1)
+        patch.setattr(sizes, "SOME_CALLS", 1)
         engine.settle()
     assert engine.fixed.sizes
     return run_script(engine, script)

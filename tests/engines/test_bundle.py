@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from trt_spec.engines import Bundle, BundleError, TrtSpecError
-from trt_spec.engines.bundle import FORMAT, content_hash
+from trt_spec.engines.bundle.manifest import FORMAT, content_hash
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, resave

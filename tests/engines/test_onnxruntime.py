@@ -1,6 +1,5 @@
 """ONNX Runtime writes the cache in place, keeps to its rows, and says in a sentence when memory is missing."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -10,7 +9,7 @@ from unittest.mock import patch
 import onnxruntime
 import pytest
 import torch
-from trt_spec.engines import Bundle, EngineError, blank_step, open_engine
+from trt_spec.engines import Bundle, EngineError, blank_step, open_engine, usable_cores
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
 from trt_spec.runtime import Decoder
 
@@ -200,7 +199,7 @@ def sized(folder: Path, *megabytes: int) -> list[Path]:
 
 def test_models_that_take_turns_never_spin_against_each_other(tmp_path: Path):
     """A worker that spins on while the other model runs doubles the other's time."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     large_awake, large_asleep, small = Threads(cores, True), Threads(cores, False), Threads(1, False)
     for sizes, expected in (
         ((57, 4), [large_awake, small]),

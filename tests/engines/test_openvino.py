@@ -20,12 +20,12 @@ from trt_spec.engines import (
     EngineError,
     blank_cache,
     blank_step,
+    cache_rows,
     make_step,
     open_engine,
-    openvino,
 )
-from trt_spec.engines.engine import cache_rows
-from trt_spec.engines.openvino import NARROW
+from trt_spec.engines.openvino import NARROW, OpenVinoEngine
+from trt_spec.engines.openvino.engine import VERSION
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
@@ -124,14 +124,14 @@ def test_quantised_weights_stay_small_in_the_compiled_model(tmp_path: Path):
 def test_each_node_of_a_deep_graph_is_looked_at_once():
     """The ways through it double with each residual connection, and nobody could follow all of them."""
     from openvino import opset15 as ops
-    from trt_spec.engines.openvino_graph import _reads
+    from trt_spec.engines.openvino.masks import reads
 
     node = ops.parameter([-1], name="depths")
     node.output(0).get_tensor().set_names({"depths"})
     for _ in range(80):
         node = ops.add(node, node)
-    assert _reads(node, "depths")
-    assert not _reads(node, "logit_rows")
+    assert reads(node, "depths")
+    assert not reads(node, "logit_rows")
 
 
 # The same bits for a token, whatever is beside it.
@@ -312,7 +312,7 @@ def test_a_damaged_graph_is_an_error_in_a_sentence(llama: Pair, tmp_path: Path):
 def test_a_missing_or_untested_library_is_named(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     library = sys.modules["openvino"]
     monkeypatch.setattr(library, "__version__", "2031.1.0-1")
-    with pytest.raises(EngineError, match=rf"needs OpenVINO {openvino.VERSION}, found 2031.1.0-1"):
+    with pytest.raises(EngineError, match=rf"needs OpenVINO {VERSION}, found 2031.1.0-1"):
         opened(llama.bundle)
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(EngineError, match=r"needs the openvino package; pip install 'trt-spec\[openvino\]'"):
@@ -360,5 +360,5 @@ def test_each_row_verifies_only_what_it_proposes(llama: Pair):
         assert len(decoder.live) == 2
         assert wide.speculation.histogram != []
         engine = decoder.target.engine
-        assert isinstance(engine, openvino.OpenVinoEngine)
+        assert isinstance(engine, OpenVinoEngine)
         assert engine._size == 10

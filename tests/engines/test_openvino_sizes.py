@@ -12,8 +12,8 @@ import torch
 from openvino import Core
 from openvino import opset15 as ops
 from torch import Tensor
-from trt_spec.engines import Bundle, open_engine, openvino_sizes
-from trt_spec.engines.openvino import OpenVinoEngine
+from trt_spec.engines import Bundle, open_engine
+from trt_spec.engines.openvino import OpenVinoEngine, sizes
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 
@@ -26,7 +26,7 @@ ENOUGH = 4
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_sizes, "ENOUGH_CALLS", ENOUGH)
+    monkeypatch.setattr(sizes, "ENOUGH_CALLS", ENOUGH)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_single_token_is_never_padded(engine: OpenVinoEngine):
 
 
 def test_settling_compiles_at_once_for_what_calls_had(engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openvino_sizes, "SOME_CALLS", 2)
+    monkeypatch.setattr(sizes, "SOME_CALLS", 2)
     cache = Cache(engine, 1)
     call(cache, 3, 2)
     call(cache, 4, 1)
@@ -130,7 +130,7 @@ def test_all_weights_together_have_a_bound(llama: Pair, engine: OpenVinoEngine, 
     weights = sum(one.get_byte_size() for one in engine.fixed._model.get_ops() if one.get_type_name() == "Constant")
     assert weights > 1e4
     for models, expected in ((3, 3), (2, 2), (1, 0)):  # for a single one it is never worth it
-        monkeypatch.setattr(openvino_sizes, "MOST_BYTES", models * weights + 1)
+        monkeypatch.setattr(sizes, "MOST_BYTES", models * weights + 1)
         bounded = opened(llama.bundle)
         cache = Cache(bounded, 1)
         for width in range(1, 6):

@@ -15,16 +15,9 @@ import pytest
 import tensorrt_lean
 import tensorrt_rtx
 import torch
-from trt_spec.engines import (
-    Bundle,
-    EngineError,
-    RequestError,
-    blank_cache,
-    make_step,
-    open_engines,
-    tensorrt,
-)
-from trt_spec.engines.tensorrt_plans import read_plan
+from trt_spec.engines import Bundle, EngineError, RequestError, blank_cache, make_step, open_engines
+from trt_spec.engines.tensorrt import engine as tensorrt
+from trt_spec.engines.tensorrt import read_plan
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round import capture
 from trt_spec.runtime.sampling.trees import TreeVerdict

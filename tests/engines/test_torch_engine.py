@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_cache, blank_step, open_engine, torch_ops
+from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_cache, blank_step, open_engine
+from trt_spec.engines.torch import ops
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.scenarios import write_script
 from trt_spec.runtime import Decoder, SamplingParams
@@ -65,7 +66,7 @@ def test_trees_have_the_logits_of_onnxruntime(pairs, family: str):
 def test_a_wrong_operator_does_not_pass_for_parity(
     llama: Pair, monkeypatch: pytest.MonkeyPatch, operator: str, wrong: Callable[..., Tensor]
 ):
-    monkeypatch.setitem(torch_ops.OPS, operator, wrong)
+    monkeypatch.setitem(ops.OPS, operator, wrong)
     with pytest.raises(AssertionError, match="a logit is off by"):
         assert_engine_agrees(llama.bundle, tolerance=1e-2)
 
@@ -290,7 +291,7 @@ def test_a_read_on_the_host_would_be_seen(read: Callable[[Tensor], Any]):
 
 
 def test_a_step_whose_operator_reads_on_the_host_would_be_seen(llama: Pair, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch_ops.F, "scaled_dot_product_attention", read_and_attend)
+    monkeypatch.setattr(ops.F, "scaled_dot_product_attention", read_and_attend)
     engine = opened(llama)
     model = model_of(engine, 1)
     step = blank_step(engine, model.cache.buffers, 0, 1, 1, 1)

@@ -4,15 +4,15 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from trt_spec.engines import whole_files
-from trt_spec.engines.whole_files import remove_leftovers, write_whole, written_aside
+from trt_spec.engines.bundle import whole_files
+from trt_spec.engines.bundle.whole_files import remove_leftovers, write_whole, written_aside
 
 from ..faults import no_file_larger_than, running
 
 HALF_WRITTEN = """
 import sys
 from pathlib import Path
-from trt_spec.engines.whole_files import written_aside
+from trt_spec.engines.bundle.whole_files import written_aside
 
 with written_aside(Path(sys.argv[1])) as stream:
     stream.write(b"half")

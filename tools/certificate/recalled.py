@@ -44,10 +44,8 @@ def recalls(decoder: Decoder) -> bool:
     return isinstance(decoder.target.engine, RecallingEngine)
 
 
-class RecallingEngine:
+class RecallingEngine(Engine):
     """Runs in the place of the target's engine, which it owns."""
-
-    static_capacity = reads_prefixes = False
 
     def __init__(self, engine: Engine, capacity: int) -> None:
         contract = engine.contract
@@ -59,9 +57,6 @@ class RecallingEngine:
         self._uniform = torch.zeros(contract.vocab_size)
         self._known: dict[Tokens, Tensor] = {}
         self._most = REMEMBERED_BYTES // (4 * contract.vocab_size)
-
-    def reserve(self, rows: int, capacity: int) -> None:
-        """Accept all caches, which are small."""
 
     def prefill_widths(self, tokens: int) -> list[int]:
         return self._model.engine.prefill_widths(tokens)
@@ -89,11 +84,6 @@ class RecallingEngine:
         torch.stack([self._known.get(context, self._uniform) for context in contexts], out=logits)
         if len(self._known) > self._most:
             self._known.clear()
-
-    def capturable(self) -> bool:
-        return False
-
-    def settle(self) -> None: ...
 
     def close(self) -> None:
         self._model.close()

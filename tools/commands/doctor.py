@@ -6,13 +6,12 @@ how often they would agree, and what speed-up that promises. --target BUNDLE doe
 
 import argparse
 import json
-import os
 import platform
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...engines import ENGINES
+from ...engines import ENGINES, usable_cores
 from ..console import in_bytes, table
 from ..extras import PACKAGE, install_command, installed, requirements
 
@@ -92,7 +91,7 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": {
             "model": _proc_field("cpuinfo", "model name") or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": usable_cores(),
             "features": [name for name in CPU_FEATURES if name in (_proc_field("cpuinfo", "flags") or "").split()],
         },
         "memory": {"total_bytes": _memory("MemTotal"), "available_bytes": _memory("MemAvailable")},

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
-from ...engines.added_files import put_file
+from ...engines.bundle import put_file
 from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from ..console import in_bytes
 from ..flags.sampling import positive

@@ -5,7 +5,6 @@ returned them. Both compute in the same type, unless it is asked to choose its o
 """
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...engines import Bundle, Contract, EngineError, PairError, RequestError
+from ...engines import Bundle, Contract, EngineError, PairError, RequestError, usable_cores
 from ...engines.errors import one_line
 from ...runtime import SamplingParams
 from .theirs import Theirs, named_folders, require_package
@@ -113,7 +112,7 @@ class OpenVino:
     ) -> None:
         self._folders = folders
         self._batch = batch
-        self._properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}
+        self._properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": usable_cores()}
         if precision is not None:
             self._properties |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
         self._prompt_tokens = batch * longest  # all prompts in one pass, as its pipeline for a single text does

@@ -1,11 +1,12 @@
 """Measure how fast this machine reads memory, which bounds every step that reads each weight once."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 import torch
+
+from ...engines import usable_cores
 
 BLOCK_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # larger than any cache, and slow beside a launch
 TRIES = 7
@@ -23,7 +24,7 @@ def read_bandwidth(device: str = "cpu") -> float:
 def all_cores() -> Iterator[None]:
     """Let torch use every core that this process may use."""
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(usable_cores())
     try:
         yield
     finally:

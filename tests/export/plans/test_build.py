@@ -18,9 +18,8 @@ import onnxruntime
 import pytest
 import tensorrt_rtx as trt
 import torch
-from trt_spec.engines import SLACK, Bundle, EngineError, ExportError
-from trt_spec.engines.engine import line
-from trt_spec.engines.tensorrt_plans import PlanKey, read_plan
+from trt_spec.engines import SLACK, Bundle, EngineError, ExportError, line
+from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export.family_table import WORKS
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans import build

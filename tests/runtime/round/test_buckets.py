@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 from trt_spec.engines import Step
-from trt_spec.engines.torch_engine import TorchEngine
+from trt_spec.engines.torch import TorchEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.round import capture

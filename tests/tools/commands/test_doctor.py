@@ -1,9 +1,9 @@
 import json
-import os
 from importlib.metadata import requires, version
 
 import pytest
 import torch
+from trt_spec.engines import usable_cores
 from trt_spec.tools import extras
 from trt_spec.tools.commands import doctor
 from trt_spec.tools.measuring import theory
@@ -38,7 +38,7 @@ def test_it_says_what_runs_here(run):
     in_torch = on_gpu["torch", "onnx"]
     assert in_torch["runs"] == torch.cuda.is_available() == (in_torch["reason"] is None)
     assert found["packages"]["torch"] == version("torch")
-    assert found["cpu"]["cores"] == len(os.sched_getaffinity(0))
+    assert found["cpu"]["cores"] == usable_cores()
     assert 0 < found["memory"]["available_bytes"] <= found["memory"]["total_bytes"]
 
 

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 from trt_spec.engines import Bundle
-from trt_spec.engines import added_files as additions
+from trt_spec.engines.bundle import added_files as additions
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..conftest import assert_refused

@@ -1,4 +1,4 @@
-"""TensorRT plans: what each depends on, where it lies in its bundle, and the sidecar that describes it."""
+"""The sidecar of a TensorRT plan describes it and lists everything that it depends on."""
 
 import hashlib
 import json
@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import PLANS
-from .errors import EngineError
+from ..bundle import PLANS
+from ..errors import EngineError
 
 FORMAT = 2
 
@@ -39,7 +39,7 @@ class PlanKey:
 
     @property
     def path(self) -> Path:
-        """Where the plan lies below the bundle; its sidecar has the same name and the suffix .json."""
+        """The plan's path below the bundle; its sidecar has the same name and the suffix .json."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return Path(PLANS, f"{self.engine}-{self.compute_capability}", f"{self.model}-{self.width}-{digest[:12]}.plan")
 

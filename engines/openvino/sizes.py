@@ -2,7 +2,7 @@
 
 A model for any number prepares each of its nodes before every call, which takes a tenth of a step of 80 million
 parameters in int8 and a quarter of a small draft's. A model for one number does not, and computes the same bits. But it
-holds the weights once more. So only the numbers that calls often have get one, and it is compiled while calls go on.
+holds the weights once more. So only the numbers that calls often have get a model, compiled while calls go on.
 """
 
 from collections import Counter
@@ -53,8 +53,11 @@ class FixedSizes:
         best = tokens if tokens <= FINE else -(-tokens // STEP) * STEP
         self._calls[best] += 1
         if self._calls[best] >= ENOUGH_CALLS and best not in self._models and not self._add(best):
-            self._calls = Counter({size: calls // 2 for size, calls in self._calls.items()})  # what was long ago fades
-        # With some weights a single token has a kernel of its own: it must not depend on what happens to be ready.
+            self._calls = Counter(
+                {size: calls // 2 for size, calls in self._calls.items()}
+            )  # old calls count less and less
+        # A single token is never padded: with some weights it has a kernel of its own, and its bits must not depend on
+        # which models are ready.
         for size in range(tokens, tokens + STEP if tokens > 1 else 2):
             if found := self._ready(size):
                 return found

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .onnx_graph import dtype_of
+from ..onnx_types import dtype_of
 
 FIXED: dict[str, Any] = {
     "alpha": 1.0,

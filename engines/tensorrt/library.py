@@ -1,4 +1,4 @@
-"""The two TensorRT libraries, `tensorrt` and `tensorrt_rtx`, and what differs between them."""
+"""The two TensorRT libraries, `tensorrt` and `tensorrt_rtx`, behind one interface."""
 
 from importlib import import_module
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .errors import first_line
+from ..errors import first_line
 
-LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # what to import
+LIBRARIES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # the modules to import
 
 
 def capability_of(device: str = "cuda") -> str:

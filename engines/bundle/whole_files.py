@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: what a killed process leaves there stays
+except ImportError:  # Windows has no such locks, so leftovers of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
 PARTIAL = "partial"
@@ -63,7 +63,7 @@ def take_place(partial: Path, stream: BinaryIO, path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left while writing files of this name, or any files of the folder."""
+    """Remove the leftovers of killed processes that were writing files of this name, or any file of the folder."""
     for _ in abandoned(folder, PARTIAL, name):
         pass
 

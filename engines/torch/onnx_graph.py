@@ -7,23 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bundle import WEIGHTS
-from .contract import TensorSpec
-from .errors import EngineError, first_line
+from ..bundle import WEIGHTS
+from ..contract import TensorSpec
+from ..errors import EngineError, first_line
+from ..onnx_types import INT4, dtype_of
 
 OPSET = 24
-DTYPES = {  # by their numbers in ONNX
-    1: torch.float32,
-    2: torch.uint8,
-    3: torch.int8,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    10: torch.float16,
-    11: torch.float64,
-    16: torch.bfloat16,
-}
-INT4 = 22  # torch has no such type
 
 
 @dataclass(frozen=True)
@@ -68,12 +57,6 @@ def read_graph(file: Path) -> Graph:
             f"{file} has ONNX operators of version {opsets.get('')}, engine torch expects {OPSET}; export it again"
         )
     return Graph([spec for spec in inputs if spec.name not in constants], outputs, nodes, constants)
-
-
-def dtype_of(number: int) -> torch.dtype:
-    if number not in DTYPES:
-        raise ValueError(f"torch has no type for the ONNX type {number}")
-    return DTYPES[number]
 
 
 def _spec(value: Any) -> TensorSpec:

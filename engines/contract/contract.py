@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import ContractError
+from ..errors import ContractError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ SLACK = max(2 * WIDEST_STEP, PREFILL_WIDTH)  # tokens that a call may write past
 GRANULE = 64  # buffer lengths are multiples of this
 ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
 BLOCK_TOKENS = 32  # entries in each block of a cache that is read by a table of blocks
-SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and what is written there is never read
+SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its entries are never read
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
 
 Dim = int | str
@@ -36,11 +36,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Capability:
-    """Something that only some graphs can do, with the inputs and outputs that it adds to their contract."""
+    """An ability of some graphs only, with the inputs and outputs that it adds to their contract."""
 
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    # Called with all inputs before each run, to fill its own where the caller of a step brings no tensors for them.
+    # Called with all inputs before each run. It fills its own, if the caller of a step brings no tensors for them.
     fill: "Callable[[Mapping[str, Tensor]], None] | None" = None
 
 
@@ -70,7 +70,7 @@ class Contract:
     vocab_size: int  # columns of the logits, padding included
     max_length: int  # longest sequence the positions allow
     dtype: str  # of weights and cache; logits are always float32
-    capabilities: tuple[str, ...] = ()  # beyond what every graph can do
+    capabilities: tuple[str, ...] = ()  # names of those that this graph has
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -99,7 +99,7 @@ class Contract:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the cache is blocks that a table assigns to rows; else each row has memory of its own."""
+        """True if a table assigns blocks of the cache to rows, false if each row has memory of its own."""
         return BLOCKS in self.capabilities
 
     def with_blocks(self) -> "Contract":
@@ -117,7 +117,7 @@ class Contract:
         return (
             TensorSpec("input_ids", "int64", ("batch", "width")),
             TensorSpec("start", "int64", ("batch",)),
-            # Where the tokens of a call are no line, each stands behind its ancestors alone.
+            # The tokens of a call may branch: each stands behind its ancestors alone.
             TensorSpec("depths", "int64", ("batch", "width")),  # its position, from `start` on
             TensorSpec("ancestors", "bool", ("batch", "width", "width")),  # which of the call's tokens it sees
             TensorSpec("logit_rows", "int64", ("batch", "rows")),

@@ -3,15 +3,16 @@
 import hashlib
 from dataclasses import replace
 
-from .bundle import MANIFEST, Bundle
-from .errors import BundleError
+from ..errors import BundleError
+from .bundle import Bundle
+from .layout import MANIFEST
 from .whole_files import remove_leftovers, write_whole
 
 
 def put_file(bundle: Bundle, folder: str, suffix: str, content: bytes) -> Bundle:
-    """Make this the only file of a folder; whatever happens, the bundle stays whole, with the older file or this one.
+    """Make this the only file of a folder. At every moment the bundle is whole, with the older file or with this one.
 
-    A file is named after its content. It is written before the manifest lists it and removed once no manifest does.
+    A file is named after its content. It is written before the manifest lists it, and removed once no manifest does.
     """
     digest = hashlib.sha256(content).hexdigest()
     name = f"{folder}/{digest[:12]}{suffix}"

@@ -1,24 +1,15 @@
-"""A bundle on disk: the manifest that names, sizes and hashes every file, written by export and read by the runtime."""
+"""A bundle: its models and tokenizer as the manifest lists them, written by export and opened by the runtime."""
 
-import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from .contract import GRANULE, SLACK, Contract
-from .errors import BundleError, ContractError
-
-FORMAT = 3
-MANIFEST = "manifest.json"
-PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
-GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own
-
-
-TARGET, DRAFT = "target", "draft"
-KINDS = (TARGET, DRAFT)  # the purposes of a bundle's models
-DRAFTS = (DRAFT, "draft2", "draft3", "draft4")  # the names under which export writes its drafts
+from ..contract import GRANULE, SLACK, Contract
+from ..errors import BundleError, ContractError
+from .layout import COSTS, DRAFT, DRAFTS, GRAPH, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
+from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """What the runtime must know of the tokenizer beyond its file."""
+    """The numbers and the template that the runtime needs beside the tokenizer's file."""
 
     vocab_size: int  # token ids are 0 … vocab_size - 1; logits beyond are padding
     bos_token_id: int | None
@@ -105,7 +96,7 @@ class Bundle:
             for file in self.path.rglob("*")
             if file.is_file() and file.name != MANIFEST and file.relative_to(self.path).parts[0] not in (PLANS, COSTS)
         )
-        measured = replace(self, files={name: _measure(self.path / name) for name in names})
+        measured = replace(self, files={name: measure(self.path / name) for name in names})
         (self.path / MANIFEST).write_text(measured.manifest(), encoding="utf-8")
 
     def manifest(self) -> str:
@@ -124,7 +115,7 @@ class Bundle:
     def open(cls, path: Path | str) -> "Bundle":
         """Read and verify a bundle; refuse by name whatever is missing, damaged, foreign or newer."""
         path = Path(path)
-        fields = _read_manifest(path)
+        fields = read_manifest(path)
         try:
             files = dict(fields["files"])
             bundle = cls(
@@ -160,48 +151,10 @@ class Bundle:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
         for name in expected:
-            _refuse_escape(path, name)
+            refuse_escape(path, name)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda name: _verify(path, name, *expected[name]), expected))
+            list(pool.map(lambda name: verify(path, name, *expected[name]), expected))
         return bundle
-
-
-def graph_identity(path: Path, role: str) -> str:
-    """Return one hash of a model's graph and weights, made from their hashes in the manifest of a verified bundle."""
-    files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-    hashes = [files[f"{role}/{name}"]["sha256"] for name in (GRAPH, WEIGHTS)]
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        raise BundleError(f"bundle {path} is not a directory; make one with export-models --target … --out {path}")
-    try:
-        fields = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BundleError(f"{path} has no {MANIFEST}, so it is not a bundle; make one with export-models") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path / MANIFEST} is not JSON ({error}); export the bundle again") from error
-    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise BundleError(f"{path / MANIFEST} has no format number; export the bundle again with trt-spec")
-    if fields["format"] != FORMAT:
-        made = fields.get("made_by")
-        version = made.get("trt-spec") if isinstance(made, dict) else None
-        raise BundleError(
-            f"bundle {path} has format {fields['format']} (made by trt-spec {version}), this version reads format "
-            f"{FORMAT}; {'update trt-spec' if fields['format'] > FORMAT else 'export the bundle again'}"
-        )
-    if fields.get("sha256") != content_hash(fields):
-        raise BundleError(
-            f"{path / MANIFEST} is damaged: its sha256 is not that of its content; export the bundle again"
-        )
-    return fields
-
-
-def content_hash(fields: dict[str, Any]) -> str:
-    """Return the sha256 of all other fields of a manifest, however they are laid out."""
-    content = {name: value for name, value in fields.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _model(fields: dict[str, Any]) -> ModelEntry:
@@ -212,29 +165,3 @@ def _model(fields: dict[str, Any]) -> ModelEntry:
 
 def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:
     return TokenizerEntry(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
-
-
-def _measure(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-
-
-def _refuse_escape(path: Path, name: str) -> None:
-    parts = PurePosixPath(name)
-    try:
-        inside = (path / name).resolve().is_relative_to(path.resolve())
-    except (ValueError, OSError, RuntimeError):  # a NUL, a name that no file system takes, a link to itself
-        inside = False
-    if parts.is_absolute() or ".." in parts.parts or not inside:
-        raise BundleError(f"{path / MANIFEST} lists {name!r}, which lies outside the bundle; it is refused")
-
-
-def _verify(path: Path, name: str, size: int, sha256: str) -> None:
-    file = path / name
-    if not file.is_file():
-        raise BundleError(f"bundle {path} lacks {name}; export it again or copy it whole")
-    found = file.stat().st_size
-    if found != size:
-        raise BundleError(f"{file} has {found} bytes, its manifest says {size}; export it again or copy it whole")
-    if _measure(file)["sha256"] != sha256:
-        raise BundleError(f"{file} is damaged: its sha256 is not the manifest's; export it again or copy it whole")

@@ -1,0 +1,22 @@
+"""A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
+
+from .added_files import put_file
+from .bundle import Bundle, ModelEntry, TokenizerEntry
+from .layout import COSTS, DRAFT, DRAFTS, GRAPH, MANIFEST, PLANS, TARGET, WEIGHTS
+from .manifest import graph_identity
+
+__all__ = [
+    "COSTS",
+    "DRAFT",
+    "DRAFTS",
+    "GRAPH",
+    "MANIFEST",
+    "PLANS",
+    "TARGET",
+    "WEIGHTS",
+    "Bundle",
+    "ModelEntry",
+    "TokenizerEntry",
+    "graph_identity",
+    "put_file",
+]

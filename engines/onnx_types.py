@@ -1,0 +1,22 @@
+"""The torch types of ONNX tensors, by their numbers in ONNX."""
+
+import torch
+
+DTYPES = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    16: torch.bfloat16,
+}
+INT4 = 22  # torch has no such type
+
+
+def dtype_of(number: int) -> torch.dtype:
+    if number not in DTYPES:
+        raise ValueError(f"torch has no type for the ONNX type {number}")
+    return DTYPES[number]

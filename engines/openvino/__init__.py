@@ -1,0 +1,6 @@
+"""The engines `openvino` and `openvino-bfloat16`: the bundle's graphs in OpenVINO, over a cache in blocks."""
+
+from .engine import OpenVinoEngine, open_engines
+from .packing import NARROW
+
+__all__ = ["NARROW", "OpenVinoEngine", "open_engines"]

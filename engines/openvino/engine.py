@@ -1,0 +1,159 @@
+"""OpenVINO on the CPU: the bundle's own graph, over a cache in blocks, with the tokens of all rows in one call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..contract import Contract
+from ..cores import usable_cores
+from ..engine import Engine, Step
+from ..errors import EngineError
+from .calls import Call, bound
+from .packing import NARROW, Packing
+from .sizes import Compiled, FixedSizes
+
+VERSION = "2026.4"  # of OpenVINO: PagedAttention promises no other version the same inputs
+IN_BFLOAT16 = "openvino-bfloat16"
+DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+GROUP = 64  # activations that are rounded to int8 together, if the weights are integers
+FREELY = 8  # tokens up to which a call of more tokens than needed costs next to nothing
+MOST_PADDED = 2  # tokens added to a larger call, instead of changing its size
+PATIENCE = 4  # smaller calls in a row after which the size follows
+KEPT_CALLS = 64
+
+
+def open_engines(
+    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
+) -> "list[OpenVinoEngine]":
+    dtype = "bfloat16" if name == IN_BFLOAT16 else "float32"
+    return [OpenVinoEngine(*model, device, dtype, exact_weights) for model in models]
+
+
+class OpenVinoEngine(Engine):
+    """A graph in a model for any number of tokens, and in models for the numbers that calls often have.
+
+    The first one is slower whenever the number changes. So a step that runs in it is padded to the size of recent ones
+    if that costs less.
+    """
+
+    verify_width = NARROW
+    takes_trees = False
+    reads_together = own_threads = True
+
+    def __init__(self, graph: Path, contract: Contract, device: str, dtype: str, exact_weights: bool) -> None:
+        if device != "cpu":
+            raise EngineError(f"engine openvino runs on the device cpu, not on {device!r}; name that")
+        if contract.dtype != "float32":
+            raise EngineError(f"{graph} is {contract.dtype}, engine openvino expects float32; export with that --dtype")
+        core = _library().Core()
+        if dtype == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise EngineError("this processor cannot compute in bfloat16; use engine openvino")
+        from .graph import paged_model
+
+        self.contract, self.device = replace(contract.with_blocks(), dtype=dtype), device
+        settings = {
+            "INFERENCE_NUM_THREADS": usable_cores(),
+            "INFERENCE_PRECISION_HINT": DTYPES[dtype],
+            "KV_CACHE_PRECISION": DTYPES[dtype],
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0 if exact_weights else GROUP,
+            "SNIPPETS_MODE": "DISABLE",  # kernels that a model for any number of tokens would not use
+        }
+        model = paged_model(graph, contract)
+        try:
+            self._any = Compiled(core.compile_model(model, "CPU", settings))
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO cannot compile {graph}: {_reason(error)}; use engine onnxruntime") from error
+        self.fixed = FixedSizes(model, partial(core.compile_model, device_name="CPU", config=settings))
+        self._cache: tuple[int, ...] = ()  # addresses of the cache that the calls are bound to
+        self._reading: Any = None  # the request that reads prompts
+        self._size, self._smaller = 0, 0  # tokens of the last narrow call, and how many calls in a row needed fewer
+
+    def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
+        sizes = self.contract.sizes({**inputs, **outputs})
+        cache = {name: inputs[f"past_{name}"] for name in self.contract.cache_names}
+        addresses = tuple(tensor.data_ptr() for tensor in cache.values())
+        packing = Packing(inputs, outputs["logits"])
+
+        def run() -> None:
+            if addresses != self._cache:  # the requests are bound to the old one
+                self._any.calls.clear()
+                self.fixed.forget_calls()
+                self._reading, self._cache = None, addresses
+            try:
+                self._run(packing, cache)
+            except RuntimeError as error:
+                raise EngineError(
+                    f"OpenVINO failed at batch {sizes['batch']}, width {sizes['width']}: {_reason(error)}"
+                ) from error
+
+        return Step(inputs, outputs, run)
+
+    def _run(self, packing: Packing, cache: Mapping[str, Tensor]) -> None:
+        count = packing.read()
+        if not count:
+            return
+        if not packing.narrow:  # such calls hold much memory and are rarely of the same shape: none is kept
+            self._reading = self._reading or bound(self._any, cache)
+            packing.run(Call(self._reading, self.contract.vocab_size, *packing.shape(count)))
+            return
+        fixed = self.fixed.find(count)
+        if fixed is None:
+            packing.run(self._call(self._any, cache, packing.shape(self._size_for(count))))
+            return
+        shape = packing.shape(fixed.tokens)
+        is_new = shape not in fixed.calls
+        packing.run(self._call(fixed, cache, shape))
+        if is_new:
+            self._compare(packing, cache, shape)
+
+    def _call(self, compiled: Compiled, cache: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> Call:
+        call = compiled.calls.pop(shape, None) or Call(bound(compiled, cache), self.contract.vocab_size, *shape)
+        compiled.calls[shape] = call
+        if len(compiled.calls) > KEPT_CALLS:
+            compiled.calls.pop(next(iter(compiled.calls)))  # the one not used for longest
+        return call
+
+    def _compare(self, packing: Packing, cache: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> None:
+        """Run the step again in the model for any number; if the bits differ, use that model alone from now on."""
+        found = packing.logits.copy()
+        packing.run(self._call(self._any, cache, shape))
+        if not np.array_equal(found, packing.logits, equal_nan=True):
+            self.fixed.give_up()
+
+    def _size_for(self, tokens: int) -> int:
+        """Choose how many tokens a narrow call has: as many as the last one where a change would cost more."""
+        fits = tokens <= self._size <= max(FREELY, tokens + MOST_PADDED)
+        self._smaller = self._smaller + 1 if tokens < self._size else 0
+        if not fits or self._smaller > PATIENCE:
+            self._size, self._smaller = tokens, 0
+        return self._size
+
+    def settle(self) -> None:
+        self.fixed.settle()
+
+    def close(self) -> None:
+        self.fixed.close()
+        self._any, self._reading = Compiled(None), None
+
+
+def _reason(error: Exception) -> str:
+    """Return the line that says what is wrong, below those that say where."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def _library() -> Any:
+    try:
+        import openvino
+    except ImportError as error:
+        raise EngineError("engine openvino needs the openvino package; pip install 'trt-spec[openvino]'") from error
+    if not openvino.__version__.startswith(VERSION):
+        raise EngineError(
+            f"engine openvino needs OpenVINO {VERSION}, found {openvino.__version__}; pip install 'trt-spec[openvino]'"
+        )
+    return openvino

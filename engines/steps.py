@@ -1,0 +1,106 @@
+"""Makes steps for any engine, adding the tensors that the caller leaves out, and blank caches for them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .contract import BLOCK_TOKENS, CAPABILITIES, Contract, TensorSpec
+from .engine import Engine, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def last_rows(batch: int, width: int, rows: int, device: str) -> "Tensor":
+    """Return which rows of a step give logits: the last ones."""
+    import torch
+
+    return torch.arange(width - rows, width, device=device).expand(batch, rows).contiguous()
+
+
+def line(batch: int, width: int, device: str) -> "dict[str, Tensor]":
+    """Return the depths and ancestors of tokens that follow one another."""
+    import torch
+
+    depths = torch.arange(width, device=device)
+    return {
+        "depths": depths.expand(batch, width).contiguous(),
+        "ancestors": (depths <= depths[:, None]).expand(batch, width, width).contiguous(),
+    }
+
+
+def make_step(
+    engine: Engine, cache: "Mapping[str, Tensor]", inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]"
+) -> Step:
+    """Make a step over the rows of `cache`; all tensors go by contract name.
+
+    `inputs` and `outputs` need not name everything. Without `depths` and `ancestors` the tokens are a line, without
+    `logit_rows` the last ones give logits. The cache and the tensors of a capability are added, too.
+    """
+    import torch
+
+    contract, device = engine.contract, engine.device
+    (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
+    buffers = {name: cache[name] for name in contract.cache_names}
+    inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)
+    if contract.in_blocks:
+        inputs["blocks"] = cache["blocks"]
+    if "depths" not in inputs:
+        inputs |= line(batch, width, device)
+    inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
+    outputs = {f"present_{name}": tensor for name, tensor in buffers.items()} | dict(outputs)
+    sizes = {"batch": batch, "width": width, "rows": rows}
+
+    def blank(spec: TensorSpec) -> "Tensor":
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+        return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+
+    fills = []
+    for capability in (CAPABILITIES[name] for name in contract.capabilities):
+        absent = [spec for spec in capability.inputs if spec.name not in inputs]
+        if absent and capability.fill is not None:
+            fills.append(capability.fill)
+        inputs |= {spec.name: blank(spec) for spec in absent}
+        outputs |= {spec.name: blank(spec) for spec in capability.outputs if spec.name not in outputs}
+    step = engine.step(inputs, outputs)
+    if not fills:
+        return step
+
+    def run() -> None:
+        for fill in fills:
+            fill(inputs)
+        step.run()
+
+    return Step(inputs, outputs, run)
+
+
+def blank_step(
+    engine: Engine, cache: "Mapping[str, Tensor]", first_row: int, batch: int, width: int, rows: int
+) -> Step:
+    """Make a step on new tensors, all zero, over the rows of `cache` from `first_row` on."""
+    import torch
+
+    inputs = {
+        "input_ids": torch.zeros(batch, width, dtype=torch.int64, device=engine.device),
+        "start": torch.zeros(batch, dtype=torch.int64, device=engine.device),
+    }
+    logits = torch.zeros(batch, rows, engine.contract.vocab_size, device=engine.device)
+    return make_step(engine, cache_rows(engine.contract, cache, first_row, batch), inputs, {"logits": logits})
+
+
+def cache_rows(contract: Contract, cache: "Mapping[str, Tensor]", first_row: int, rows: int) -> "dict[str, Tensor]":
+    """Return the part of a cache that a step over these rows takes."""
+    own = ("blocks",) if contract.in_blocks else contract.cache_names  # these have a part for each row
+    return {name: tensor[first_row : first_row + rows] if name in own else tensor for name, tensor in cache.items()}
+
+
+def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
+    """Make a cache by contract name, all zero, in which every row has its memory."""
+    import torch
+
+    size, table = (rows, contract.kv_heads, capacity, contract.head_dim), {}
+    if contract.in_blocks:
+        each = -(-capacity // BLOCK_TOKENS)
+        size = (1 + rows * each, contract.kv_heads, BLOCK_TOKENS, contract.head_dim)  # the first is spare
+        table = {"blocks": torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)}
+    dtype = getattr(torch, contract.dtype)
+    return {name: torch.zeros(size, dtype=dtype, device=device) for name in contract.cache_names} | table

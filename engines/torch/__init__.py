@@ -1,0 +1,5 @@
+"""The engines `torch` and `torch-compiled`: the bundle's graphs as torch ops, on any torch device."""
+
+from .engine import TorchEngine, open_engines
+
+__all__ = ["TorchEngine", "open_engines"]
