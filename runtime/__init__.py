@@ -8,14 +8,14 @@ from ..engines import (
     RequestError,
     TrtSpecError,
 )
+from .acceptance.params import SamplingParams
 from .decoder import Decoder
 from .grammars.grammar import Grammar
-from .lengths.entropy import EntropyRule
-from .lengths.shapes import CombLength, TreeLength
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece, TokenLogprob, TracedRound, TracedSibling, Usage
 from .requests.request import Request
-from .sampling.params import SamplingParams
+from .state.asked import EntropyRule
+from .state.shapes import CombLength, TreeLength
 
 __all__ = [
     "BundleError",

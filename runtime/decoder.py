@@ -21,24 +21,25 @@ from ..engines import (
     together,
 )
 from ..engines.errors import first_line
+from .acceptance.params import SamplingParams
 from .drafters import Resources, open_drafters
-from .engine_choice import resolve
 from .grammars.grammar import Grammar
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
-from .lengths.drafting import DraftingRules, DraftLength
+from .lengths.drafting import DraftingRules
 from .memory.budget import tokens_in
 from .memory.model import Model
 from .memory.prefixes import Prefixes
 from .memory.shortage import MemoryShortage
-from .requests.intake import Intake, Prompt, read_tokenizer
 from .requests.metrics import Speculation
 from .requests.output import Output, Piece
 from .requests.request import Request
-from .round.frame import Frame
-from .sampling.params import SamplingParams
-from .scheduler import Scheduler
-from .seating import Occupant
+from .scheduling.engine_choice import resolve
+from .scheduling.intake import Intake, Prompt, read_tokenizer
+from .scheduling.occupants import Occupant
+from .scheduling.scheduler import Scheduler
+from .state.asked import DraftLength
+from .state.frame import Frame
 
 
 class Decoder:
@@ -50,6 +51,7 @@ class Decoder:
     def __init__(
         self,
         bundle: Bundle,
+        *,
         engine: str,
         device: str,
         max_batch: int,
@@ -85,7 +87,14 @@ class Decoder:
             self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless)
             self._intake = Intake(bundle, self.tokenizer, self._rules)
             self._scheduler = Scheduler(
-                self.target, self.drafts, drafters, self._rules, max_batch, bundle.capacity, capture, kept
+                self.target,
+                self.drafts,
+                drafters=drafters,
+                rules=self._rules,
+                max_batch=max_batch,
+                capacity=bundle.capacity,
+                capture=capture,
+                kept_blocks=kept,
             )
             opened.pop_all()  # nothing failed, so the engines stay open
         self._own_threads = any(one.own_threads for one in opens)
@@ -119,7 +128,16 @@ class Decoder:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         engine = together(resolve(opened, engine, device, max_batch), draft_engine)
         costs = read_costs(opened, engine, device)
-        return cls(opened, engine, device, max_batch, capture, cache_bytes, prefix_bytes, costs)
+        return cls(
+            opened,
+            engine=engine,
+            device=device,
+            max_batch=max_batch,
+            capture=capture,
+            cache_bytes=cache_bytes,
+            prefix_bytes=prefix_bytes,
+            costs=costs,
+        )
 
     def close(self) -> None:
         """Free all memory; requests that have not ended fail."""

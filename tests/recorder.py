@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from torch import Tensor
-from trt_spec.runtime.round.clock import Clock
+from trt_spec.runtime.state.clock import Clock
 
 
 class Recorder:

@@ -10,8 +10,8 @@ from trt_spec.export import export_bundle
 from trt_spec.export.quality import engine_logits
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory import bucket
-from trt_spec.runtime.round import capture
 from trt_spec.runtime.round.round import run_round
+from trt_spec.runtime.scheduling import capture
 
 from .bundles import DRAFTERS_OF_A_PAIR, Pair
 from .engines.parity import assert_engine_agrees

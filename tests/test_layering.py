@@ -34,6 +34,19 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "torch": {"engine", "bundle", "contract", "onnx_types", "errors"},
         "table": {"engine", "contract", "errors"},
     },
+    # Seven floors: the decoder, scheduling, round and lengths, drafters and requests, acceptance, state, the rest.
+    "runtime": {
+        "grammars": set(),
+        "memory": set(),
+        "state": {"memory"},
+        "acceptance": {"state", "grammars"},
+        "requests": {"acceptance", "state", "grammars"},
+        "drafters": {"acceptance", "state", "memory"},
+        "lengths": {"drafters", "requests", "acceptance", "state"},
+        "round": {"drafters", "requests", "acceptance", "state"},
+        "scheduling": {"round", "lengths", "drafters", "requests", "acceptance", "state", "memory", "grammars"},
+        "decoder": {"scheduling", "lengths", "drafters", "requests", "acceptance", "state", "memory", "grammars"},
+    },
 }
 FACE = "__init__"
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
@@ -108,6 +121,26 @@ def test_the_rooms_of_a_folder_are_those_of_its_table_and_import_in_no_circle(fo
     assert found - {FACE} == set(ROOMS[folder])
     assert set().union(*ROOMS[folder].values()) <= found
     TopologicalSorter(ROOMS[folder]).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_a_folder_has_at_most_seven_floors(folder: str):
+    def floor(room: str) -> int:
+        return 1 + max(map(floor, ROOMS[folder][room]), default=0)
+
+    assert max(map(floor, ROOMS[folder])) <= 7
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_no_files_import_one_another_in_a_circle(folder: str):
+    files = {".".join(["trt_spec", *file.relative_to(ROOT).with_suffix("").parts]): file for file in FILES}
+    graph = {
+        module: set(imports(file)) & files.keys()
+        for module, file in files.items()
+        if module.startswith(f"trt_spec.{folder}.")
+    }
+    assert any(graph.values())
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.relative_to(ROOT).parts[0] in ROOMS], ids=name)

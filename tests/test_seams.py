@@ -33,9 +33,11 @@ from trt_spec.engines import (
 )
 from trt_spec.engines.onnxruntime import open_engines as open_onnxruntime
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
+from trt_spec.runtime.acceptance.checks import require, whole
+from trt_spec.runtime.acceptance.filters import FILTERS, Change, Cut
 from trt_spec.runtime.drafters import DRAFTERS, Copier, Drafter, Offer, Resources, Sampler
-from trt_spec.runtime.sampling.checks import require, whole
-from trt_spec.runtime.sampling.filters import FILTERS, Ahead, Change, Columns, Cut
+from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.rows import Columns
 from trt_spec.tools.cli import main
 
 from .bundles import Pair, save_graph

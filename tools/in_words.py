@@ -6,8 +6,7 @@ from ..engines import Bundle
 from ..runtime import EntropyRule, Speculation
 from ..runtime.drafters import DRAFTERS
 from ..runtime.drafters.model import DraftModel
-from ..runtime.lengths.chooser import BESIDE
-from ..runtime.lengths.drafting import DraftLength
+from ..runtime.state.asked import BESIDE, DraftLength
 
 
 def draft_of(bundle: Bundle, drafter: str) -> str | None:

@@ -1,7 +1,7 @@
 """The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
 
 from ...engines.bundle import DRAFTS
-from ..sampling.noise import MOST_LINES
+from ..state.noise import MOST_LINES
 from .cascade import Cascade
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
 from .lookup import Lookup, further_lookup

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
-from ..round.frame import Frame, Prepared
-from ..round.plan import Plan
-from ..round.rows import Rows, counting
-from ..sampling.acceptance import Noise, Proposal, Verdict, accept
-from ..sampling.filters import Ahead
-from ..sampling.transform import draft_transform
+from ..acceptance.one_line import accept
+from ..acceptance.transform import draft_transform
+from ..state.frame import Frame
+from ..state.indexing import counting
+from ..state.plan import Plan, Prepared
+from ..state.proposal import Ahead, Noise, Proposal
+from ..state.rows import Rows
+from ..state.verdict import Verdict
 from .drafter import Copier, Offer, Resources
 from .lookup import look_up
 
@@ -60,7 +62,7 @@ class Cascade(Copier):
         if frame.levels:
             first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1))
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
-            steps = [first, step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree)]
+            steps = [first, step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree_inputs)]
         else:
             input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
             steps = [step(input_ids, frame.position[0], memory)]

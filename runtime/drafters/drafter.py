@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ...engines import Bundle
 from ...engines.bundle import DRAFTS
+from ..acceptance.params import SamplingParams
 from ..memory.model import Model
-from ..round.frame import Frame, Prepared
-from ..round.plan import LEAST_WINDOW, Plan
-from ..round.rows import Rows
-from ..sampling.acceptance import Noise
-from ..sampling.params import SamplingParams
+from ..state.frame import Frame
+from ..state.plan import LEAST_WINDOW, Plan, Prepared
+from ..state.proposal import Noise
+from ..state.rows import Rows
 
 
 @dataclass(frozen=True)

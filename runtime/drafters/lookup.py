@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..round.frame import Frame
-from ..round.plan import Plan
-from ..round.rows import Rows
-from ..sampling.acceptance import Noise
+from ..state.frame import Frame
+from ..state.plan import Plan
+from ..state.proposal import Noise
+from ..state.rows import Rows
 from .drafter import Copier, Offer, continuations
 
 LONGEST_MATCH = 4  # tokens at the end of the context that are compared

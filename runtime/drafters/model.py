@@ -6,8 +6,9 @@ from functools import partial
 
 from torch import Tensor
 
-from ..round.frame import Frame, Prepared
-from ..round.rows import Rows
+from ..state.frame import Frame
+from ..state.plan import Prepared
+from ..state.rows import Rows
 from .drafter import Sampler
 
 
@@ -57,7 +58,7 @@ class DraftModel(Sampler):
         steps, given = [first], [logits]
         for level in frame.levels[1:]:
             own = self.model.logits(*level.shape)
-            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree))
+            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree_inputs))
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
             steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...engines import Bundle
-from ..round.frame import Frame
-from ..round.rows import Rows
+from ..state.frame import Frame
+from ..state.rows import Rows
 from .drafter import Resources, Sampler
 from .ngram_table import has_ngrams, read_ngrams
 

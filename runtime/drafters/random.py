@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..round.frame import Frame
-from ..round.rows import Rows
+from ..state.frame import Frame
+from ..state.rows import Rows
 from .drafter import Sampler
 
 

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ...engines import MAX_DRAFT_LENGTH
-from ..round.frame import Frame
-from ..round.plan import Plan
-from ..round.rows import Rows
-from ..sampling.acceptance import Noise
-from ..sampling.params import SamplingParams
+from ..acceptance.params import SamplingParams
+from ..state.frame import Frame
+from ..state.plan import Plan
+from ..state.proposal import Noise
+from ..state.rows import Rows
 from .drafter import Asking, Copier, Offer, Resources, continuations
 from .suffix_automaton import SuffixAutomaton
 

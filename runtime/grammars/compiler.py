@@ -3,10 +3,10 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...engines import Bundle, BundleError, RequestError
 from ...engines.errors import first_line, one_line
@@ -16,12 +16,22 @@ from .guide import Guide
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from ..sampling.params import SamplingParams
 
 SECONDS = 0.9  # to compile a grammar; a healthy one takes milliseconds
 LARGEST_MULTIPLE = 10_000  # the automaton of multipleOf has a state for each remainder, and no limit of its own
 MOST_KNOWN = 64  # grammars that are kept compiled
 FUEL = 200_000  # for the initial lexer, a fifth of the library's own limit
+
+
+class Constraints(Protocol):
+    """The part of a request that says what its text may be."""
+
+    @property
+    def grammar(self) -> Grammar | None: ...
+    @property
+    def stop_token_ids(self) -> Sequence[int]: ...
+    @property
+    def logit_bias(self) -> Mapping[int, float]: ...
 
 
 class Compiler:
@@ -32,9 +42,9 @@ class Compiler:
         self._vocab_size = bundle.tokenizer.vocab_size
         self.compiled = lru_cache(MOST_KNOWN)(self._compile)  # services ask for few grammars again and again
 
-    def guide(self, params: "SamplingParams") -> Guide | None:
+    def guide(self, asked: Constraints) -> Guide | None:
         """Compile the grammar of a request; None if it has none."""
-        if params.grammar is None:
+        if asked.grammar is None:
             return None
         ends = self._bundle.tokenizer.eos_token_ids
         if not ends:
@@ -42,8 +52,8 @@ class Compiler:
                 "the bundle names no end-of-sequence token, with which a text under a grammar has to end; export the "
                 "bundle again from a checkpoint that has one"
             )
-        banned = [token for token, bias in params.logit_bias.items() if bias == -math.inf]
-        return Guide(self.compiled(params.grammar), self._vocab_size, {*ends, *params.stop_token_ids}, banned)
+        banned = [token for token, bias in asked.logit_bias.items() if bias == -math.inf]
+        return Guide(self.compiled(asked.grammar), self._vocab_size, {*ends, *asked.stop_token_ids}, banned)
 
     @cached_property
     def _tokenizer(self) -> "LLTokenizer":

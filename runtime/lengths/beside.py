@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.noise import MOST_SIBLINGS
+from ..state.noise import MOST_SIBLINGS
+from ..state.shapes import TreeLength
 from .costs import Costs
-from .shapes import TreeLength
 
 Numbers = npt.NDArray[np.float64]
 

@@ -1,34 +1,9 @@
 """Chooses what a request drafts in its next round, and learns from the last one."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from ..drafters import NONE
 from ..requests.metrics import Beside, Outcome
-from .shapes import TreeLength
-
-
-class Wanted(NamedTuple):
-    """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop.
-
-    Beside them there may be siblings, or branches of a tree. Several drafters, as in model+suffix, give a line of that
-    length each.
-    """
-
-    length: int
-    drafter: str
-    entropy_limit: float | None = None
-    siblings: int = 0
-    tree: TreeLength | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """The drafter of each line."""
-        return self.drafter.split(BESIDE)
-
-
-BESIDE = "+"  # between the names of drafters that give a line each
-NOTHING = Wanted(0, NONE)
+from ..state.asked import NONE, NOTHING, Wanted
 
 
 class Chooser:

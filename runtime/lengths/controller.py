@@ -13,11 +13,12 @@ import numpy as np
 from ...engines import WIDEST_STEP
 from ..drafters import DRAFTERS
 from ..requests.metrics import Beside, Outcome
+from ..state.asked import NOTHING, Wanted
+from ..state.shapes import TreeLength
 from .beside import Numbers, Shapes
-from .chooser import NOTHING, Chooser, Pause, Wanted
+from .chooser import Chooser, Pause
 from .costs import Costs
 from .estimate import HELD_BEFORE, Estimate, Levels, expected_tokens, tokens_beside
-from .shapes import TreeLength
 
 HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
 HELD_KNOWN = 20.0  # and if at least as many of earlier requests were examined
@@ -255,7 +256,8 @@ class Controller:
         return self._pause.over or any(one.has_learned for one in settled)
 
     def _by_price(self, batch: int, known: Sequence[Known]) -> list[str]:
-        return sorted({name for of, _ in known for name, _ in of}, key=lambda name: self._times(name, batch)[1])
+        names = {name for of, _ in known for name, _ in of}
+        return sorted(names, key=lambda name: (self._times(name, batch)[1], name))
 
     def _reading_ms(self, drafter: str, batch: int, tokens: int) -> float:
         """Return how long its draft model takes to read so many tokens of one row.

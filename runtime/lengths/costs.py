@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...engines import Bundle, BundleError, usable_cores
 from ...engines.bundle import COSTS, graph_identity
 from ...engines.bundle.whole_files import write_whole
-from .shapes import TreeLength
+from ..state.shapes import TreeLength
 
 FORMAT = 1
 BEFORE_TREES = {"siblings": "beside", "siblings_ms": "beside_ms", "sibling_acceptance": "beside_tokens"}

@@ -2,38 +2,19 @@
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from ..drafters import CONTINUATIONS, DRAFTERS, NONE
-from ..sampling.filters import FILTERS
-from ..sampling.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES, MOST_SIBLINGS
-from ..sampling.params import SamplingParams
-from .chooser import BESIDE, Chooser, Wanted
+from ..acceptance.filters import FILTERS
+from ..acceptance.params import SamplingParams
+from ..drafters import CONTINUATIONS, DRAFTERS
+from ..state.asked import AUTO, BESIDE, MIXED, NONE, Drafting, DraftLength, EntropyRule, Wanted
+from ..state.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES, MOST_SIBLINGS
+from ..state.shapes import CombLength, DraftShape, TreeLength, read_shape
+from .chooser import Chooser
 from .controller import Controller
-from .entropy import ByEntropy, EntropyRule
-from .shapes import CombLength, DraftShape, TreeLength, read_shape
+from .entropy import ByEntropy
 
-AUTO = "auto"  # the controller chooses the draft length, anew for each round
-MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
 DEFAULT_DRAFT_LENGTH = 4
-
-
-DraftLength = int | str | DraftShape | EntropyRule  # a number, a comb, a tree, "auto", or a rule of its own
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """A draft length and a drafter that the decoder's rules have checked."""
-
-    length: DraftLength
-    drafter: str
-    beyond: int = 0  # the most siblings or branches beside its lines
-
-    @property
-    def widest(self) -> int:
-        """The most tokens that its rounds verify, beside a neighbour with the longest line."""
-        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond
 
 
 class DraftingRules:

@@ -5,44 +5,12 @@ learns only from examined proposals. To stop within a round, it reads the draft'
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
-from ...engines import RequestError
-from ..drafters import NONE
 from ..requests.metrics import Beside, Outcome
-from .chooser import NOTHING, Chooser, Pause, Wanted
+from ..state.asked import NONE, NOTHING, EntropyRule, Wanted
+from .chooser import Chooser, Pause
 
 TRIAL = 2  # proposals in a round that tests whether the draft has become surer
-
-
-@dataclass(frozen=True)
-class EntropyRule:
-    """A draft length that falls from `longest`, where the draft is certain, to `shortest`."""
-
-    shortest: int = 1
-    longest: int = 8
-    smoothing: float = 0.5  # weight that the earlier entropy keeps after one more round
-    stop_above: float = 1.0  # a round stops proposing once the draft's entropy exceeds this
-
-    def __post_init__(self) -> None:
-        for name in ("shortest", "longest"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise RequestError(f"{name} is {getattr(self, name)!r}, expected a whole number >= 0")
-        if not self.shortest <= self.longest:
-            raise RequestError(f"shortest is {self.shortest}, expected at most longest, which is {self.longest}")
-        for name in ("smoothing", "stop_above"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= 1:
-                raise RequestError(f"{name} is {value!r}, expected a number from 0 to 1")
-
-
-HELP = {
-    "shortest": "fewest proposals in a round, used when the draft's entropy is 1",
-    "longest": "most proposals in a round, used when the draft's entropy is 0",
-    "smoothing": "weight of earlier rounds in the entropy that counts, 0 to 1",
-    "stop_above": "stop proposing in a round once the draft's entropy exceeds this, 0 to 1",
-}
-assert list(HELP) == [field.name for field in fields(EntropyRule)]
 
 
 class ByEntropy(Chooser):

@@ -1,6 +1,6 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ...engines import Engine, RequestError, Step, last_rows, line, make_step
 from ...engines.engine import chunks
-from ..round.tree import Tree
 from .block_cache import BlockCache
 from .bucket import bucket
 from .cache import KVCache
@@ -58,7 +57,7 @@ class Model:
         live: int | None = None,
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
-        tree: Tree | None = None,
+        tree: Mapping[str, Tensor] | None = None,
     ) -> Step:
         """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
 
@@ -74,7 +73,7 @@ class Model:
             "start": start,
             "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
         }
-        inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
+        inputs |= self._line(batch, width) if tree is None else tree
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
             cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, GRANULE, Contract
-from ..round.rows import counting
+from ...engines import BLOCK_TOKENS, GRANULE, WIDEST_STEP, Contract
 from .cache import CacheFull, KVCache
 
 
@@ -33,6 +32,7 @@ class RowCache(KVCache):
         self._kept = self._allocate(kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
         self._unused = list(range(kept_blocks))
         self._fixed, self._most_tokens = fixed, most_tokens
+        self._numbers = torch.arange(max(max_rows, WIDEST_STEP), device=device)
         self.rows = self.capacity = 0
         self.resize(rows, capacity)
 
@@ -60,8 +60,7 @@ class RowCache(KVCache):
 
     def straighten(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the first rows, all [A, W] at once: those at start + path[i] to start + i."""
-        row = counting(len(path), path.device)[:, None]
-        to = start[:, None] + counting(path.shape[1], path.device)
+        row, to = self._numbers[: len(path), None], start[:, None] + self._numbers[: path.shape[1]]
         self.whole[:, row, :, to] = self.whole[:, row, :, start[:, None] + path]
 
     def read(self, row: int, name: str) -> Tensor:

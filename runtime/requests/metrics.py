@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..lengths.shapes import TreeLength
+from ..state.shapes import TreeLength
 
 
 class Outcome(NamedTuple):

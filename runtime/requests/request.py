@@ -11,9 +11,9 @@ from time import perf_counter
 
 from ...engines import EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
+from ..acceptance.params import SamplingParams
 from ..grammars.guide import Guide
-from ..lengths.drafting import DraftingRules, DraftLength
-from ..sampling.params import SamplingParams
+from ..state.asked import Drafting, DraftLength
 from .metrics import Speculation
 from .output import Output, Piece, TokenLogprob, TracedRound, Usage
 from .text import TextStream
@@ -35,11 +35,10 @@ class Request:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        draft_length: DraftLength,
-        drafter: str,
         stop_ids: frozenset[int],
         text: TextStream,
-        rules: DraftingRules,
+        drafting: Drafting,
+        check: Callable[[object, object, SamplingParams], Drafting],
         guide: Guide | None = None,
         *,
         trace: bool,
@@ -62,8 +61,7 @@ class Request:
         self.speculation = Speculation()
         self.trace: list[TracedRound] | None = [] if trace else None
         self.cancelled = False
-        self._rules = rules
-        self.drafting = rules.check(draft_length, drafter, params)
+        self.drafting, self._check = drafting, check  # what may be asked for later, too
         self._stop_ids = stop_ids
         self._text = text
         self._on_progress = on_progress
@@ -83,7 +81,7 @@ class Request:
 
         Where wider rounds no longer fit into `cache_bytes`, the youngest request gives up its place.
         """
-        self.drafting = self._rules.check(length, drafter, self.params)
+        self.drafting = self._check(length, drafter, self.params)
 
     @property
     def draft_length(self) -> DraftLength:

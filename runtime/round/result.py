@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from ...engines import EngineError
+from ..acceptance.one_line import chosen
 from ..requests.output import TokenLogprob, TracedRound, TracedSibling
-from ..sampling.acceptance import Proposal, chosen
-from ..sampling.trees import TreeVerdict
-from .plan import Plan
+from ..state.indexing import at_nodes, pick
+from ..state.plan import Plan
+from ..state.proposal import Proposal
+from ..state.tree import Tree
+from ..state.verdict import TreeVerdict
 from .round import Round
-from .rows import at_nodes, pick
-from .tree import Tree
 
 
 class RowResult(NamedTuple):

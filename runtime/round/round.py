@@ -5,15 +5,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..drafters.propose import propose
-from ..sampling.acceptance import Noise, Proposal, Verdict, flag_no_numbers
-from ..sampling.noise import gumbels
-from ..sampling.transform import transform
-from ..sampling.trees import accept
-from .clock import Clock
-from .frame import Frame
-from .plan import Plan
-from .rows import Rows
+from ..acceptance.one_line import flag_no_numbers
+from ..acceptance.transform import transform
+from ..acceptance.trees import accept
+from ..state.clock import Clock
+from ..state.frame import Frame
+from ..state.noise import gumbels
+from ..state.plan import Plan
+from ..state.proposal import Noise, Proposal
+from ..state.rows import Rows
+from ..state.verdict import Verdict
+from .propose import propose
 
 
 class Round(NamedTuple):

@@ -19,8 +19,8 @@ from trt_spec.engines import Bundle, EngineError, RequestError, blank_cache, mak
 from trt_spec.engines.tensorrt import engine as tensorrt
 from trt_spec.engines.tensorrt import read_plan
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.round import capture
-from trt_spec.runtime.sampling.trees import TreeVerdict
+from trt_spec.runtime.scheduling import capture
+from trt_spec.runtime.state.verdict import TreeVerdict
 
 from ..bundles import Pair, noisy_draft
 from ..recorder import Recorder

@@ -104,8 +104,8 @@ def main() -> None:
     for name, tokens in texts(bundle):
         same = before.pop(name, None) == tokens
         counts[kind(name), same] += 1
-        if not same and kind(name) == "the same":
-            print("differs:", name)
+        if not same:
+            print("differs:", name, flush=True)
     print(*(f"missing: {name}" for name in before), sep="\n")
     print(*(f"{what}: {number} {'equal' if same else 'differ'}" for (what, same), number in counts.items()), sep="\n")
     sys.exit(any(what == "the same" and not same for what, same in counts) or bool(before))

@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from trt_spec.runtime import SamplingParams, planning
+from trt_spec.runtime import SamplingParams
+from trt_spec.runtime.acceptance import seat
 from trt_spec.runtime.drafters import Copier
-from trt_spec.runtime.planning import Share
-from trt_spec.runtime.round.plan import Plan
-from trt_spec.runtime.round.rows import Rows
+from trt_spec.runtime.scheduling import planning
+from trt_spec.runtime.scheduling.planning import Share
+from trt_spec.runtime.state.plan import Plan
+from trt_spec.runtime.state.rows import Rows
 
 
 class Given(Copier):
@@ -27,9 +29,9 @@ GIVEN = Given()
 def make_rows(
     params: Sequence[SamplingParams], vocab: int, prompts: Sequence[Sequence[int]] | None = None, length: int = 256
 ) -> Rows:
-    rows = Rows.allocate(len(params), length, vocab, 1, "cpu")
+    rows = seat.make_rows(len(params), length, vocab, 1, "cpu")
     for row, setting in enumerate(params):
-        rows.admit(row, list(prompts[row]) if prompts else [0], setting, setting.seed or 0, vocab)
+        seat.admit(rows, row, list(prompts[row]) if prompts else [0], setting, setting.seed or 0, vocab)
     return rows
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
-from trt_spec.runtime.sampling.filters import FILTERS, Ahead, penalties
-from trt_spec.runtime.sampling.filters.penalties import Penalties, counts_at_each_position
+from trt_spec.runtime.acceptance.filters import FILTERS, penalties
+from trt_spec.runtime.acceptance.filters.penalties import Penalties, counts_at_each_position
+from trt_spec.runtime.state.proposal import Ahead
 
 from ..bundles import Pair
 from .test_distribution import FALSE_ALARM, SETTINGS, p_value_of

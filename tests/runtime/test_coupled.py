@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.sampling.noise import gumbels
+from trt_spec.runtime.state.noise import gumbels
 
 from ..bundles import DRAFTERS_OF_A_PAIR, Pair
 from .lengths.test_controller import known_costs

@@ -23,7 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.sampling.filters import Cut
+from trt_spec.runtime.acceptance.filters import Cut
 from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ..bundles import Pair
@@ -31,8 +31,8 @@ from ..steps import feed
 from .lengths.test_controller import SIBLINGS, known_costs, table
 from .states import make_plan, make_rows
 
-acceptance = importlib.import_module("trt_spec.runtime.sampling.acceptance")
-drafters = importlib.import_module("trt_spec.runtime.drafters.propose")
+acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
+drafters = importlib.import_module("trt_spec.runtime.round.propose")
 suffix = importlib.import_module("trt_spec.runtime.drafters.suffix")
 round_ = importlib.import_module("trt_spec.runtime.round.round")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import BLOCK_TOKENS, PREFILL_WIDTH, Bundle, BundleError, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.prefill import DRAFT_BUDGET
+from trt_spec.runtime.scheduling.prefill import DRAFT_BUDGET
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle, BundleError
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.engine_choice import choice_file, read_choice, resolve, save_choice
+from trt_spec.runtime.scheduling.engine_choice import choice_file, read_choice, resolve, save_choice
 
 from ..bundles import Pair
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
+from trt_spec.runtime.acceptance.filters.grammar import Allowed, exclude, seat, unpacked
+from trt_spec.runtime.acceptance.one_line import residual
+from trt_spec.runtime.acceptance.transform import draft_transform, transform
 from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
-from trt_spec.runtime.sampling.acceptance import Proposal, residual
-from trt_spec.runtime.sampling.filters import Ahead
-from trt_spec.runtime.sampling.filters.grammar import Allowed, exclude, seat, unpacked
-from trt_spec.runtime.sampling.transform import draft_transform, transform
+from trt_spec.runtime.state.proposal import Ahead, Proposal
 
 from ..bundles import Pair, tiny_pair
 from ..models import tiny_llama
@@ -30,8 +30,8 @@ from .round.test_capture import recorder  # noqa: F401
 from .states import make_plan, make_rows
 from .test_distribution import FALSE_ALARM, p_value
 
-acceptance = importlib.import_module("trt_spec.runtime.sampling.acceptance")
-drafters = importlib.import_module("trt_spec.runtime.drafters.propose")
+acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
+drafters = importlib.import_module("trt_spec.runtime.round.propose")
 round_ = importlib.import_module("trt_spec.runtime.round.round")
 
 EOS = 1

@@ -13,8 +13,8 @@ from trt_spec.engines import EngineError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, EntropyRule, RequestError, SamplingParams, Speculation
 from trt_spec.runtime.drafters import DRAFTERS
-from trt_spec.runtime.round import capture
-from trt_spec.runtime.sampling.noise import MOST_LINES
+from trt_spec.runtime.scheduling import capture
+from trt_spec.runtime.state.noise import MOST_LINES
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
 from ..bundles import Pair

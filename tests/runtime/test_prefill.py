@@ -5,7 +5,7 @@ import torch
 from trt_spec.engines import PREFILL_WIDTH
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
-from trt_spec.runtime.prefill import NARROWEST, _next_chunk
+from trt_spec.runtime.scheduling.prefill import NARROWEST, _next_chunk
 
 from ..bundles import Pair
 from .scripted import scripted_decoder

@@ -11,12 +11,12 @@ from trt_spec.engines import PREFILL_WIDTH, EngineError
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.memory.row_cache import RowCache
-from trt_spec.runtime.prefill import DRAFT_BUDGET
 from trt_spec.runtime.requests.request import State
 from trt_spec.runtime.round import round as round_
-from trt_spec.runtime.round.frame import Frame
-from trt_spec.runtime.round.plan import Plan
-from trt_spec.runtime.round.rows import Rows
+from trt_spec.runtime.scheduling.prefill import DRAFT_BUDGET
+from trt_spec.runtime.state.frame import Frame
+from trt_spec.runtime.state.plan import Plan
+from trt_spec.runtime.state.rows import Rows
 
 from ..bundles import Pair
 from .scripted import encoded, scripted_decoder

@@ -17,11 +17,10 @@ from functools import partial
 from itertools import cycle, islice
 
 from ...runtime import CombLength, Decoder, EntropyRule, Speculation, TreeLength
+from ...runtime.acceptance.params import RULES
 from ...runtime.grammars.compiler import Compiler
-from ...runtime.lengths.chooser import BESIDE
-from ...runtime.lengths.drafting import DraftLength
-from ...runtime.lengths.shapes import DraftShape
-from ...runtime.sampling.params import RULES
+from ...runtime.state.asked import BESIDE, DraftLength
+from ...runtime.state.shapes import DraftShape
 from . import seeded
 from .arbiter import Arbiter
 from .effort import Effort

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...runtime import SamplingParams
-from ...runtime.sampling.noise import gumbels
+from ...runtime.state.noise import gumbels
 
 
 def scores(logits: Tensor, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> Tensor:

@@ -8,29 +8,30 @@ from typing import Any
 
 import torch
 
-from ...runtime.drafters import branches, siblings
-from ...runtime.drafters import propose as drafters
+from ...runtime.acceptance import block, combs, lines, trees
+from ...runtime.acceptance import one_line as acceptance
+from ...runtime.acceptance.combs import examine_children
+from ...runtime.acceptance.filters import Cut, penalties
+from ...runtime.acceptance.one_line import residual
+from ...runtime.acceptance.transform import transform
 from ...runtime.drafters.model import DraftModel
-from ...runtime.drafters.propose import propose
-from ...runtime.drafters.siblings import Candidates, worth_unseen
 from ...runtime.memory.model import Model
 from ...runtime.memory.row_cache import RowCache
 from ...runtime.requests.request import Request
-from ...runtime.round import result
+from ...runtime.round import branches, result, siblings
+from ...runtime.round import propose as drafters
 from ...runtime.round import round as round_
+from ...runtime.round.propose import propose
 from ...runtime.round.round import commit
-from ...runtime.round.rows import at_nodes, counting, pick
-from ...runtime.sampling import acceptance, block, combs, lines, trees
-from ...runtime.sampling.acceptance import residual
-from ...runtime.sampling.combs import examine_children
-from ...runtime.sampling.filters import Cut, penalties
-from ...runtime.sampling.noise import gumbels
-from ...runtime.sampling.transform import transform
-from ...runtime.sampling.trees import TreeVerdict
-from ...runtime.scheduler import Scheduler
+from ...runtime.round.siblings import Candidates, worth_unseen
+from ...runtime.scheduling.results import Results
+from ...runtime.state.indexing import at_nodes, counting, pick
+from ...runtime.state.noise import gumbels
+from ...runtime.state.proposal import Proposal
+from ...runtime.state.verdict import TreeVerdict
 
-SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Scheduler._commit, Request.commit, result._logprob_parts
-SCHEDULER_GIVE, STRAIGHTEN = Scheduler._give, RowCache.straighten
+SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Results.commit, Request.commit, result._logprob_parts
+SCHEDULER_GIVE, STRAIGHTEN = Results.give, RowCache.straighten
 MODEL_STEP: Any = Model.step
 LAWS_AT = lines.laws_at
 
@@ -109,7 +110,7 @@ def claims_a_hole(self: Any, occupant: Any, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never wrote the entry of its own last proposal."""
     SCHEDULER_COMMIT(self, occupant, share, result)
     if isinstance(share.source, DraftModel) and share.source.model is not None:
-        share.source.model.cache.entries[occupant.row] = self.target.cache.entries[occupant.row]
+        share.source.model.cache.entries[occupant.row] = self._target.cache.entries[occupant.row]
 
 
 def moves_without_its_memory(self: Any, source: int, destination: int) -> None:
@@ -248,14 +249,14 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
     "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
     "one length for all rows": ((round_, "commit", one_length_for_all),),
-    "hole after full acceptance": ((Scheduler, "_commit", claims_a_hole),),
+    "hole after full acceptance": ((Results, "commit", claims_a_hole),),
     "cache left behind when a row moves": ((RowCache, "move", moves_without_its_memory),),
     "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
     "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
     "children chosen, not drawn": ((branches, "drawn_in_turn", likeliest_children),),
-    "q of a branch taken from the line": ((acceptance.Proposal, "children_of", drawn_from_the_lines_q),),
+    "q of a branch taken from the line": ((Proposal, "children_of", drawn_from_the_lines_q),),
     "q of a sibling not renormalised": ((combs, "without", all_of_q),),
     "residual of the line after its siblings": ((trees, "examine_children", what_the_line_leaves),),
     "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),
@@ -263,10 +264,10 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
     "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),
     "positions by column": ((Model, "step", telling(positions_by_column)),),
-    "hole after a sibling": ((Scheduler, "_give", claims_a_sibling),),
+    "hole after a sibling": ((Results, "give", claims_a_sibling),),
     "line seen by another": ((Model, "step", telling(lines_see_lines)),),
     "q of lines declared flat": ((lines, "laws_at", flat),),
-    "hole after another line": ((Scheduler, "_give", claims_another_line),),
+    "hole after another line": ((Results, "give", claims_another_line),),
     "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...runtime import SamplingParams
 from ...runtime.grammars.compiler import Compiler
-from ...runtime.lengths.drafting import DraftLength
+from ...runtime.state.asked import DraftLength
 from .exact import scores
 from .grammars import LETTERS, excluded
 from .probe import Probe

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...engines import Bundle, TrtSpecError
 from ...runtime import Grammar, SamplingParams
+from ...runtime.acceptance.filters.grammar import exclude
 from ...runtime.grammars.compiler import Compiler
-from ...runtime.sampling.filters.grammar import exclude
 
 LETTERS = Grammar.regex("[A-Za-z_ (]{64,}")  # none of its first tokens can be the last
 EXAMPLES = {

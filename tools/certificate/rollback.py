@@ -16,8 +16,8 @@ import torch
 from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters import CONTINUATIONS, DRAFTERS
-from ...runtime.lengths.chooser import BESIDE
 from ...runtime.memory.model import Model
+from ...runtime.state.asked import BESIDE
 from .effort import Effort
 from .probe import Probe, Probes
 from .subject import Choice, Finding, Progress, Subject, combs_and_trees, controllers, draft_lengths, several

@@ -13,9 +13,9 @@ from itertools import accumulate, cycle, islice
 
 from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
 from ...runtime import Decoder, Output, SamplingParams
-from ...runtime.lengths.chooser import BESIDE
-from ...runtime.lengths.shapes import DraftShape
-from ...runtime.prefill import NARROWEST
+from ...runtime.scheduling.prefill import NARROWEST
+from ...runtime.state.asked import BESIDE
+from ...runtime.state.shapes import DraftShape
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
 from .lanes import side_by_side

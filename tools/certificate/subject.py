@@ -9,12 +9,11 @@ from tokenizers import Tokenizer
 
 from ...engines import ENGINES, Bundle, engines_of
 from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams, TreeLength
+from ...runtime.acceptance.filters import FILTERS
 from ...runtime.drafters import CONTINUATIONS, DRAFTERS
-from ...runtime.lengths.chooser import BESIDE
-from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
-from ...runtime.lengths.shapes import DraftShape
-from ...runtime.sampling.filters import FILTERS
-from ...runtime.sampling.noise import MOST_LINES
+from ...runtime.state.asked import AUTO, BESIDE, MIXED, DraftLength
+from ...runtime.state.noise import MOST_LINES
+from ...runtime.state.shapes import DraftShape
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred

@@ -15,9 +15,10 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
-from ...runtime.drafters import DRAFTERS, NONE
-from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
-from ...runtime.lengths.shapes import DraftShape
+from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
+from ...runtime.state.asked import AUTO, MIXED, NONE
+from ...runtime.state.shapes import DraftShape
 from ..console import in_bytes, progress, table
 from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths

@@ -16,11 +16,11 @@ from typing import Any
 from ...engines import Bundle
 from ...runtime import CombLength, Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
-from ...runtime.engine_choice import AUTO_ENGINE, save_choice
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
-from ...runtime.lengths.shapes import DraftShape, TreeLength
-from ...runtime.requests.intake import Prompt
-from ...runtime.sampling.noise import MOST_SIBLINGS
+from ...runtime.scheduling.engine_choice import AUTO_ENGINE, save_choice
+from ...runtime.scheduling.intake import Prompt
+from ...runtime.state.noise import MOST_SIBLINGS
+from ...runtime.state.shapes import DraftShape, TreeLength
 from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, engine_name

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from ...engines import Bundle, RequestError
-from ...runtime.engine_choice import resolve
+from ...runtime.scheduling.engine_choice import resolve
 from ..certificate import checkpoint, distribution, rollback, same_text, semantics
 from ..certificate.effort import FULL, QUICK, Effort
 from ..certificate.probe import Probes

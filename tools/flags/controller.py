@@ -5,10 +5,11 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import EntropyRule
-from ...runtime.drafters import DRAFTERS, NONE
-from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
-from ...runtime.lengths.entropy import HELP
-from ...runtime.lengths.shapes import read_shape
+from ...runtime.drafters import DRAFTERS
+from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
+from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
+from ...runtime.state.asked import ENTROPY_HELP as HELP
+from ...runtime.state.shapes import read_shape
 from .sampling import FORMS, flag
 
 SOURCES_HELP = (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ...runtime import Decoder
-from ...runtime.lengths.drafting import AUTO, DraftLength
-from ...runtime.lengths.shapes import read_shape
+from ...runtime.state.asked import AUTO, DraftLength
+from ...runtime.state.shapes import read_shape
 from ..console import say
 
 

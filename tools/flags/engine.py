@@ -4,7 +4,7 @@ import argparse
 
 from ...engines import ENGINES, RequestError, together
 from ...runtime import Decoder
-from ...runtime.engine_choice import AUTO_ENGINE
+from ...runtime.scheduling.engine_choice import AUTO_ENGINE
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ...runtime import Grammar, SamplingParams
-from ...runtime.sampling.params import HELP
+from ...runtime.acceptance.params import HELP
 from ..text_files import read_text
 
 LARGEST_BATCH = 4096

@@ -23,10 +23,10 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
+from ...runtime.acceptance.params import RULES
 from ...runtime.drafters import DRAFTERS
-from ...runtime.lengths.drafting import AUTO, MIXED, DraftLength
-from ...runtime.requests.intake import Prompt
-from ...runtime.sampling.params import RULES
+from ...runtime.scheduling.intake import Prompt
+from ...runtime.state.asked import AUTO, MIXED, DraftLength
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
@@ -96,7 +96,16 @@ def without_trees(decoder: Decoder, device: str) -> Decoder | None:
     if decoder.costs is None or not decoder.costs.beside:
         return None
     costs = replace(decoder.costs, beside=(), beside_ms={}, beside_tokens={})
-    return Decoder(decoder.bundle, decoder.engine, device, decoder.max_batch, True, None, None, costs)
+    return Decoder(
+        decoder.bundle,
+        engine=decoder.engine,
+        device=device,
+        max_batch=decoder.max_batch,
+        capture=True,
+        cache_bytes=None,
+        prefix_bytes=None,
+        costs=costs,
+    )
 
 
 def report(

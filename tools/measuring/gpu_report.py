@@ -31,8 +31,8 @@ from ...engines.errors import first_line
 from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
-from ...runtime.lengths.drafting import DraftLength
-from ...runtime.lengths.shapes import read_shape
+from ...runtime.state.asked import DraftLength
+from ...runtime.state.shapes import read_shape
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from ...runtime.requests.intake import Prompt
+from ...runtime.scheduling.intake import Prompt
 from ..text_files import read_prompts
 
 FOLDER = Path(__file__).parent / "prompts"

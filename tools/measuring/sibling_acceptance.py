@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ...runtime.sampling.acceptance import inverse_cdf
-from ...runtime.sampling.combs import what_is_left, without
+from ...runtime.acceptance.combs import what_is_left, without
+from ...runtime.acceptance.one_line import inverse_cdf
 
 DRAWS = 8  # of the tokens that do not stand, at each position
 ROWS = 64  # positions at a time

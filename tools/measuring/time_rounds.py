@@ -13,11 +13,10 @@ import numpy as np
 
 from ...engines import RequestError
 from ...runtime import Decoder, Request, SamplingParams, Speculation
-from ...runtime.lengths.chooser import BESIDE
-from ...runtime.lengths.drafting import AUTO, DraftLength
-from ...runtime.lengths.shapes import DraftShape
-from ...runtime.requests.intake import Prompt
 from ...runtime.requests.request import State
+from ...runtime.scheduling.intake import Prompt
+from ...runtime.state.asked import AUTO, BESIDE, DraftLength
+from ...runtime.state.shapes import DraftShape
 from .bandwidth import wait_for
 
 ROUNDS_PER_REPLAY = 4

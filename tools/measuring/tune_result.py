@@ -5,7 +5,7 @@ from typing import Any
 
 from ...runtime import Speculation
 from ...runtime.lengths.costs import Costs
-from ...runtime.lengths.shapes import DraftShape
+from ...runtime.state.shapes import DraftShape
 from ..console import table
 from .bench_result import setting_json
 from .theory import tokens_per_round

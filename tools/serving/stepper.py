@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
-from ...runtime.lengths.drafting import DraftLength
+from ...runtime.state.asked import DraftLength
 from .errors import ApiError, unavailable
 
 log = logging.getLogger(__name__)

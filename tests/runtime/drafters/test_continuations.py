@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from trt_spec.runtime import Decoder, RequestError, SamplingParams, Speculation
+from trt_spec.runtime.acceptance import lines
+from trt_spec.runtime.acceptance.lines import laws_at
 from trt_spec.runtime.drafters import CONTINUATIONS
 from trt_spec.runtime.drafters.suffix import PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import MATCHES, SuffixAutomaton
-from trt_spec.runtime.sampling import lines
-from trt_spec.runtime.sampling.acceptance import Proposal
-from trt_spec.runtime.sampling.lines import laws_at
-from trt_spec.runtime.sampling.noise import MOST_LINES
+from trt_spec.runtime.state.noise import MOST_LINES
+from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
 from ...bundles import Pair

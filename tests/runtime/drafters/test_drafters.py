@@ -3,6 +3,7 @@
 import pytest
 import torch
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.acceptance.seat import admit
 from trt_spec.runtime.drafters.lookup import LONGEST_MATCH
 from trt_spec.runtime.drafters.lookup import look_up as copy_by_lookup
 
@@ -65,7 +66,7 @@ def test_lookup_equals_a_slow_search_in_random_ragged_batches():
 def test_tokens_left_by_an_earlier_request_are_never_copied():
     params = [SamplingParams()]
     rows = make_rows(params, 100, [[1, 2, 1, 2, 1, 2, 1, 2]])
-    rows.admit(0, [1, 2, 3], params[0], 0, 100)
+    admit(rows, 0, [1, 2, 3], params[0], 0, 100)
     _, found = copy_by_lookup(rows, make_plan(params, 4), 8)
     assert found.tolist() == [False]
 

@@ -11,12 +11,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from trt_spec.runtime import Decoder, Request, SamplingParams
-from trt_spec.runtime.lengths.chooser import Chooser, Pause, Wanted
+from trt_spec.runtime.lengths.chooser import Chooser, Pause
 from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, Behind, ByCosts, Controller
 from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
-from trt_spec.runtime.lengths.shapes import TreeLength
 from trt_spec.runtime.requests.metrics import Beside, Outcome
+from trt_spec.runtime.state.asked import Wanted
+from trt_spec.runtime.state.shapes import TreeLength
 from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
 
 from ...bundles import Pair

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from trt_spec.engines import BLOCK_TOKENS, Bundle, RequestError
-from trt_spec.runtime import Decoder, SamplingParams, scheduler
+from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.prefixes import Block
-from trt_spec.runtime.prefill import NARROWEST
+from trt_spec.runtime.scheduling import scheduler
+from trt_spec.runtime.scheduling.prefill import NARROWEST
 
 from ...bundles import Pair
 from ..test_greedy import random_prompts

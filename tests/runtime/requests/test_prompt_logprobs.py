@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trt_spec.runtime import Decoder, SamplingParams, prefill, scheduler
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.scheduling import prefill, scheduler
 
 from ...bundles import Pair
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.engine import chunks
+from trt_spec.runtime.acceptance.filters import FILTERS
 from trt_spec.runtime.drafters import CONTINUATIONS, Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
-from trt_spec.runtime.round.plan import Level, Plan
-from trt_spec.runtime.sampling.filters import FILTERS
+from trt_spec.runtime.state.plan import Level, Plan
 
 from ...bundles import DRAFTERS_OF_A_PAIR
 

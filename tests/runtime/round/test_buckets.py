@@ -10,7 +10,7 @@ from trt_spec.engines import Step
 from trt_spec.engines.torch import TorchEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.memory import bucket
-from trt_spec.runtime.round import capture
+from trt_spec.runtime.scheduling import capture
 
 from ...bundles import Pair
 from ...recorder import Recorder

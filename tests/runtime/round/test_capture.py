@@ -11,14 +11,14 @@ from torch import Tensor
 from trt_spec.engines import Bundle
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime import Decoder, Request, SamplingParams
-from trt_spec.runtime.round import capture
-from trt_spec.runtime.round import clock as clock_module
-from trt_spec.runtime.round.clock import PARTS, Clock
-from trt_spec.runtime.round.frame import Frame
+from trt_spec.runtime.acceptance.seat import make_rows
 from trt_spec.runtime.round.result import tabulate
 from trt_spec.runtime.round.round import run_round
-from trt_spec.runtime.round.rows import Rows
-from trt_spec.runtime.sampling.noise import constants
+from trt_spec.runtime.scheduling import capture
+from trt_spec.runtime.state import clock as clock_module
+from trt_spec.runtime.state.clock import PARTS, Clock
+from trt_spec.runtime.state.frame import Frame
+from trt_spec.runtime.state.noise import constants
 
 from ...bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...recorder import Recorder
@@ -34,7 +34,7 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
     vocab = bundle.tokenizer.vocab_size
     target, _, drafters = idle_models(bundle, "meta", max_batch=4)
     plan = plan_of(kind, drafters)
-    rows = Rows.allocate(4, bundle.capacity, vocab, len(drafters), "meta").view(plan.batch)
+    rows = make_rows(4, bundle.capacity, vocab, len(drafters), "meta").view(plan.batch)
     before = vars(rows) | rows.columns
     frame = Frame(plan, target)
     constants(rows.length.device)  # made in the two rounds before a capture
@@ -200,7 +200,7 @@ def test_a_clock_tells_its_parts() -> None:
 
 
 def test_nothing_of_a_recorded_round_moves_on_a_gpu() -> None:
-    wide = {name for name, column in Rows.allocate(2, 64, 10, 6, "meta").columns.items() if column.shape == (2, 10)}
+    wide = {name for name, column in make_rows(2, 64, 10, 6, "meta").columns.items() if column.shape == (2, 10)}
     assert wide == {"bias", "prompt_counts", "output_counts", "stops"}
-    narrow = {name for name, column in Rows.allocate(2, 64, 10, 6, "cpu").columns.items() if column.shape == (2, 0)}
+    narrow = {name for name, column in make_rows(2, 64, 10, 6, "cpu").columns.items() if column.shape == (2, 0)}
     assert narrow == wide, "memory that few need"

@@ -20,17 +20,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trt_spec.engines import Bundle, Contract
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
-from trt_spec.runtime.drafters.branches import siblings_of_a_line
-from trt_spec.runtime.drafters.siblings import worth_unseen
-from trt_spec.runtime.lengths.shapes import Branch
-from trt_spec.runtime.round import capture
-from trt_spec.runtime.round.capture import Rounds
-from trt_spec.runtime.round.frame import Frame
-from trt_spec.runtime.round.plan import Plan
+from trt_spec.runtime.acceptance.filters import Change
+from trt_spec.runtime.acceptance.seat import admit, make_rows
+from trt_spec.runtime.round.branches import siblings_of_a_line
 from trt_spec.runtime.round.result import RowResult
-from trt_spec.runtime.round.rows import BLOCK, Rows, counting
-from trt_spec.runtime.sampling.filters import Ahead, Change, Columns
-from trt_spec.runtime.sampling.noise import constants
+from trt_spec.runtime.round.siblings import worth_unseen
+from trt_spec.runtime.scheduling import capture
+from trt_spec.runtime.scheduling.capture import Rounds
+from trt_spec.runtime.state.frame import Frame
+from trt_spec.runtime.state.indexing import counting
+from trt_spec.runtime.state.noise import constants
+from trt_spec.runtime.state.plan import Plan
+from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.rows import BLOCK, Columns
+from trt_spec.runtime.state.shapes import Branch
 
 from ...bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...recorder import Recorder
@@ -108,10 +111,10 @@ class Stage:
         vocab = bundle.tokenizer.vocab_size
         target, draft, drafters = idle_models(bundle, DEVICE, max_batch=4)
         self.plan = plan_of(kind, drafters)
-        whole = Rows.allocate(4, bundle.capacity, vocab, len(drafters), DEVICE)
+        whole = make_rows(4, bundle.capacity, vocab, len(drafters), DEVICE)
         params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, repetition_penalty=1.2, top_k=5)
         for row in range(3):
-            whole.admit(row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
+            admit(whole, row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
         whole.fill_uniforms(0, 3, range(BLOCK), True)
         whole.fill_uniforms(0, 3, range(BLOCK, 2 * BLOCK), True)
         whole.move(2, 1)

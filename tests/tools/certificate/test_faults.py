@@ -5,8 +5,8 @@ from math import sqrt
 
 import pytest
 from trt_spec.runtime import TreeLength
-from trt_spec.runtime.lengths.chooser import BESIDE
-from trt_spec.runtime.sampling import acceptance
+from trt_spec.runtime.acceptance import one_line as acceptance
+from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
 from trt_spec.tools.certificate.faults import SWAPS, fault

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from trt_spec.runtime.lengths.chooser import BESIDE
+from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.tools.certificate import distribution, seeded
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.faults import fault

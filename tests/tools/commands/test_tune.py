@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from trt_spec.engines import Bundle, blank_step, engines_of
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.engine_choice import read_choice
 from trt_spec.runtime.lengths.costs import read_costs
+from trt_spec.runtime.scheduling.engine_choice import read_choice
 from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands import tune as tune_command
 from trt_spec.tools.measuring import fastest_engine

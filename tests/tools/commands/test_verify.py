@@ -7,7 +7,7 @@ import shutil
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder
-from trt_spec.runtime.engine_choice import save_choice
+from trt_spec.runtime.scheduling.engine_choice import save_choice
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.faults import fault
 from trt_spec.tools.certificate.first_tokens import SETTINGS

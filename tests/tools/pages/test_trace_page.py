@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, Request, SamplingParams, TracedRound, TracedSibling
-from trt_spec.runtime.drafters import NONE
-from trt_spec.runtime.lengths.drafting import MIXED, DraftingRules
+from trt_spec.runtime.lengths.drafting import DraftingRules
 from trt_spec.runtime.requests.metrics import Outcome
 from trt_spec.runtime.requests.text import TextStream
+from trt_spec.runtime.state.asked import MIXED, NONE
 from trt_spec.tools.making.demo_bundle import TARGET
 from trt_spec.tools.pages.trace_page import Written, trace_page, written
 

@@ -1,0 +1,16 @@
+"""The filters of a request, one per file, in the order in which they change its distribution."""
+
+from .bias import Bias
+from .filter import Change, Cut, Filter, cut_below
+from .grammar import Allowed
+from .min_p import MinP
+from .min_tokens import MinTokens
+from .penalties import Penalties
+from .temperature import Temperature
+from .top_k import TopK
+from .top_p import TopP
+
+TEMPERATURE = Temperature()
+FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), TEMPERATURE, TopK(), TopP(), MinP()]
+
+__all__ = ["FILTERS", "TEMPERATURE", "Change", "Cut", "Filter", "cut_below"]

@@ -1,0 +1,42 @@
+"""Logit bias: a request adds to the scores of single tokens."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from ...state.proposal import Ahead
+from ...state.rows import Columns
+from ..checks import LARGEST, real, require, whole
+from ..parameters import Parameters
+from .filter import Change, wide, widened
+
+
+class Bias(Change):
+    fields: ClassVar = {"logit_bias": "add this to the score of one token"}
+
+    def check(self, params: Parameters) -> None:
+        bias = params.logit_bias
+        sound = isinstance(bias, Mapping) and all(
+            whole(key, 0) and (real(value, -LARGEST, LARGEST) or value == -math.inf) for key, value in bias.items()
+        )
+        require(
+            "logit_bias", bias, sound, f"a mapping of token ids to -inf or numbers from {-LARGEST:g} to {LARGEST:g}"
+        )
+
+    def active(self, params: Parameters) -> bool:
+        return bool(params.logit_bias)
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        return {"bias": wide(rows, vocab_size, device)}
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        if params.logit_bias:
+            columns["bias"] = widened(columns["bias"], vocab_size)
+        columns["bias"][row] = 0
+        for token, bias in params.logit_bias.items():
+            columns["bias"][row, token] = bias
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        return scores + columns["bias"][:, None]

@@ -1,0 +1,85 @@
+"""Grammar: only tokens with which the text can still become one of the request's language may be sampled."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....engines import RequestError
+from ...grammars.grammar import Grammar
+from ...grammars.guide import ANYTHING, GUIDES, Bits, bytes_for
+from ...state.proposal import Ahead
+from ...state.rows import Columns
+from ..checks import require
+from ..parameters import Parameters
+from .filter import Change
+
+EACH_BIT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+HIGHEST = np.where(EACH_BIT, np.float32(np.inf), np.float32(-np.inf))  # [256, 8] scores that the bits of a byte allow
+
+
+class Allowed(Change):
+    """Asks the guide of each row. That is Python on the host, so a round with a grammar is never recorded."""
+
+    fields: ClassVar = {"grammar": "the language that the output belongs to; as a flag, a file with a Lark grammar"}
+    reads_ahead = reads_trees = on_host = True
+
+    def check(self, params: Parameters) -> None:
+        sound = params.grammar is None or isinstance(params.grammar, Grammar)
+        require("grammar", params.grammar, sound, "a Grammar")
+        if params.grammar is not None and params.ignore_eos:
+            raise RequestError(
+                "ignore_eos is set, but only the end of the sequence can follow what completes a grammar; leave one out"
+            )
+        if params.grammar is not None and params.min_tokens:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but what completes a grammar can only end; leave one out"
+            )
+
+    def active(self, params: Parameters) -> bool:
+        return params.grammar is not None
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        return {"guide": torch.zeros(rows, dtype=torch.int64)}  # its number, on the host; 0: none
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        columns["guide"][row] = 0
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        assert ahead is not None
+        batch, width, vocab_size = scores.shape
+        numbers, tokens, tree = columns["guide"].tolist(), ahead.tokens.tolist(), ahead.tree
+        if batch == 1 and tree is None:
+            return exclude(scores, GUIDES[numbers[0]].allowed(tokens[0], width)[None])
+        bits = np.full((batch, width, bytes_for(vocab_size)), ANYTHING, np.uint8)
+        for row, number in enumerate(numbers):
+            if number and tree is None:
+                bits[row] = GUIDES[number].allowed(tokens[row], width)
+            elif number and tree is not None and ahead.nodes is None:
+                for path in tree.paths(row):
+                    said = [tokens[row][node - 1] for node in path]
+                    bits[row, [0, *path]] = GUIDES[number].allowed(said, len(path) + 1)
+            elif number and tree is not None and ahead.nodes is not None:
+                parents = tree.parents[row].tolist()
+                for position, node in enumerate(ahead.nodes[row].tolist()):
+                    said = [tokens[row][each - 1] for each in tree.path_to(node, parents)]
+                    bits[row, position] = GUIDES[number].allowed(said, 1)
+        return exclude(scores, bits)
+
+
+def exclude(scores: Tensor, bits: Bits) -> Tensor:
+    """Return scores [A, W, V] that are -inf for all tokens but those of `bits` [A, W, B]."""
+    vocab_size, device = scores.shape[2], scores.device
+    if device.type == "cpu":  # few operations on few bytes: code and data are cold after a model has read its weights
+        highest = HIGHEST.take(bits, 0).reshape(*bits.shape[:2], -1)[..., :vocab_size]
+        return torch.minimum(scores, torch.from_numpy(highest))
+    sent = torch.from_numpy(bits).to(device)  # an eighth of a byte for each token
+    return torch.where(unpacked(sent, vocab_size), scores, -torch.inf)
+
+
+def unpacked(bits: Tensor, vocab_size: int) -> Tensor:
+    """Return whether each bit is set, [A, W, V], by operations of torch alone."""
+    single = (bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
+    return single.flatten(-2)[..., :vocab_size].bool()

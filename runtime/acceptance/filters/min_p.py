@@ -1,0 +1,31 @@
+"""Min-p: only tokens at least this likely relative to the likeliest one may be sampled."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...state.rows import Columns
+from ..checks import real, require
+from ..parameters import Parameters
+from .filter import Cut
+
+
+class MinP(Cut):
+    fields: ClassVar = {"min_p": "keep tokens at least this likely relative to the likeliest"}
+
+    def check(self, params: Parameters) -> None:
+        require("min_p", params.min_p, real(params.min_p, 0, 1), "a number in [0, 1]")
+
+    def active(self, params: Parameters) -> bool:
+        return params.filtered and params.min_p > 0
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        return {"log_min_p": torch.zeros(rows, device=device)}  # -inf when off
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        columns["log_min_p"][row] = torch.tensor(params.min_p).log()
+
+    def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:
+        return ordered[..., -1:] + columns["log_min_p"][:, None, None]

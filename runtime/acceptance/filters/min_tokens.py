@@ -1,0 +1,58 @@
+"""Minimum length: before so many tokens neither the end-of-sequence token nor a stop token may be sampled."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...state.proposal import Ahead
+from ...state.rows import Columns
+from ..checks import require, whole
+from ..parameters import Parameters
+from .filter import Change, wide, widened
+
+
+class MinTokens(Change):
+    """The decoder adds the end-of-sequence tokens of its bundle to the stop tokens of a request that asks for this."""
+
+    fields: ClassVar = {
+        "min_tokens": "before this many tokens neither end of sequence nor stop tokens may come (stop texts may)"
+    }
+    reads_ahead = reads_trees = True
+
+    def check(self, params: Parameters) -> None:
+        most = params.max_new_tokens
+        require("min_tokens", params.min_tokens, whole(params.min_tokens, 0, most), f"a whole number from 0 to {most}")
+
+    def active(self, params: Parameters) -> bool:
+        return params.min_tokens > 0
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        counts = {name: torch.zeros(rows, dtype=torch.int64, device=device) for name in ("tokens_said", "min_tokens")}
+        return counts | {"stops": wide(rows, vocab_size, device)}
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        columns["tokens_said"][row] = 0
+        columns["min_tokens"][row] = params.min_tokens
+        if self.active(params):
+            columns["stops"] = widened(columns["stops"], vocab_size)
+        columns["stops"][row] = 0
+        if self.active(params):
+            columns["stops"][row, list(params.stop_token_ids)] = 1
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        assert ahead is not None
+        if ahead.tree is not None:
+            place = ahead.tree.depths  # [A, W] tokens of this round before each position
+            if ahead.nodes is not None:
+                place = place.gather(1, ahead.nodes)
+        else:
+            first = ahead.tokens.shape[1] - (scores.shape[1] - 1)
+            place = torch.arange(first, first + scores.shape[1], device=scores.device)
+        before = columns["tokens_said"][:, None] + place  # [A, W]
+        short = before < columns["min_tokens"][:, None]
+        return scores.masked_fill(short[:, :, None] & (columns["stops"] > 0)[:, None], -torch.inf)
+
+    def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
+        columns["tokens_said"].add_(accepted).add_(1)

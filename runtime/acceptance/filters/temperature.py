@@ -1,0 +1,53 @@
+"""Temperature of a request and of its draft, which may sample cooler or greedily; 0 is greedy."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...state.proposal import Ahead
+from ...state.rows import Columns
+from ..checks import real, require
+from ..parameters import Parameters
+from .filter import Change, cut_below
+
+TEMPERATURES = (1e-5, 1e5)
+
+
+class Temperature(Change):
+    fields: ClassVar = {
+        "temperature": "0 is greedy",
+        "draft_temperature": "temperature of the draft; 0 proposes its likeliest token (default: the request's own)",
+    }
+
+    def check(self, params: Parameters) -> None:
+        cold, hot = TEMPERATURES
+        for name, absent in (("temperature", False), ("draft_temperature", params.draft_temperature is None)):
+            value = getattr(params, name)
+            sensible = real(value, 0, hot) and (value == 0 or value >= cold)
+            require(name, value, sensible or absent, f"0 or a number from {cold:g} to {hot:g}")
+
+    def active(self, params: Parameters) -> bool:
+        return params.temperature not in (0, 1)
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        # The depth is how far below its best score a draft samples: inf, or 0 if only the draft is greedy.
+        return {name: torch.zeros(rows, device=device) for name in ("temperature", "draft_temperature", "draft_depth")}
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        columns["temperature"][row] = params.temperature or 1.0
+        columns["draft_temperature"][row] = params.own_draft_temperature or 1.0
+        columns["draft_depth"][row] = 0.0 if params.own_draft_temperature == 0 and not params.greedy else torch.inf
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        return scores / columns["temperature"][:, None, None]
+
+
+def at_the_drafts_own(columns: Columns) -> Columns:
+    """Return the columns with the draft's temperature in place of the request's."""
+    return columns | {"temperature": columns["draft_temperature"]}
+
+
+def cut_to_depth(scores: Tensor, columns: Columns) -> Tensor:
+    return cut_below(scores, scores.amax(-1, keepdim=True) - columns["draft_depth"][:, None, None])

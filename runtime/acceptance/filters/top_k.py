@@ -1,0 +1,32 @@
+"""Top-k: only the k likeliest tokens may be sampled. Tokens tied with the last one kept stay."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...state.rows import Columns
+from ..checks import require, whole
+from ..parameters import Parameters
+from .filter import Cut
+
+
+class TopK(Cut):
+    fields: ClassVar = {"top_k": "keep the k likeliest tokens (0 = off)"}
+
+    def check(self, params: Parameters) -> None:
+        require("top_k", params.top_k, whole(params.top_k, 0), "a whole number >= 0 (0 = off)")
+
+    def active(self, params: Parameters) -> bool:
+        return params.filtered and params.top_k > 0
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        return {"top_k": torch.zeros(rows, dtype=torch.int64, device=device)}
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        columns["top_k"][row] = min(params.top_k or vocab_size, vocab_size)
+
+    def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:
+        kth = (ordered.shape[2] - columns["top_k"])[:, None, None].expand(-1, ordered.shape[1], 1)
+        return ordered.gather(2, kth)

@@ -1,0 +1,36 @@
+"""Top-p: only the smallest set of likeliest tokens that holds this much probability may be sampled."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ....engines import WIDEST_STEP
+from ...state.rows import Columns
+from ..checks import real, require
+from ..parameters import Parameters
+from .filter import Cut
+
+
+class TopP(Cut):
+    fields: ClassVar = {"top_p": "keep the smallest set of likeliest tokens that holds this much probability"}
+    reads_kept = True
+
+    def check(self, params: Parameters) -> None:
+        require("top_p", params.top_p, real(params.top_p, 0, 1) and params.top_p > 0, "a number in (0, 1]")
+
+    def active(self, params: Parameters) -> bool:
+        return params.filtered and params.top_p < 1
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        # 1 - top_p, the mass that may be left out, at each position of the widest step; -1 when off.
+        return {"unlikely": torch.zeros(rows, WIDEST_STEP, 1, device=device)}
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        columns["unlikely"][row] = 1 - params.top_p if params.top_p < 1 else -1.0
+
+    def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:
+        unlikely = columns["unlikely"][:, : ordered.shape[1]].contiguous()
+        dropped = torch.searchsorted(kept.softmax(-1).cumsum(-1), unlikely, right=True)
+        return ordered.gather(2, dropped.clamp_(max=ordered.shape[2] - 1))

@@ -1,0 +1,89 @@
+"""Refuses parameters that make no sense, and explains each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...engines import RequestError
+from .checks import real, require, whole
+from .filters import FILTERS
+from .parameters import Parameters
+
+MAX_LOGPROBS = 20
+RULES = ("rejection", "tokenwise", "coupled")
+
+
+class Frozen(Mapping[Any, Any]):
+    """A copy of a mapping that nobody can change."""
+
+    def __init__(self, mapping: Mapping[Any, Any]) -> None:
+        self._items = dict(mapping)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+@dataclass(frozen=True)
+class SamplingParams(Parameters):
+    """Parameters, validated once, here; `HELP` explains each. Collections are copied, so they cannot change later."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        require("max_new_tokens", self.max_new_tokens, whole(self.max_new_tokens, 1), "a whole number >= 1")
+        known = {name for one in FILTERS for name in one.fields} - set(self.__dataclass_fields__)
+        sound = isinstance(self.extra, Mapping) and set(self.extra) <= known
+        require("extra", self.extra, sound, f"a mapping with no keys but {sorted(known)}, which added filters read")
+        for one in FILTERS:
+            one.check(self)
+        stop = self.stop
+        strings = isinstance(stop, Sequence) and all(isinstance(text, str) and text for text in stop)
+        require("stop", stop, strings, "a list of strings, none empty")
+        ids = self.stop_token_ids
+        sound = isinstance(ids, Sequence) and all(whole(i, 0) for i in ids)
+        require("stop_token_ids", ids, sound, "a list of token ids")
+        require("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
+        sound = self.seed is None or whole(self.seed, 0, 2**64 - 1)
+        require("seed", self.seed, sound, "a whole number below 2^64")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            sound = value is None or whole(value, 0, MAX_LOGPROBS)
+            require(name, value, sound, f"a whole number from 0 to {MAX_LOGPROBS}")
+        require("rule", self.rule, self.rule in RULES, f"one of {', '.join(RULES)}")
+        require("lenience", self.lenience, real(self.lenience, 0, 1) and self.lenience > 0, "a number in (0, 1]")
+        if self.lenient and self.rule == "coupled":
+            raise RequestError(
+                f"lenience {self.lenience} lets the draft change the text, but rule coupled gives one text for any "
+                "draft; choose rule rejection, or lenience 1"
+            )
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("logit_bias", "extra"):
+            object.__setattr__(self, name, Frozen(getattr(self, name)))
+
+
+OWN_HELP = {
+    "max_new_tokens": "stop after this many tokens",
+    "stop": "end the output before this text",
+    "stop_token_ids": "end the output with this token; under a grammar only where its text is complete",
+    "ignore_eos": "do not end with the model's end-of-sequence token",
+    "seed": "source of all randomness: with the same seed the same request gives the same output",
+    "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
+    "prompt_logprobs": "report those of the prompt's tokens, too",
+    "rule": "how proposals are accepted: rejection judges them together and accepts most; tokenwise judges them one by "
+    "one; coupled gives one text per seed, whatever the draft, K, batch or engine",
+    "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "
+    "as the target says, and a greedy token may be only lenience times as likely as the best",
+    "extra": "parameters of added filters, by name",
+}
+_KNOWN = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}
+HELP = {name: _KNOWN[name] for name in SamplingParams.__dataclass_fields__}

@@ -1,0 +1,35 @@
+"""Says how many of the last committed tokens draft models read first in a round, and what they lack before it."""
+
+from collections.abc import Mapping, Sequence
+
+from ..memory.model import Model
+from ..state.asked import BESIDE, Wanted
+from ..state.plan import LEAST_WINDOW
+from .drafter import Drafter
+
+
+class Windows:
+    """Knows which draft models a row may run next, by what it wants."""
+
+    def __init__(self, drafters: Mapping[str, Drafter], drafts: Sequence[Model]) -> None:
+        self._drafters, self._drafts = drafters, drafts
+
+    def draft_of(self, names: Sequence[str]) -> Model | None:
+        """Return the first draft model that one of these drafters runs, or the first of all."""
+        sources = filter(None, map(self._drafters.get, names))
+        return next((one.model for one in sources if one.model is not None), next(iter(self._drafts), None))
+
+    def widest(self, wanted: Sequence[Wanted]) -> int:
+        """Return how many of a row's last tokens its draft reads first: all that a round commits where other lines may.
+
+        Plans of TensorRT may be too narrow; there a draft reads what it lacks before the round.
+        """
+        if not any(BESIDE in one.drafter and self.of(one) for one in wanted):  # nearly always
+            return LEAST_WINDOW
+        widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
+        return LEAST_WINDOW if any(draft.engine.verify_width < widest for draft in self._drafts) else widest
+
+    def of(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
+        """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""
+        sources = filter(None, map(self._drafters.get, wanted.names if wanted.length else ()))
+        return {source.model: source.window(widest) for source in sources if source.model is not None}

@@ -1,0 +1,114 @@
+"""Launches a GPU round in one call: once it has run piece by piece, it is recorded and replayed as a CUDA graph."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...engines import Engine, EngineError
+from ...engines.errors import first_line
+from ..round.result import RowResult, read_table, tabulate
+from ..round.round import run_round
+from ..state.clock import Clock
+from ..state.frame import Frame
+from ..state.plan import Plan
+from ..state.rows import Rows
+
+MOST_KINDS = 256  # kinds of rounds that are remembered
+ONE_AT_A_TIME = threading.Lock()  # torch allows one capture at a time in a process
+
+
+class Flight(NamedTuple):
+    """A launched round, for the rows as they stood then; the next may be launched before a replayed one is read."""
+
+    plan: Plan
+    table: Callable[[], Tensor]  # waits until the round has ended
+    clock: Clock
+    replayed: bool
+    logits: Tensor | None  # on the CPU, where nothing has checked them yet
+
+    def results(self) -> list[RowResult]:
+        return read_table(self.table(), self.plan, self.logits)
+
+
+class Rounds:
+    """Launches rounds. The first two of a kind run piece by piece; then it is recorded, and later rounds replay it.
+
+    All that a record reads and writes stays in place: the rows, the frame, the cache and the logits. Only its result
+    and its times are its own. So each kind has two records that take turns: one is read while the other runs.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines  # asked before each recording whether they can be captured; none: never
+        self._seen: dict[Plan, deque[Record] | None] = {}
+        self._pool: Any = None  # memory that all records share, because no two run at once
+        self._clock: Clock | None = None  # of rounds that are not replayed
+
+    def launch(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
+        """Launch a round that does what `run_round` does; see there for `span`."""
+        if records := self._seen.get(plan):
+            records.rotate()
+            records[0].launch()
+            return Flight(plan, records[0].table, records[0].clock, True, None)
+        flight = self.run(rows, plan, frame, span)
+        if plan not in self._seen:
+            if len(self._seen) >= MOST_KINDS:
+                self.forget()
+            self._seen[plan] = None
+        elif plan.recordable and self._engines and all(engine.capturable() for engine in self._engines):
+            whole = rows.tokens.shape[1]  # a span that fits every later round
+            self._pool = self._pool or new_pool()
+            work = partial(tabulated_round, rows, plan, frame, whole)
+            self._seen[plan] = deque(Record(work, flight.table(), self._pool) for _ in range(2))
+        return flight
+
+    def run(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
+        """Run a round that is never replayed."""
+        clock = self._clock = self._clock or Clock(rows.length.device)
+        table = tabulated_round(rows, plan, frame, span, clock)
+        return Flight(plan, lambda: table, clock, False, frame.target_logits if frame.on_cpu else None)
+
+    def forget(self) -> None:
+        self._seen.clear()
+        self._pool = None  # memory that is still held from it must not be written again
+
+
+def tabulated_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Tensor:
+    return tabulate(run_round(rows, plan, frame, span, clock), plan)
+
+
+def new_pool() -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+class Record:
+    """One CUDA graph of all of `work`, and its result on the host."""
+
+    def __init__(self, work: Callable[[Clock], Tensor], like: Tensor, pool: Any) -> None:
+        self.clock = Clock(like.device)
+        self._result = torch.empty_like(like, device="cpu", pin_memory=True)
+        self._graph = torch.cuda.CUDAGraph()
+        self._stream = torch.cuda.current_stream(like.device)
+        event: Any = torch.cuda.Event  # torch leaves it untyped
+        self._ended = event()
+        graph = torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
+        try:
+            with ONE_AT_A_TIME, graph:
+                self._result.copy_(work(self.clock), non_blocking=True)
+        except RuntimeError as error:
+            raise EngineError(
+                f"the round cannot be recorded as a CUDA graph ({first_line(error)}); "
+                "open the decoder with capture=False"
+            ) from error
+
+    def launch(self) -> None:
+        self._graph.replay()
+        self._ended.record(self._stream)
+
+    def table(self) -> Tensor:
+        self._ended.synchronize()
+        return self._result

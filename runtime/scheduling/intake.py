@@ -1,0 +1,111 @@
+"""What callers ask for becomes a request, or an error that says in a sentence why it cannot."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from ...engines import Bundle, BundleError, RequestError
+from ..acceptance.params import SamplingParams
+from ..grammars.compiler import Compiler
+from ..lengths.drafting import DraftingRules
+from ..requests.request import Request
+from ..requests.text import TextStream
+from ..state.asked import BESIDE, DraftLength
+
+Prompt = str | Sequence[int]
+PREDICTING = "suffix"  # the drafter that copies from a predicted output
+
+
+def read_tokenizer(bundle: Bundle) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(bundle.tokenizer_file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise BundleError(f"{bundle.tokenizer_file} is not a tokenizer ({error}); export the bundle again") from error
+
+
+class Intake:
+    """Makes the requests of one decoder; any thread may ask for them."""
+
+    def __init__(self, bundle: Bundle, tokenizer: Tokenizer, rules: DraftingRules) -> None:
+        self.grammars = Compiler(bundle)
+        self._bundle, self._tokenizer, self._rules = bundle, tokenizer, rules
+        self._vocab_size = bundle.tokenizer.vocab_size
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        draft_length: DraftLength | None,
+        drafter: str | None,
+        trace: bool,
+        on_progress: Callable[[Request], None] | None,
+        cache_salt: str,
+        prediction: Prompt,
+    ) -> Request:
+        """Make a request that is valid for the bundle, with the defaults for what was left open."""
+        ids = self._encode(prompt)
+        room = self._bundle.max_length - params.max_new_tokens
+        if len(ids) > room:
+            raise RequestError(
+                f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
+                f"limit of {self._bundle.max_length} by {len(ids) - room}; shorten either"
+            )
+        for token in (*params.logit_bias, *params.stop_token_ids):
+            self._require_token(token, "parameter")
+        eos = () if params.ignore_eos else self._bundle.tokenizer.eos_token_ids
+        if params.min_tokens:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
+        banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+        if len(banned) == self._vocab_size:
+            raise RequestError(f"logit_bias bans all {len(banned)} tokens of the vocabulary; leave at least one")
+        if params.min_tokens and len(banned.union(params.stop_token_ids)) == self._vocab_size:
+            raise RequestError("min_tokens and logit_bias leave no token to begin with; ask for less")
+        predicted = self._encode(prediction, begins=False) if prediction else []
+        if predicted and PREDICTING not in str(drafter or PREDICTING).split(BESIDE):
+            raise RequestError(
+                f"drafter is {drafter!r}, but a prediction is copied by {PREDICTING}; leave one of them out", "drafter"
+            )
+        if predicted and draft_length is None:
+            draft_length = self._rules.longest  # nearly all of it is expected to stand
+        drafter = drafter or (PREDICTING if predicted else "model" if self._bundle.drafts else "lookup")
+        if draft_length is None:
+            draft_length = self._rules.default(drafter, params)
+        return Request(
+            ids,
+            params,
+            frozenset((*params.stop_token_ids, *eos)),
+            TextStream(self._tokenizer, ids, params.stop),
+            self._rules.check(draft_length, drafter, params),
+            self._rules.check,
+            self.grammars.guide(params),
+            trace=trace,
+            on_progress=on_progress,
+            cache_salt=cache_salt,
+            prediction=predicted,
+        )
+
+    def _encode(self, prompt: object, begins: bool = True) -> list[int]:
+        """Tokenise text; where it `begins` a sequence the tokenizer may put a token before it."""
+        if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"the prompt is not valid Unicode ({error}); clean it first") from error
+            ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=begins).ids
+        elif isinstance(prompt, Sequence):
+            ids = list(prompt)
+        else:
+            raise RequestError(f"the prompt is {prompt!r}, expected text or a list of token ids")
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
+        for token in ids:
+            self._require_token(token, "prompt")
+        return ids
+
+    def _require_token(self, token: int, where: str) -> None:
+        if type(token) is not int or not 0 <= token < self._vocab_size:
+            message = f"{where} token id {token!r} is outside the vocabulary of {self._vocab_size} tokens"
+            raise RequestError(message, "prompt" if where == "prompt" else None)

@@ -1,0 +1,55 @@
+"""Requests that have a row, and the noise that their rounds need."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ..lengths.chooser import Chooser
+from ..requests.request import Request
+from ..state.asked import Drafting
+from ..state.plan import Plan
+from ..state.rows import BLOCK, Rows
+
+
+@dataclass(eq=False)
+class Occupant:
+    """A request that has a row, and the state that its rounds need."""
+
+    request: Request
+    drafting: Drafting  # what the chooser was made for
+    chooser: Chooser
+    row: int
+    number: int  # the younger, the higher
+    keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
+    uniform_blocks: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)  # whose uniforms are made
+
+    @property
+    def ended(self) -> bool:
+        return self.request.finished or self.request.cancelled
+
+
+def neighbours(occupants: Sequence[Occupant]) -> Iterator[list[Occupant]]:
+    """Group occupants whose rows are adjacent."""
+    for _, group in groupby(enumerate(occupants), lambda numbered: numbered[1].row - numbered[0]):
+        yield [one for _, one in group]
+
+
+def refresh_uniforms(rows: Rows, plan: Plan, occupants: Sequence[Occupant]) -> None:
+    """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight.
+
+    All that a request may need of a block are made at once, and those of neighbours with the same lengths together.
+    """
+    if not plan.draws:
+        return
+    lacking: dict[range, list[Occupant]] = {}  # by the lengths
+    for occupant in occupants:
+        length, longest = occupant.request.length, occupant.request.longest
+        for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
+            made, for_trees = occupant.uniform_blocks[block % 2]
+            if made != block or (plan.is_tree and not for_trees):
+                occupant.uniform_blocks[block % 2] = block, plan.is_tree
+                lengths = range(max(length, block * BLOCK), min(longest, (block + 1) * BLOCK))
+                lacking.setdefault(lengths, []).append(occupant)
+    for lengths, those in lacking.items():
+        for some in neighbours(those) if lengths else ():
+            rows.fill_uniforms(some[0].row, len(some), lengths, plan.is_tree)

@@ -1,0 +1,85 @@
+"""Fills the models' caches with what they lack: prompts, chunk by chunk, and tokens that a draft has not seen yet."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from ...engines import MAX_DRAFT_LENGTH, PREFILL_WIDTH
+from ..memory.model import Model
+from ..requests.request import Request
+from ..round.result import token_logprobs
+from ..state.rows import Rows
+
+# Of a prompt's chunks: engines may round the tokens of narrow steps in another way.
+NARROWEST = 2 * (MAX_DRAFT_LENGTH + 1)
+PADDING = 1.25  # a step may be this many times as large as the tokens of its prompts
+DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that drafts read between two rounds, sooner than a target reads a chunk
+
+
+class Prefill:
+    """Feeds committed tokens to the models; the entries of their caches say how many."""
+
+    def __init__(self, rows: Rows, drafts: Sequence[Model]) -> None:
+        self._rows, self._drafts = rows, drafts
+
+    def read(self, model: Model, wanted: Mapping[int, int], budget: int) -> tuple[int, dict[int, Tensor]]:
+        """Feed the next chunk of rows that lack some of their `wanted` entries, the first of them whatever it takes.
+
+        Others are fed only within `budget` tokens and if the engine reads them together. Return how many tokens that
+        were, and the logits [1, V] after each row's last one.
+        """
+        fed: dict[int, int] = {}
+        for row, entries in wanted.items():
+            chunk = _next_chunk(entries - model.cache.entries[row])
+            if chunk > 0 and (not fed or _fits(model, fed, row, chunk, budget)):
+                fed[row] = chunk
+        if not fed:
+            return 0, {}
+        tokens = [self._rows.tokens[row, : model.cache.entries[row] + count] for row, count in fed.items()]
+        logits = model.prefill(list(fed), tokens)
+        return sum(fed.values()), {row: logits[row - min(fed)] for row in fed}
+
+    def catch_up(self, wanted: Mapping[int, Mapping[Model, int]], budget: int) -> int:
+        """Feed drafts the entries that each row wants, as far as the budget goes; return what is left of that."""
+        for draft in self._drafts:
+            entries = {row: own[draft] for row, own in wanted.items() if draft in own}
+            while budget > 0 and (fed := self.read(draft, entries, PREFILL_WIDTH)[0]):
+                budget -= fed
+        return budget
+
+    def score(self, target: Model, request: Request, row: int) -> int:
+        """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always.
+
+        They follow what the row holds: a request that had given up its place begins again.
+        """
+        assert request.params.prompt_logprobs is not None
+        start = target.cache.entries[row]
+        count = min(PREFILL_WIDTH, len(request.prompt) - 1 - start)
+        logits = target.score(row, self._rows.tokens[row, start : start + count])
+        following = request.prompt[start + 1 : start + 1 + count]
+        request.prompt_logprobs[start + 1 :] = token_logprobs(logits, following, request.params.prompt_logprobs)
+        if not request.unscored:
+            target.cache.free(row)
+        return count
+
+
+def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: int) -> bool:
+    """Whether a step that feeds these rows may feed one more.
+
+    Where they have one width, it is the next row, begins where they do, so that padding stays within the cache that the
+    longest needs, and leaves little of the step to padding.
+    """
+    if not model.engine.reads_together:
+        return False
+    tokens = sum(fed.values()) + chunk
+    if model.engine.contract.in_blocks:
+        return tokens <= budget
+    padded = (len(fed) + 1) * max(chunk, *fed.values())
+    entries = model.cache.entries
+    return row - 1 in fed and entries[row] == entries[row - 1] and padded <= min(budget, PADDING * tokens)
+
+
+def _next_chunk(missing: int) -> int:
+    """Return how many tokens to read next, so that nothing narrow remains."""
+    rest = missing - PREFILL_WIDTH
+    return missing if rest <= 0 else PREFILL_WIDTH - max(0, NARROWEST - rest)

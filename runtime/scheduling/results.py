@@ -1,0 +1,71 @@
+"""Gives the results of a round to its requests, and learns from them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from ..lengths.drafting import DraftingRules
+from ..memory.model import Model
+from ..requests.metrics import Beside, Outcome, Speculation
+from ..round.result import RowResult
+from .capture import Flight
+from .occupants import Occupant
+from .planning import Planner, Share
+
+
+class Results:
+    """Counts over all requests, and what each of them gets of its rounds."""
+
+    def __init__(self, target: Model, planner: Planner, rules: DraftingRules) -> None:
+        self.speculation = Speculation()
+        self._target, self._planner, self._rules = target, planner, rules
+
+    def give_all(self, flight: Flight, live: Sequence[Occupant], began: float) -> None:
+        """Give a round's results to its requests; a request that had already ended gets nothing."""
+        shares = self._planner.shares
+        assert shares is not None
+        results = flight.results()
+        if self._rules.controller is not None:
+            self._rules.controller.count([one.chooser for one in live], [share.length for share in shares])
+        decided = [
+            (occupant, share, result)
+            for occupant, share, result in zip(live, shares, results, strict=True)
+            if not occupant.request.finished
+        ]
+        for occupant, share, result in decided:
+            self.commit(occupant, share, result)
+        times = flight.clock.parts()
+        host_ms = max(0.0, 1e3 * (perf_counter() - began) - sum(times))  # below 0 if the round ran ahead
+        for occupant, _, _ in decided:
+            occupant.request.speculation.add_times(*times, host_ms)
+            occupant.request.report()
+
+    def commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
+        kept = self.give(occupant, share, result)
+        stood = result.beside if share.siblings or share.tree else 0
+        ended = stood > 0 and not share.tree  # with a sibling, which nothing follows
+        outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
+        shape = share.tree or share.siblings
+        fell = shape and (ended or result.accepted - stood < result.proposed)
+        beside = Beside(shape, stood) if fell else None
+        self.speculation.add_round(outcome, beside)
+        occupant.request.speculation.add_round(outcome, beside)
+        occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
+
+    def give(self, occupant: Occupant, share: Share, result: RowResult) -> int:
+        """Append a round's tokens to the request, and return how many it has kept."""
+        request, row = occupant.request, occupant.row
+        before = request.length
+        kept = request.commit(result.tokens, result.accepted, result.logprobs)
+        self._target.cache.wrote(row, before - 1, before + result.accepted)
+        for source, _ in share.lines:
+            if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
+                lost = share.beside or source in self._planner.run_twice
+                own = 0 if lost else result.accepted - (result.beside if share.siblings else 0)  # siblings are not read
+                begin = max(0, before - source.window(self._planner.window))
+                source.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))
+        if request.trace is not None and result.trace is not None:
+            traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
+            ended_early = kept <= result.accepted
+            request.trace.append(replace(traced, accepted=kept, next_token=None) if ended_early else traced)
+        return kept

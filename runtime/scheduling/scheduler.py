@@ -1,0 +1,194 @@
+"""The core: it reads the prompts of new requests and runs one round after another for all live ones."""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+from ...engines import RequestError
+from ..acceptance.seat import make_rows
+from ..drafters import Drafter
+from ..drafters.windows import Windows
+from ..lengths.controller import Behind
+from ..lengths.drafting import DraftingRules
+from ..memory.cache import CacheFull
+from ..memory.model import Model
+from ..requests.metrics import Speculation
+from ..state.frame import Frame
+from ..state.plan import LEAST_WINDOW
+from .capture import Flight, Rounds
+from .frames import Frames
+from .occupants import Occupant, refresh_uniforms
+from .planning import Planner
+from .prefill import Prefill
+from .reading import Reading
+from .results import Results
+from .seating import Seating
+
+
+class Scheduler:
+    """Schedules a round, runs it, and gives its results to the requests; one thread at a time may call `step`."""
+
+    def __init__(
+        self,
+        target: Model,
+        drafts: Sequence[Model],
+        *,
+        drafters: Mapping[str, Drafter],
+        rules: DraftingRules,
+        max_batch: int,
+        capacity: int,
+        capture: bool,
+        kept_blocks: int,
+    ) -> None:
+        self.target, self.drafts = target, drafts
+        self.frame: Frame | None = None  # of the last round
+        self._drafters, self._rules = drafters, rules
+        self._models = [target, *drafts]
+        self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
+        self._planner = Planner(self._rows, drafters, target.vocab_size, target.engine.verify_width - 1, target.bucket)
+        self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
+        self._windows = Windows(drafters, drafts)
+        self._rounds = Rounds([model.engine for model in self._models] if capture else [])
+        self._frames = Frames(self._models, self._rounds)
+        self._results = Results(target, self._planner, rules)
+        prefill = Prefill(self._rows, drafts)
+        self._reading = Reading(
+            self._rows, target, self.seating, prefill, self._windows, self._frames, self._rounds, self._results
+        )
+        self._ahead: Flight | None = None  # a round launched before the previous one was read
+
+    @property
+    def speculation(self) -> Speculation:
+        return self._results.speculation
+
+    @property
+    def live(self) -> list[Occupant]:
+        """The requests that are decoding; occupant i has row i."""
+        return self.seating.live
+
+    def step(self) -> bool:
+        """Admit and prefill what fits, run a round for all live requests; return False when nothing is left to do."""
+        began = perf_counter()
+        try:
+            flight = self._schedule(began)
+            if flight is not None:
+                if flight.replayed:
+                    self._launch_next(flight)
+                self._results.give_all(flight, self.live, began)
+                if self._ahead is not None and all(occupant.request.finished for occupant in self.live):
+                    self._ahead = None  # no request needs its result
+                if self._ahead is None:
+                    self.seating.leave()
+        except BaseException as error:
+            self.abort(error)  # no row may be left half advanced
+            raise
+        return not self.seating.is_empty
+
+    def forget_outputs(self) -> None:
+        self.seating.prefixes.forget()
+        for drafter in self._drafters.values():
+            drafter.forget()
+        if self._rules.controller is not None:
+            self._rules.controller.forget()
+
+    def close(self) -> None:
+        """End every request and free all memory."""
+        if self._ahead is not None:
+            self._ahead.table()  # wait, because it still writes to that memory
+        closed = RequestError("the decoder was closed before the request had ended; open another and submit it again")
+        self.abort(closed)
+        self.seating.end_waiting(closed)
+        self._frames.forget()
+        self.frame = None
+        for model in self._models:
+            model.close()
+
+    def abort(self, error: BaseException) -> None:
+        """End every request that has a row with this error; later requests start on clean rows."""
+        self._ahead = None
+        self.seating.end_all(error)
+
+    # Schedule.
+
+    def _schedule(self, began: float) -> Flight | None:
+        """Return the round of this step: the one in flight if rows and kind stay the same, else a new one."""
+        if self._ahead is not None:
+            self._choose()
+            if self._steady():
+                flight, self._ahead = self._ahead, None
+                return flight
+            flight, self._ahead = self._ahead, None
+            self._results.give_all(flight, self.live, began)
+        self.seating.leave()  # nothing is in flight: rows may move, join and leave
+        self._reading.read_prompts()
+        return self._launch()
+
+    def _choose(self) -> None:
+        """Let each request choose what it drafts in the next round."""
+        for occupant in self.live:
+            if occupant.drafting is not occupant.request.drafting:
+                occupant.drafting = occupant.request.drafting
+                occupant.chooser = self._rules.chooser(occupant.drafting)
+        if self._rules.controller is not None:
+            self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
+
+    def _behind(self, row: int) -> Behind:
+        """Say how much of a row its draft has not read: the one that it may use, or the first of all."""
+        occupant = self.live[row]
+        draft = self._windows.draft_of(occupant.chooser.drafters)
+        entries = 0 if draft is None else draft.cache.entries[row]
+        return Behind(occupant.request.length - LEAST_WINDOW - entries, occupant.request.remaining)
+
+    def _steady(self) -> bool:
+        """Whether the next round has the same kind and rows, whatever the round in flight decides."""
+        requests = [one.request for one in self.live]
+        return (
+            not self.seating.may_change
+            and self._planner.repeats(requests, [one.chooser.wanted for one in self.live])
+            and any(one.request.remaining > 1 for one in self.live)
+        )
+
+    # Run.
+
+    def _launch(self) -> Flight | None:
+        """Launch a round for the live rows, as many as there is memory for."""
+        while self.live:
+            try:
+                return self._launch_for_all()
+            except CacheFull as error:
+                self.seating.preempt(error)
+        return None
+
+    def _launch_for_all(self) -> Flight:
+        """Launch a round for the live rows as they are now."""
+        self._choose()
+        live = self.live
+        requests = [occupant.request for occupant in live]
+        wanted = [occupant.chooser.wanted for occupant in live]
+        window = LEAST_WINDOW
+        if any(one.length for one in wanted):
+            window = self._windows.widest(wanted)
+            self._reading.catch_up(live, window)
+        plan = self._planner.plan(requests, wanted, window)
+        lengths = [request.length for request in requests]
+        span = max(lengths)
+        assert self._planner.shares is not None
+        # What a row has beyond its first line lies behind the longest line of all.
+        lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
+        widths = [length + plan.beyond + 1 for length in lines]
+        self.target.cache.make_room(0, lengths, widths)
+        for draft in plan.drafts:
+            beyond = plan.beyond if plan.levels else 0
+            draft.cache.make_room(0, lengths, [plan.draft_length + beyond + 1] * plan.batch)
+        refresh_uniforms(self._rows, plan, live)
+        for source in plan.drafters:
+            source.load(requests, plan.draft_length)
+        self.frame = self._frames.of(plan)
+        return self._rounds.launch(self._planner.view, plan, self.frame, span)
+
+    def _launch_next(self, flight: Flight) -> None:
+        """While a replay runs, launch the next round before reading it."""
+        if self._steady():
+            refresh_uniforms(self._rows, flight.plan, self.live)
+            assert self.frame is not None
+            span = self._rows.tokens.shape[1]
+            self._ahead = self._rounds.launch(self._planner.view, flight.plan, self.frame, span)

@@ -1,0 +1,244 @@
+"""Gives requests rows: who waits, whose prompt is being read, who decodes, and who has to give its place up."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakSet
+
+from ...engines import BLOCK_TOKENS, RequestError
+from ..acceptance.seat import admit, follow_guide, resume
+from ..drafters import Drafter
+from ..lengths.drafting import DraftingRules
+from ..memory.budget import Budget
+from ..memory.cache import CacheFull
+from ..memory.model import Model
+from ..memory.prefixes import Prefixes
+from ..requests.request import Request, State
+from ..state.rows import Rows
+from .occupants import Occupant
+from .prefill import NARROWEST
+
+
+class Seating:
+    """Live requests hold the first rows, those whose prompts are being read the next ones, and the rest wait.
+
+    `submit` and `cancel` may be called from any thread; all else between two rounds. `changed` is called when other
+    requests are live, or in other rows.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        models: Sequence[Model],
+        drafters: Iterable[Drafter],
+        rules: DraftingRules,
+        kept_blocks: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.live: list[Occupant] = []  # occupant i decodes in row i
+        self.prefilling: list[Occupant] = []  # in the order of their arrival
+        self.waiting: deque[Request] = deque()
+        self.prefixes = Prefixes([model.cache for model in models], kept_blocks)
+        self._rows, self._models, self._target = rows, models, models[0]
+        self._drafters, self._rules = list(drafters), rules
+        self._budget = Budget([model.cache for model in models])
+        self._changed = changed
+        self._submitted: WeakSet[Request] = WeakSet()
+        self._queue_lock = threading.Lock()
+        self._admitted = 0
+        self._max_rows = len(rows.length)
+        self._most_rows = self._max_rows  # fewer for as long as memory has run out
+        self._never_full = self._budget.admits([rows.tokens.shape[1]] * self._max_rows)  # however long its rows become
+
+    @property
+    def occupants(self) -> list[Occupant]:
+        return [*self.live, *self.prefilling]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.live or self.prefilling or self.waiting)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a request may join the live ones before the next round, or leave them."""
+        ends = any(one.ended for one in self.live)
+        return ends or bool(self.prefilling or (self.waiting and len(self.live) < self._most_rows))
+
+    def submit(self, request: Request) -> None:
+        with self._queue_lock:
+            self._submitted.add(request)
+            self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        with self._queue_lock:
+            if request not in self._submitted:
+                raise RequestError("the request belongs to another decoder; cancel it there")
+            if request in self.waiting:
+                self.waiting.remove(request)
+                request.finish("cancelled")
+            request.cancelled = True
+
+    def can_hold(self, length: int) -> bool:
+        """Whether the caches can ever hold a request that becomes this long."""
+        return self._budget.admits([length])
+
+    def admit(self) -> bool:
+        """Give the next request that waits a row, if one and the memory are free; return whether to ask again."""
+        row = len(self.occupants)
+        with self._queue_lock:
+            if not self.waiting or row >= self._most_rows:
+                return False
+            fits = self._has_memory(self.waiting[0])
+            if row and not fits:
+                return False
+            request = self.waiting.popleft()
+        if not fits:  # nor ever, though it did when it was submitted
+            _fail(request, CacheFull("its rounds have become too wide for cache_bytes; ask for fewer proposals"))
+            return True
+        drafting = request.drafting
+        self._admitted += 1
+        occupant = Occupant(request, drafting, self._rules.chooser(drafting), row, self._admitted)
+        self.prefilling.append(occupant)
+        request.state = State.PREFILLING
+        admit(self._rows, row, request.prompt, request.params, request.noise_seed, self._target.vocab_size)
+        if request.token_ids:  # it had given up its place
+            resume(self._rows, row, request.params, request.token_ids)
+        follow_guide(self._rows, row, request.guide)
+        self._reuse_prefix(occupant)
+        return True
+
+    def _has_memory(self, joining: Request) -> bool:
+        """Whether a request fits beside those that have rows, however long all of them become."""
+        if self._never_full:
+            return True
+        together = [joining, *(occupant.request for occupant in self.occupants)]
+        widest = max(request.drafting.widest for request in together)  # all rows of a round are as wide
+        return self._budget.admits([request.longest + widest for request in together])
+
+    def go_live(self, occupant: Occupant) -> None:
+        """Let a request take part in the rounds, in the row behind the live ones."""
+        self.prefilling.remove(occupant)
+        row = len(self.live)
+        if occupant.row != row:
+            [other] = [one for one in self.prefilling if one.row == row]
+            self._rows.swap(occupant.row, row)
+            for model in self._models:
+                model.cache.swap(occupant.row, row)
+            occupant.row, other.row = row, occupant.row
+        occupant.request.state = State.LIVE
+        self.live.append(occupant)
+        self._changed()
+
+    def leave(self, among: Iterable[Occupant] | None = None) -> None:
+        """Free the rows of requests that have ended, of all or of these; others close up."""
+        ended = [one for one in (self.occupants if among is None else among) if one.ended]
+        if not ended:  # nearly always
+            return
+        for occupant in sorted(ended, key=lambda one: one.row, reverse=True):
+            self._free(occupant)
+            self._close_up(occupant)
+
+    def _close_up(self, freed: Occupant) -> None:
+        """Move the last live row into one that is free, and one whose prompt is being read into its place."""
+        gap = freed.row
+        if freed in self.prefilling:
+            self.prefilling.remove(freed)
+        else:
+            self._changed()
+            last = self.live.pop()
+            gap = last.row
+            if last is not freed:
+                self.live[freed.row] = last
+                self._move(last, freed.row)
+        if self.prefilling:
+            last = max(self.prefilling, key=lambda one: one.row)
+            if last.row > gap:
+                self._move(last, gap)
+
+    def _free(self, occupant: Occupant) -> None:
+        if not occupant.request.finished:
+            occupant.request.finish("cancelled")
+            occupant.request.report()
+        self._most_rows = self._max_rows
+        self.keep_prefix(occupant)
+        for model in self._models:
+            model.cache.free(occupant.row)
+        for drafter in self._drafters:
+            drafter.ended(occupant.request)
+        if self._rules.controller is not None:
+            self._rules.controller.ended(occupant.chooser)
+
+    def preempt(self, error: CacheFull) -> None:
+        """Let the youngest request give up its place: it waits again, and goes on with the same text.
+
+        One that is alone ends with the error.
+        """
+        rows_taken = len(self.occupants)
+        youngest = max(self.occupants, key=lambda one: one.number)
+        if rows_taken == 1:
+            _fail(youngest.request, error)
+            self.leave()
+            return
+        youngest.request.state = State.WAITING
+        with self._queue_lock:
+            self.waiting.appendleft(youngest.request)
+        for model in self._models:
+            model.cache.free(youngest.row)
+        self._close_up(youngest)
+        self._most_rows = rows_taken - 1
+
+    def keep_prefix(self, occupant: Occupant) -> None:
+        """Keep what the caches have of a request for others that begin alike; nothing of a prompt that is scored."""
+        request = occupant.request
+        if request.unscored:
+            return  # its entries come from narrower steps than those of a prompt that is read
+        tokens, salt = (*request.prompt, *request.token_ids), request.cache_salt
+        self.prefixes.extend(occupant.keys, tokens, salt)
+        for model in self._models:
+            self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt)
+
+    def _reuse_prefix(self, occupant: Occupant) -> None:
+        """Begin with what an earlier request has left, but for an end that is read as it would be without."""
+        request, row = occupant.request, occupant.row
+        if request.unscored:
+            return  # all of its prompt is read for log-probabilities first
+        tokens = (*request.prompt, *request.token_ids)
+        self.prefixes.extend(occupant.keys, tokens, request.cache_salt)
+        most = max(0, len(tokens) - NARROWEST) // BLOCK_TOKENS
+        for model in self._models:
+            self.prefixes.reuse(model.cache, row, occupant.keys[:most])
+        request.cached_tokens = min(len(request.prompt), self._target.cache.entries[row])
+        self.prefixes.asked_tokens += len(request.prompt)
+        self.prefixes.found_tokens += request.cached_tokens
+
+    def _move(self, occupant: Occupant, row: int) -> None:
+        self._rows.move(occupant.row, row)
+        for model in self._models:
+            model.cache.move(occupant.row, row)
+        occupant.row = row
+
+    def end_all(self, error: BaseException) -> None:
+        """End every request that has a row with this error; later requests start on clean rows."""
+        ended = self.occupants
+        self.live.clear()
+        self.prefilling.clear()
+        self._changed()
+        for model in self._models:
+            model.cache.clear()
+        self.prefixes.forget()
+        for occupant in ended:
+            _fail(occupant.request, error)
+
+    def end_waiting(self, error: BaseException) -> None:
+        """End every request that has none."""
+        with self._queue_lock:
+            waiting = list(self.waiting)
+            self.waiting.clear()
+        for request in waiting:
+            _fail(request, error)
+
+
+def _fail(request: Request, error: BaseException) -> None:
+    if not request.finished:
+        request.fail(error)
+        request.report()

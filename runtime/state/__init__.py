@@ -1,0 +1,1 @@
+"""The rows of live requests, and all that a round reads and writes."""

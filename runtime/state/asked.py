@@ -1,0 +1,81 @@
+"""What requests ask of their drafting: how many proposals, in which shape, and from where."""
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from ...engines import MAX_DRAFT_LENGTH, RequestError
+from .shapes import DraftShape, TreeLength
+
+NONE = "none"  # the drafter that proposes nothing
+BESIDE = "+"  # between the names of drafters that give a line each
+AUTO = "auto"  # the controller chooses the draft length, anew for each round
+MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
+
+
+@dataclass(frozen=True)
+class EntropyRule:
+    """A draft length that falls from `longest`, where the draft is certain, to `shortest`."""
+
+    shortest: int = 1
+    longest: int = 8
+    smoothing: float = 0.5  # weight that the earlier entropy keeps after one more round
+    stop_above: float = 1.0  # a round stops proposing once the draft's entropy exceeds this
+
+    def __post_init__(self) -> None:
+        for name in ("shortest", "longest"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise RequestError(f"{name} is {getattr(self, name)!r}, expected a whole number >= 0")
+        if not self.shortest <= self.longest:
+            raise RequestError(f"shortest is {self.shortest}, expected at most longest, which is {self.longest}")
+        for name in ("smoothing", "stop_above"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= 1:
+                raise RequestError(f"{name} is {value!r}, expected a number from 0 to 1")
+
+
+ENTROPY_HELP = {
+    "shortest": "fewest proposals in a round, used when the draft's entropy is 1",
+    "longest": "most proposals in a round, used when the draft's entropy is 0",
+    "smoothing": "weight of earlier rounds in the entropy that counts, 0 to 1",
+    "stop_above": "stop proposing in a round once the draft's entropy exceeds this, 0 to 1",
+}
+assert list(ENTROPY_HELP) == [field.name for field in fields(EntropyRule)]
+
+
+DraftLength = int | str | DraftShape | EntropyRule  # a number, a comb, a tree, "auto", or a rule of its own
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A draft length and a drafter that the decoder's rules have checked."""
+
+    length: DraftLength
+    drafter: str
+    beyond: int = 0  # the most siblings or branches beside its lines
+
+    @property
+    def widest(self) -> int:
+        """The most tokens that its rounds verify, beside a neighbour with the longest line."""
+        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond
+
+
+class Wanted(NamedTuple):
+    """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop.
+
+    Beside them there may be siblings, or branches of a tree. Several drafters, as in model+suffix, give a line of that
+    length each.
+    """
+
+    length: int
+    drafter: str
+    entropy_limit: float | None = None
+    siblings: int = 0
+    tree: TreeLength | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The drafter of each line."""
+        return self.drafter.split(BESIDE)
+
+
+NOTHING = Wanted(0, NONE)

@@ -1,0 +1,164 @@
+"""The fixed tensors of a round, bound to the engines: made once for each shape and only filled after that.
+
+verify        reads the last committed token and all proposals
+draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry
+              is missing;
+              or all that one round commits, where proposals may stand that are not their own;
+              then its own proposals one by one, or all of a tree again and again while it grows
+"""
+
+from copy import copy
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...engines import ALIGNMENT, Step
+from ..memory.model import Model
+from ..memory.row_cache import RowCache
+from .indexing import counting
+from .plan import LEAST_WINDOW, Plan, Prepared
+from .rows import Rows
+from .tree import Tree
+from .verdict import TreeVerdict, Verdict, Winners
+
+
+class Frame:
+    """Each shape of a round has a frame. Its tensors are valid until its next round, its logits until the next step."""
+
+    def __init__(self, plan: Plan, target: Model, *, prefilled: bool = False) -> None:
+        batch, k, device = plan.batch, plan.draft_length, target.engine.device
+        self.on_cpu = device == "cpu"
+        self.draft_length, self.batch, self.live = k, batch, plan.live
+        self._target = target
+        self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
+        lines = len(plan.lines)
+        self.tree = None
+        if plan.is_tree:
+            self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device), plan.branches)
+        nodes = k + plan.beyond + 1
+        self.tree_inputs = None if self.tree is None else self.tree.inputs
+        self._offset = torch.arange(-2, k + 2, device=device)[:, None]
+        # Row i is length - 2 + i, never negative where a draft reads it; each begins at an address aligned as engines
+        # demand.
+        aligned = ALIGNMENT // torch.int64.itemsize
+        width = -(-batch // aligned) * aligned
+        self.position = torch.zeros(k + 4, width, dtype=torch.int64, device=device)[:, :batch]
+        self.index = self.position[2:-1].t()  # [A, K+1], where the round's tokens go
+        self.next_length = self.position[3]  # if nothing that was proposed stands
+
+        input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
+        logits = target.logits(batch, nodes)
+        self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
+        if prefilled:  # the reading of a prompt has given the logits
+            self.verify = Step({}, {}, lambda: None)
+        else:
+            self.verify = target.step(
+                0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree_inputs
+            )
+        self.target_logits = logits[..., : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
+        self.input_ids = input_ids  # [A, N+1]
+        self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
+        self.all_proposed = input_ids[:, 1:]
+        self._at_siblings, self._at_branches = (
+            input_ids[:, k + 1 : k + 1 + count] for count in (plan.siblings, plan.branches)
+        )
+        self._rows_differ = bool(plan.beside or (plan.siblings and plan.branches))  # in what they have behind the line
+        self.siblings, self.branches = (  # [A, M] and [A, B]
+            at.clone() if self._rows_differ else at for at in (self._at_siblings, self._at_branches)
+        )
+        # What follows the nodes of a level is drawn after a step that reads the whole tree; the last reads only.
+        widths = [1, *(1 + level.branches for level in plan.levels[:-1]), 1][:k] if plan.levels else []
+        self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
+        self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
+
+        self.verdict = Verdict(self.target_logits) if self.tree is None else TreeVerdict(self.target_logits, k)
+
+        self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
+        self._recent_index = self.position[2 - self.recent.shape[1] : 2].t()
+        self.window = Window(plan, device) if plan.window > LEAST_WINDOW else None
+        if any(plan.samplers):
+            self.draft_model = plan.drafts[0] if plan.drafts else None
+            if self.draft_model is not None:
+                self.draft_memory = self.draft_model.logits(batch, 1)
+            else:  # no model runs: all tokens are equally likely
+                self.draft_memory = torch.zeros(batch, 1, target.vocab_size, device=device)
+            self.draft_logits = self.draft_memory[..., : target.vocab_size]  # [A, 1, V]
+        self.winners: list[Winners] = []  # one for each of the K sampled proposals
+        self.prepared: dict[str, Prepared] = {}
+        self.lines = [self, *(copy(self) for _ in plan.beside)]  # frames that share all but one line of proposals each
+        for number, (line, sources) in enumerate(zip(self.lines, plan.lines, strict=True)):
+            line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
+            line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
+            line.levels = [] if number else self.levels  # nothing grows beside the others
+            line.prepared = {one.name: one.prepare(line) for one in sources if one.needs_model}
+        self.draft_runs = {name: one.steps for line in self.lines for name, one in line.prepared.items()}
+        self._columns = [[winners.tokens for winners in line.winners] for line in self.lines]
+        self._columns[0].insert(0, self.recent[:, -1:])
+        self._lined_up = [line.proposed for line in self.lines]
+        self._lined_up[0] = input_ids[:, : len(self._columns[0])]
+
+    def _winners(self) -> Winners:
+        return Winners(
+            self.draft_logits, torch.zeros(self.batch, 1, dtype=torch.int64, device=self.draft_logits.device)
+        )
+
+    def begin(self, rows: Rows) -> None:
+        """Load the lengths and last tokens of the rows."""
+        torch.add(rows.length, self._offset, out=self.position)
+        if self.draft_length:  # else nothing reads what may lie before the first token
+            self.position.clamp_(min=0)
+        torch.gather(rows.tokens, 1, self._recent_index, out=self.recent)
+        if self.window is not None:
+            self.window.begin(rows)
+
+    def settle(self) -> None:
+        """Let the cache's entries of the path that stands follow one another."""
+        verdict = self.verdict
+        if isinstance(verdict, TreeVerdict):
+            off_line = verdict.last != verdict.accepted
+            if not self.on_cpu or bool(off_line.any()):
+                for model in (self._target, *self._growing):
+                    assert isinstance(model.cache, RowCache), "an engine that takes trees reads rows"
+                    model.cache.straighten(self.position[1], verdict.path)
+
+    def put_branches(self, mine: Tensor, tokens: Tensor) -> None:
+        """Write the tokens [A, B] of those branches that are `mine`, from where the draft reads them, too."""
+        self.branches.copy_(torch.where(mine, tokens, self.branches))
+        if self._rows_differ:
+            self._at_branches.copy_(torch.where(mine, tokens, self._at_branches))
+
+    def put_own(self, rows: Rows) -> None:
+        """Write the siblings and branches of rows that have some, where other rows have something else."""
+        if self._rows_differ:
+            each = (
+                (self._at_siblings, self.siblings, rows.siblings > 0),
+                (self._at_branches, self.branches, rows.has_tree),
+            )
+            for memory, own, mine in each:
+                memory.copy_(torch.where(mine[:, None], own, memory))
+
+    def line_up(self) -> None:
+        """Write the sampled proposals behind the last committed token."""
+        for columns, line in zip(self._columns, self._lined_up, strict=True):
+            if columns:
+                torch.cat(columns, 1, out=line)
+
+
+class Window:
+    """The last committed tokens, for a draft model that has not seen those that another line proposed.
+
+    A sequence may be shorter: the tokens that would come after it are garbage, and nothing sees them.
+    """
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        width, whole = plan.window, partial(torch.zeros, dtype=torch.int64, device=device)
+        self.tokens = whole(plan.batch, width)
+        self.start = whole(plan.batch)
+        self.last = whole(plan.batch, 1)  # where the last committed token is
+        self._places = counting(width, torch.device(device))
+
+    def begin(self, rows: Rows) -> None:
+        torch.sub(rows.length, len(self._places), out=self.start).clamp_(min=0)
+        torch.gather(rows.tokens, 1, self.start[:, None] + self._places, out=self.tokens)
+        torch.sub(rows.length - 1, self.start, out=self.last[:, 0])

@@ -1,0 +1,80 @@
+"""Fixed memory for the outcome of a round: which proposals stand in each row, and which token follows them."""
+
+import torch
+from torch import Tensor
+
+from .indexing import at_nodes, counting
+
+
+class Winners:
+    """Fixed memory [A, W] for the tokens picked under the coupled rule; ties go to the lowest id.
+
+    `logits` [A, W, V] are the scores if nothing transforms them.
+    """
+
+    def __init__(self, logits: Tensor, tokens: Tensor) -> None:
+        self.logits, self.tokens = logits, tokens
+        self._on_cpu = logits.device.type == "cpu"
+        if self._on_cpu:  # numpy's vectorised search takes a tenth of torch's time
+            self._logits, self._tokens = logits.numpy(), tokens.numpy()
+
+    def pick(self, scores: Tensor, gumbel: Tensor | None) -> Tensor:
+        """Pick the best; return the scores with noise that they were picked by."""
+        if gumbel is not None:
+            scores = scores + gumbel
+        if self._on_cpu:
+            (self._logits if scores is self.logits else scores.numpy()).argmax(-1, self._tokens)
+        else:
+            torch.argmax(scores, -1, out=self.tokens)
+        return scores
+
+
+class BlockWeights:
+    """Memory of the weights w [A, K+1], the first of which stays 1, and of the rests r [A, K], the last 1."""
+
+    def __init__(self, logits: Tensor) -> None:
+        batch, width, _ = logits.shape
+        self.weights = torch.ones(batch, width, dtype=torch.float64, device=logits.device)
+        self.rests = torch.ones(batch, width - 1, dtype=torch.float64, device=logits.device)
+        self.own, self.inner = self.weights[:, 1:], self.weights[:, 1:-1]
+        self.inner_rests = self.rests[:, :-1]
+        self.one = torch.ones((), dtype=torch.float64, device=logits.device)
+        self.places = counting(width, logits.device)[1:]
+
+
+class Verdict:
+    """The outcome of a round: `accepted` proposals stand in each row and the next token follows them."""
+
+    def __init__(self, logits: Tensor) -> None:
+        batch, width, _ = logits.shape
+        self.table = torch.zeros(batch, width + 2, dtype=torch.int64, device=logits.device)  # what the host copies
+        self.accepted = self.table[:, 0]
+        self.last = self.accepted  # where the logits of the next token are
+        self.proposed = self.table[:, 1]
+        self.tokens = self.table[:, 2:]  # [A, K+1]: the accepted proposals, the next token, then garbage
+        self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
+        self.winners = Winners(logits, self.tokens)
+        self.leading = self.tokens[:, :-1]  # [A, K]
+        stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
+        self.passed = stands[:, :-1]  # [A, K]
+        self.standing = stands.view(torch.uint8)
+        self.block = BlockWeights(logits)
+        self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a tree
+
+    def along(self, tensor: Tensor) -> Tensor:
+        """Return what a tensor says [A, K+1, …] of the committed tokens."""
+        return tensor
+
+
+class TreeVerdict(Verdict):
+    """The outcome of a round whose proposals are a tree: the path of those that stand, and the token that follows."""
+
+    def __init__(self, logits: Tensor, length: int) -> None:
+        super().__init__(logits[:, : length + 1])
+        batch, nodes, _ = logits.shape
+        self.picked = Winners(logits, torch.zeros(batch, nodes, dtype=torch.int64, device=logits.device))
+        self.path = torch.zeros(batch, length + 1, dtype=torch.int64, device=logits.device)  # nodes, 0 behind the last
+        self.last = torch.zeros(batch, dtype=torch.int64, device=logits.device)
+
+    def along(self, tensor: Tensor) -> Tensor:
+        return at_nodes(tensor, self.path)
