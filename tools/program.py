@@ -42,6 +42,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_ERROR)
 
 
+def program(
+    name: str,
+    description: str | None,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int],
+) -> Callable[..., int]:
+    """Make the main function of a program that is run as a module; it takes arguments in place of the shell's."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        parser = Parser(prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        add_arguments(parser)
+        return exit_code(name, lambda: run(parser.read(argv)))
+
+    return main
+
+
 def version_of(program: str) -> str:
     return f"{program} {version(PACKAGE)}"
 

@@ -7,7 +7,6 @@ many of the request's own proposals were accepted so far. The last line of the o
 
 import argparse
 import json
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -31,7 +30,7 @@ from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..measuring.tune_result import Grid, Shapes, counts_of, report, result_json
-from ..whole_file import whole_file
+from ..whole_file import outputs
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
@@ -77,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = replace(params, seed=params.seed or 0)
     engine, bundle = engine_name(arguments), Bundle.open(arguments.bundle)
     prompts = bench_prompts(arguments.prompts, bundle.tokenizer.vocab_size)
-    with ExitStack() as stack:
-        out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
+    with outputs(arguments, "json") as out:
         engines = _fastest(bundle, arguments) if engine == AUTO_ENGINE else {max(arguments.batches): engine}
         # Each table tells of all batches, because a decoder may also open its engine by name.
         each = dict.fromkeys(reversed(engines.values()))
@@ -86,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         result = results[0] | {"engines": engines, "other_engines": results[1:]}
         if engine == AUTO_ENGINE:
             say(f"engine auto is these from now on; kept in {save_choice(bundle, arguments.device, engines)}")
-        if out is not None:
-            print(json.dumps(result), file=out)
+        if out:
+            print(json.dumps(result), file=out["json"])
     print("\n\n".join(map(report, results)))
     print(json.dumps(result))
     return 0

@@ -16,7 +16,6 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
 from ..console import progress
-from ..program import Parser, exit_code
+from ..program import program
 from ..text_files import read_prompts
 from .training import (
     Windows,
@@ -155,12 +154,7 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], count: int, length: int
     return spoken
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("distil_draft", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="distil_draft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the draft is written")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
@@ -180,10 +174,15 @@ def run(argv: Sequence[str] | None) -> int:
     parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="peak learning rate (default 0.001)")
     parser.add_argument("--reverse", action="store_true", help="KL(draft ‖ target) instead of KL(target ‖ draft)")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
-    arguments = vars(parser.read(argv))
-    print(json.dumps(distil(**arguments | {"prompts": read_prompts(arguments["prompts"])})))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    arguments.prompts = read_prompts(arguments.prompts)
+    print(json.dumps(distil(**vars(arguments))))
     return 0
 
+
+main = program("distil_draft", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

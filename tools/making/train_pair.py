@@ -15,7 +15,6 @@ import random
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from ...export.aside import built_aside
 from ..console import say
-from ..program import Parser, exit_code
+from ..program import program
 from .grow_pair import LlamaSize
 from .training import (
     Windows,
@@ -146,12 +145,7 @@ def train_pair(
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("train_pair", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="train_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="where the checkpoints target/ and draft/ are written"
     )
@@ -164,9 +158,14 @@ def run(argv: Sequence[str] | None) -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
-    print(json.dumps(train_pair(files=source_files(), **vars(parser.read(argv)))))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    print(json.dumps(train_pair(files=source_files(), **vars(arguments))))
     return 0
 
+
+main = program("train_pair", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

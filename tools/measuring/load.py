@@ -13,7 +13,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,8 @@ from ..console import say
 from ..flags.controller import read_draft_length
 from ..flags.sampling import positive
 from ..pages.charts import require_drawable, save, waits_under_load
-from ..program import Parser, exit_code
-from ..whole_file import whole_file
+from ..program import program
+from ..whole_file import outputs
 from .shipped_prompts import KINDS, bench_prompts
 
 PERCENTILES = (50, 90, 99)
@@ -190,12 +189,7 @@ def wrong_texts(bundle: Path, asked: Sequence[Asked], prompts: Sequence[Any], ma
     return sum(tuple(one.token_ids) != right[one.prompt] for one in asked if one.whole)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("load", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     number = partial(parser.add_argument, type=_above_zero, metavar="X")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default http://127.0.0.1:8000)")
     parser.add_argument("--api-key", metavar="KEY", help="what the server asks for")
@@ -220,7 +214,9 @@ def run(argv: Sequence[str] | None) -> int:
     parser.add_argument("--check", type=Path, metavar="B", help="compare greedy texts with those of this bundle alone")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw what each waited for, into a .png or .svg")
-    arguments = parser.read(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         require_drawable(arguments.plot)
     if arguments.check and arguments.temperature:
@@ -229,9 +225,7 @@ def run(argv: Sequence[str] | None) -> int:
         raise RequestError("--prompts is random, but the server's vocabulary is not known; name texts")
     prompts = bench_prompts(arguments.prompts, 0)
     load = Load(arguments, prompts)
-    with ExitStack() as stack:
-        wanted = {name: path for name in ("json", "plot") if (path := getattr(arguments, name))}
-        out = {name: stack.enter_context(whole_file(path)) for name, path in wanted.items()}
+    with outputs(arguments, "json", "plot") as out:
         title = f"{arguments.rate:g} requests a second for {arguments.seconds:g} s at {arguments.url}"
         say(title)
         began = thread_time(), perf_counter()
@@ -257,6 +251,8 @@ def _above_zero(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a number above 0")
     return value
 
+
+main = program("load", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())
