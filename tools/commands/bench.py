@@ -16,7 +16,7 @@ from typing import Any
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS, NONE
-from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED
+from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.lengths.shapes import DraftShape
 from ..console import in_bytes, progress, table
 from ..flags.controller import SOURCES_HELP
@@ -35,7 +35,8 @@ from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
-from ..whole_file import whole_file
+from ..program import Parser
+from ..whole_file import outputs
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
 HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
@@ -87,12 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
         require_drawable(arguments.plot)
     if arguments.report:
         require_matplotlib()
-    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write as many tokens
-    params = replace(params, seed=params.seed or 0)
-    with ExitStack() as stack:
-        asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
-        out = {name: stack.enter_context(whole_file(path)) for name, path in asked.items()}
-        decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
+    params = _params(arguments)
+    with (
+        outputs(arguments, "json", "report", "plot") as out,
+        open_decoder(arguments, max_batch=arguments.batch) as decoder,
+    ):
         result = _measure_all(decoder, params, arguments)
         print(_report(result))
         print(json.dumps(result))
@@ -105,6 +105,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def bench(decoder: Decoder, *flags: object) -> dict[str, Any]:
+    """Measure in an open decoder what these flags of the command ask for, all its rows together."""
+    parser = Parser(prog="bench")
+    add_arguments(parser)
+    given = ("--bundle", decoder.bundle.path, "--device", decoder.target.engine.device, "--batch", decoder.max_batch)
+    arguments = parser.read([str(one) for one in (*given, *flags)])
+    return _measure_all(decoder, _params(arguments), arguments)
+
+
+def _params(arguments: argparse.Namespace) -> SamplingParams:
+    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write as many tokens
+    return replace(params, seed=params.seed or 0)
+
+
 def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
@@ -113,22 +127,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
-    if drafter == NONE:
-        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
-    if drafter != MIXED:
-        decoder.cancel(decoder.submit([0], params, draft_length=min(1, decoder.longest_draft), drafter=drafter))
-    fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
-    settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
-    for shape in arguments.draft_lengths or ():
-        if isinstance(shape, DraftShape):
-            decoder.cancel(decoder.submit([0], params, draft_length=shape, drafter=drafter))
-            settings.append(Setting(shape.length, drafter, shape=shape))
-    if arguments.all_drafters:
-        k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
-        settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
-    if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
-        decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
-        settings.append(Setting(0, drafter, auto=True))
+    settings = _settings(decoder, drafter, params, arguments)
     peer = PEERS[arguments.compare] if arguments.compare else None
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
     measured = [Measured(setting) for setting in settings]
@@ -161,6 +160,31 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
                 turns[name]()
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
+
+
+def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments: argparse.Namespace) -> list[Setting]:
+    """Return what is to be measured; what cannot run is refused before anything is."""
+    if drafter == NONE:
+        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
+
+    def refuse_unable(length: DraftLength) -> None:
+        decoder.cancel(decoder.submit([0], params, draft_length=length, drafter=drafter))
+
+    if drafter != MIXED:
+        refuse_unable(min(1, decoder.longest_draft))
+    fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
+    settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
+    for shape in arguments.draft_lengths or ():
+        if isinstance(shape, DraftShape):
+            refuse_unable(shape)
+            settings.append(Setting(shape.length, drafter, shape=shape))
+    if arguments.all_drafters:
+        k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
+        settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
+    if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
+        refuse_unable(AUTO)
+        settings.append(Setting(0, drafter, auto=True))
+    return settings
 
 
 def _title(result: dict[str, Any]) -> list[str]:
