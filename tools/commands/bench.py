@@ -18,7 +18,7 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS, NONE
 from ...runtime.lengths.drafting import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.lengths.shapes import DraftShape
-from ..console import in_bytes, progress, table
+from ..console import in_bytes, progress, table_of
 from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
@@ -39,7 +39,15 @@ from ..program import Parser
 from ..whole_file import outputs
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
-HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
+COLUMNS = {
+    "K": ("title", ""),
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "acceptance": ("acceptance", ".3f"),
+    "tokens/round": ("tokens_per_round", ".2f"),
+    "overhead": ("round_overhead", ".3f"),
+    "speed-up": ("speed_up", ".2f"),
+    "predicted": ("predicted", ".2f"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,18 +202,16 @@ def _title(result: dict[str, Any]) -> list[str]:
 
 
 def _report(result: dict[str, Any]) -> str:
-    rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
-    rows += [_row(one["shape"], one) for one in result["shapes"]]
-    rows += [_row(f"{one['drafter']} {one['draft_length']}", one) for one in result["drafters"]]
-    if auto := result["auto"]:
-        acceptance = "-" if auto["acceptance"] is None else f"{auto['acceptance']:.3f}"
-        rate, speed_up = f"{auto['tokens_per_second']:.1f}", f"{auto['speed_up']:.2f}"
-        rows.append((AUTO, rate, acceptance, f"{auto['tokens_per_round']:.2f}", "-", speed_up, "-"))
+    rows = [{"title": one["draft_length"], **one} for one in result["settings"]]
+    rows += [{"title": one["shape"], **one} for one in result["shapes"]]
+    rows += [{"title": f"{one['drafter']} {one['draft_length']}", **one} for one in result["drafters"]]
+    if result["auto"]:
+        rows.append({"title": AUTO, **result["auto"]})
     roof = result["roof"]
     note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
     theirs = _theirs(result["compared"]) if result["compared"] else ""
     return (
-        f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
+        f"{table_of(rows, COLUMNS, left=0)}\n{note}{theirs}"
         f"the bare target takes {roof['bare_ms']:.2f} ms for one token, {roof['bare_over_roof']:.2f} × what reading "
         f"{in_bytes(roof['weight_bytes'])} of weights takes at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )
@@ -216,16 +222,4 @@ def _theirs(compared: dict[str, Any]) -> str:
         f"{compared['name']}, K = {one['draft_length']}: {one['tokens_per_second']:.1f} tokens/s, "
         f"first token {one['first_token_ms']['p50']:.0f} ms, {same_text(one)}\n"
         for one in compared["settings"]
-    )
-
-
-def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        name,
-        f"{one['tokens_per_second']:.1f}",
-        "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
-        f"{one['tokens_per_round']:.2f}",
-        f"{one['round_overhead']:.3f}",
-        f"{one['speed_up']:.2f}",
-        "-" if one["predicted"] is None else f"{one['predicted']:.2f}",
     )

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
-from ..console import table
+from ..console import table, table_of
 from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
 from ..measuring.tree_theory import Comb, GrownTree, combs, grown_tree
 from ..pages.charts import planned_speed_up, require_drawable, save
 from ..whole_file import whole_file
 
-HEADER = ("K", "tokens/round", "speed-up", "operations")
+COLUMNS = {
+    "K": ("draft_length", ""),
+    "tokens/round": ("tokens_per_round", ".2f"),
+    "speed-up": ("speed_up", ".2f"),
+    "operations": ("operations_growth", ".2f"),
+}
 TREE_HEADER = ("proposals", "line", "speed-up", "comb", "tokens", "speed-up", "tree", "tokens", "speed-up", "at most")
 NODES = 8  # most proposals of a comb or tree, if the user says nothing
 
@@ -169,19 +174,13 @@ def _title(found: dict[str, Any]) -> str:
 
 
 def _report(found: dict[str, Any]) -> str:
-    rows = [
-        (
-            str(one["draft_length"]),
-            f"{one['tokens_per_round']:.2f}",
-            f"{one['speed_up']:.2f}",
-            f"{one['operations_growth']:.2f}",
-        )
-        for one in found["settings"]
-    ]
     best, oracle = found["best_draft_length"], found["oracle_tokens_per_round"]
     advice = f"best K up to {MAX_DRAFT_LENGTH}: {best}, {found['best_speed_up']:.2f} × as fast as without a draft"
     bound = "no bound on tokens a round" if oracle is None else f"at most {oracle:.2f} tokens a round, whatever K"
-    lines = [table([HEADER, *rows], left=0), f"{advice if best else 'no K pays: decode without a draft'}; {bound}"]
+    lines = [
+        table_of(found["settings"], COLUMNS, left=0),
+        f"{advice if best else 'no K pays: decode without a draft'}; {bound}",
+    ]
     return "\n".join(lines + _trees(found.get("trees", [])))
 
 

@@ -13,7 +13,7 @@ import gc
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ..certificate.probe import Probe
 from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
 from ..commands.bench import bench
-from ..console import say, table
+from ..console import say, table_of
 from ..flags.sampling import positive
 from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
@@ -244,13 +244,6 @@ def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: 
     return found
 
 
-def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    def cell(value: Any) -> str:
-        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-    return table([list(rows[0]), *([cell(value) for value in row.values()] for row in rows)], left=2)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="keeps checkpoints and bundles")
     parser.add_argument("--device", default="cuda", metavar="D", help="default cuda; cpu tries the report itself out")
@@ -266,9 +259,11 @@ def run(arguments: argparse.Namespace) -> int:
         found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)
     except OSError as error:
         raise RequestError(f"the report cannot be kept ({error}); name another --work or --json") from error
-    for part in ("parity", "speed"):
-        if found[part]:
-            print(f"\n{as_table(found[part])}")
+    for rows in (found["parity"], found["speed"]):
+        if rows:
+            numbers = {key for row in rows for key, value in row.items() if isinstance(value, float)}
+            columns = {key: (key, ".3g" if key in numbers else "") for key in rows[0]}
+            print(f"\n{table_of(rows, columns, left=2)}")
     for part, reason in found["failed"].items():
         print(f"\n{part} failed: {reason}")
     print(json.dumps(found))
