@@ -188,7 +188,7 @@ def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments:
             settings.append(Setting(shape.length, drafter, shape=shape))
     if arguments.all_drafters:
         k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
-        settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
+        settings += [Setting(k, other, other_drafter=True) for other in decoder.drafters if other != drafter]
     if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
         refuse_unable(AUTO)
         settings.append(Setting(0, drafter, auto=True))

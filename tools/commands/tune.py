@@ -29,7 +29,7 @@ from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
-from ..measuring.tune_result import Grid, Shapes, counts_of, report, result_json
+from ..measuring.tune_result import Grid, ShapeGrid, counts_of, report, result_json
 from ..whole_file import outputs
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
@@ -118,7 +118,7 @@ def _tune(
 
 def _measure_all(
     decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
-) -> tuple[Grid, Shapes]:
+) -> tuple[Grid, ShapeGrid]:
     assert params.seed is not None
     drafters = [
         name
@@ -134,7 +134,7 @@ def _measure_all(
         for batch in arguments.batches
         for setting in settings
     }
-    shapes: Shapes = {
+    shapes: ShapeGrid = {
         (drafter, batch, shape): Measured(Setting(shape.length, drafter, shape=shape))
         for batch in arguments.batches
         for drafter in filter(_has_shapes, drafters)
@@ -168,7 +168,7 @@ def _shapes(decoder: Decoder, drafters: list[str], lengths: list[int], params: S
     return [one for one in shapes if one.beyond <= most - (decoder.longest_draft if by_chance else one.length)]
 
 
-def _costs(decoder: Decoder, grid: Grid, shapes: Shapes, arguments: argparse.Namespace) -> Costs:
+def _costs(decoder: Decoder, grid: Grid, shapes: ShapeGrid, arguments: argparse.Namespace) -> Costs:
     lengths = tuple(sorted({k for _, _, k in grid}))
     drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
     counts = {drafter: counts_of(grid, drafter) for drafter in drafters}
@@ -200,7 +200,7 @@ def _costs(decoder: Decoder, grid: Grid, shapes: Shapes, arguments: argparse.Nam
     )
 
 
-def _costs_beside(grid: Grid, shapes: Shapes, batches: tuple[int, ...]) -> dict[str, Any]:
+def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> dict[str, Any]:
     """What siblings and branches add to the round of their line, and how many of them stand where it falls."""
     names = list(dict.fromkeys(drafter for drafter, _, _ in shapes))
     each = list(dict.fromkeys(shape for _, _, shape in shapes))

@@ -30,7 +30,7 @@ class Setting:
     draft_length: int
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
-    beside: bool = False  # measured besides the drafter whose lengths are compared
+    other_drafter: bool = False  # measured besides the drafter whose lengths are compared
     shape: DraftShape | None = None  # of a comb or a tree
 
     @property
@@ -46,7 +46,7 @@ class Setting:
         return self.draft_length if self.shape is None else self.shape
 
     def __str__(self) -> str:
-        return f"K = {self.length}" + (f", {self.drafter}" if self.beside else "")
+        return f"K = {self.length}" + (f", {self.drafter}" if self.other_drafter else "")
 
 
 @dataclass

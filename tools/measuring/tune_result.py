@@ -25,7 +25,7 @@ COLUMNS = {
 }
 
 Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
-Shapes = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one line, and trees, by drafter and batch
+ShapeGrid = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one line, and trees, by drafter and batch
 
 
 def counts_of(grid: Grid, drafter: str) -> Speculation:
@@ -33,7 +33,7 @@ def counts_of(grid: Grid, drafter: str) -> Speculation:
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
-def result_json(costs: Costs, grid: Grid, shapes: Shapes) -> dict[str, Any]:
+def result_json(costs: Costs, grid: Grid, shapes: ShapeGrid) -> dict[str, Any]:
     settings = []
     for (drafter, batch, _), one in (*grid.items(), *shapes.items()):
         found = setting_json(one, grid["none", batch, 0])

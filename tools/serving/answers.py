@@ -51,15 +51,16 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
-class Choice(Struct, kw_only=True):
+class AnyChoice(Struct, kw_only=True):
+    """The fields that the choices of all kinds of answers have."""
+
     index: int
     finish_reason: FinishReason = None
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
     speculation: dict[str, Any] | UnsetType = UNSET
 
 
-class CompletionChoice(Choice, kw_only=True):
+class CompletionChoice(AnyChoice, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
 
@@ -97,17 +98,17 @@ class Delta(Struct):
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
-class ChatChoice(Choice, kw_only=True):
+class ChatChoice(AnyChoice, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
 
 
-class ChunkChoice(Choice, kw_only=True):
+class ChunkChoice(AnyChoice, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
 
 
-AChoice = TypeVar("AChoice", bound=Choice)
+AChoice = TypeVar("AChoice", bound=AnyChoice)
 
 
 class Answer(Struct, Generic[AChoice], kw_only=True):

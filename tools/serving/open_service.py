@@ -5,7 +5,7 @@ from .metrics import Metrics
 from .service import Service
 from .stepper import Stepper
 from .templates import ChatTemplate
-from .tokens import Vocabulary
+from .tokens import Spelling
 
 
 def open_service(
@@ -19,4 +19,4 @@ def open_service(
     stepper = Stepper(decoder, max_waiting, metrics.count)
     metrics.watch(stepper, name)
     template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
-    return Service(decoder, stepper, Vocabulary(decoder.tokenizer, bundle.tokenizer_file), template, name, metrics)
+    return Service(decoder, stepper, Spelling(decoder.tokenizer, bundle.tokenizer_file), template, name, metrics)

@@ -16,9 +16,9 @@ from .answers import ModelCard
 from .bodies import Generation
 from .errors import ApiError
 from .metrics import Metrics
-from .stepper import Stepper, Wanted
+from .stepper import Stepper, Submission
 from .templates import ChatTemplate
-from .tokens import Vocabulary
+from .tokens import Spelling
 
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
 DEFAULT_RULE = "rejection"
@@ -31,7 +31,7 @@ class Service:
 
     decoder: Decoder
     stepper: Stepper
-    vocabulary: Vocabulary
+    spelling: Spelling
     template: ChatTemplate | None
     name: str
     metrics: Metrics
@@ -67,9 +67,9 @@ class Service:
 
         return encode() if len(text) < LONG_TEXT else await run_in_threadpool(encode)
 
-    async def wanted(
+    async def submissions(
         self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, **more: Any
-    ) -> list[Wanted]:
+    ) -> list[Submission]:
         """The requests that a body asks for: n for each prompt, which differ in their seeds."""
         wanted = []
         fields = _sampling_fields(body) | more
@@ -93,7 +93,7 @@ class Service:
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
                 salt = body.cache_salt or ""
-                wanted.append(Wanted(prompt, params, body.draft_length, body.drafter, salt, predicted))
+                wanted.append(Submission(prompt, params, body.draft_length, body.drafter, salt, predicted))
         return wanted
 
 
