@@ -31,12 +31,14 @@ from ...export.vocabulary import read_vocabulary
 from ..console import progress
 from ..program import program
 from ..text_files import read_prompts
+from .grow_pair import LlamaSize
 from .training import (
     Windows,
     acceptance,
     acceptance_of_misses,
     boosted_loss,
     distillation_loss,
+    new_llama,
     refuse_below,
     refuse_device,
     train,
@@ -109,25 +111,12 @@ def distil(
 
 
 def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers: int, hidden: int) -> Any:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
     if draft is not None:
         return _given(draft, vocabulary)
-    head_dim = min(64, hidden)
-    config = LlamaConfig(
-        vocab_size=checkpoint.shape.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // head_dim,
-        num_key_value_heads=1,
-        head_dim=head_dim,
-        max_position_embeddings=checkpoint.shape.positions,
-        tie_word_embeddings=True,
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_id=vocabulary.eos_token_ids[0] if vocabulary.eos_token_ids else None,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    size = LlamaSize(hidden, layers, heads=max(1, hidden // 64), kv_heads=1, mlp=3 * hidden)
+    end = next(iter(vocabulary.eos_token_ids), None)
+    shape = checkpoint.shape
+    return new_llama(size, shape.vocab_size, shape.positions, bos_token_id=vocabulary.bos_token_id, eos_token_id=end)
 
 
 def _given(draft: str, vocabulary: Any) -> Any:

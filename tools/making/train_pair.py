@@ -31,6 +31,7 @@ from .training import (
     acceptance,
     distillation_loss,
     held_out_loss,
+    new_llama,
     next_token_loss,
     refuse_below,
     refuse_device,
@@ -84,26 +85,6 @@ def stream(tokenizer: Tokenizer, files: Sequence[Path]) -> Tensor:
     return torch.cat(parts)
 
 
-def new_model(shape: LlamaSize, vocab_size: int, positions: int) -> Any:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=64,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
 def train_pair(
     out: Path,
     files: tuple[Sequence[Path], Sequence[Path]],
@@ -127,7 +108,10 @@ def train_pair(
         measured = Windows(stream(tokenizer, held_out), width, 1, seed).fixed(64)
         say(f"{len(text):,} tokens to learn from, {measured.numel():,} to measure on")
         torch.manual_seed(seed)
-        target, draft = (new_model(shape, vocab_size, 4 * width).to(device) for shape in shapes)
+        target, draft = (
+            new_llama(shape, vocab_size, 4 * width, bos_token_id=0, eos_token_id=0, pad_token_id=0).to(device)
+            for shape in shapes
+        )
         train("target", target, next_token_loss(target), Windows(text, width, batch, seed), steps, 1e-3)
         windows = Windows(text, width, batch, seed + 1)
         train("draft", draft, distillation_loss(draft, target), windows, draft_steps, 2e-3)
