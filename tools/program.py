@@ -1,4 +1,4 @@
-"""What all programs of the package share: how they read their arguments, and how they end.
+"""The frame of every program of the package: it reads the arguments and ends the program.
 
 Whatever goes wrong for a user ends a program with one sentence and an exit code, never with a traceback.
 """
@@ -94,7 +94,7 @@ def exit_code(program: str, run: Callable[[], int], left: str = "") -> int:
 
 
 def _sentence(error: Exception) -> str | None:
-    """What to tell the user, or None for a bug of ours, which keeps its traceback."""
+    """Return what to tell the user, or None for a bug of ours, which keeps its traceback."""
     from ..engines import TrtSpecError
     from ..engines.errors import first_line
 

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """What the user says; the prompt is shown on a terminal only."""
+    """Yield the user's lines; the prompt is shown on a terminal only."""
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)

@@ -86,7 +86,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
 
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
-    """How much the runtime's cache would allocate, found by growing one that has no memory behind it."""
+    """Return the bytes that the runtime's cache would take, by growing one that has no memory behind it."""
     cache = RowCache(contract, "meta", batch)
     cache.fit(batch, length + MAX_DRAFT_LENGTH)
     return sum(buffer.nbytes for buffer in cache.buffers.values())

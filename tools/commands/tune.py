@@ -201,7 +201,7 @@ def _costs(decoder: Decoder, grid: Grid, shapes: ShapeGrid, arguments: argparse.
 
 
 def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> dict[str, Any]:
-    """What siblings and branches add to the round of their line, and how many of them stand where it falls."""
+    """Return what siblings and branches add to the round of their line, and how many stand where it falls."""
     names = list(dict.fromkeys(drafter for drafter, _, _ in shapes))
     each = list(dict.fromkeys(shape for _, _, shape in shapes))
 

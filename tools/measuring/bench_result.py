@@ -1,4 +1,4 @@
-"""What bench measured, as the JSON object that its table, charts and page are made of."""
+"""The result of bench: the JSON object that its table, charts and page are made of."""
 
 import argparse
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def bench_result(
 
 
 def is_line(setting: Setting) -> bool:
-    """Whether it is a fixed K of the drafter whose lengths are compared."""
+    """Tell whether it is a fixed K of the drafter whose lengths are compared."""
     return not (setting.auto or setting.other_drafter or setting.shape)
 
 

@@ -152,7 +152,7 @@ async def events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
 
 
 def figures(asked: Sequence[Asked], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the clients saw, in numbers."""
+    """Put into numbers what the clients saw."""
     whole = [one for one in asked if one.whole]
     if not whole:
         raise EngineError(f"no answer came whole; the first said: {asked[0].error if asked else 'nothing was asked'}")
@@ -182,7 +182,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def wrong_texts(bundle: Path, asked: Sequence[Asked], prompts: Sequence[Any], max_tokens: int) -> int:
-    """How many answers are not what the bundle writes alone without speculation."""
+    """Count the answers that differ from what the bundle writes alone without speculation."""
     with Decoder.open(bundle, max_batch=1) as decoder:
         params = SamplingParams(max_new_tokens=max_tokens)
         right = [decoder.generate([prompt], params, draft_length=0)[0].token_ids for prompt in prompts]

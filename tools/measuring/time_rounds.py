@@ -35,12 +35,12 @@ class Setting:
 
     @property
     def is_tree(self) -> bool:
-        """Whether its rounds verify more than one line, for which theory has no formula here."""
+        """True if its rounds verify more than one line, for which theory has no formula here."""
         return self.shape is not None or BESIDE in self.drafter
 
     @property
     def length(self) -> DraftLength:
-        """What its requests ask for."""
+        """The draft length that its requests ask for."""
         if self.auto:
             return AUTO
         return self.draft_length if self.shape is None else self.shape
@@ -81,7 +81,7 @@ class Waits:
 
 @dataclass
 class Measured:
-    """What one setting showed in all repeats. All but `waits` is counted only once all rows are live."""
+    """One setting in all repeats. All but `waits` is counted only once all rows are live."""
 
     setting: Setting
     tokens_per_second: list[float] = field(default_factory=list)  # one a repeat

@@ -1,4 +1,4 @@
-"""What `trt-spec tune` found, as JSON and as text."""
+"""The result of `trt-spec tune`, as JSON and as text."""
 
 from statistics import median, quantiles
 from typing import Any
@@ -29,7 +29,7 @@ ShapeGrid = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one lin
 
 
 def counts_of(grid: Grid, drafter: str) -> Speculation:
-    """What this drafter did over all batches and draft lengths."""
+    """Add up the work of this drafter over all batches and draft lengths."""
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
@@ -52,7 +52,7 @@ def result_json(costs: Costs, grid: Grid, shapes: ShapeGrid) -> dict[str, Any]:
 
 
 def _spread(measured: list[Measured]) -> float:
-    """How far the middle half of a setting's rounds lie apart, over their median; of all settings the median."""
+    """Return how far apart the middle half of a setting's rounds lie, over their median; of all settings the median."""
     found = []
     for one in measured:
         if len(one.round_ms) > 1:

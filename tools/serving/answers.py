@@ -1,4 +1,4 @@
-"""What clients receive, in the shapes of OpenAI's API; a field that is UNSET is left out."""
+"""The answers to clients, in the shapes of OpenAI's API; a field that is UNSET is left out."""
 
 import time
 from typing import Any, Generic, Literal, TypeVar
@@ -77,7 +77,7 @@ class ToolCall(Struct):
 
 
 class CallDelta(Struct):
-    """What a chunk adds to a call: its id and name first, then its arguments."""
+    """An addition to a call: its id and name first, then its arguments."""
 
     function: FunctionDelta
     index: int = 0
@@ -152,7 +152,7 @@ class Status(Struct):
 
 
 class Head(Struct):
-    """What all chunks of one answer begin with."""
+    """The beginning that all chunks of one answer have in common."""
 
     id: str
     kind: str  # object, as the API calls it

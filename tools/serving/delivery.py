@@ -34,25 +34,25 @@ Chunk = TypeVar("Chunk", bound=AnyChoice, covariant=True)
 
 
 class Writer(Protocol[Whole, Chunk]):
-    """How one kind of answer is written, choice by choice."""
+    """Writes one kind of answer, choice by choice."""
 
     head: Head
     chunk_head: Head
 
     def whole(self, index: int, output: Output) -> Whole:
-        """The whole answer."""
+        """Return the whole answer."""
         ...
 
     def opening(self, index: int, request: Request) -> Chunk | None:
-        """What comes before the first piece."""
+        """Return the chunk before the first piece."""
         ...
 
     def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> Chunk | None:
-        """New pieces; None if there is nothing to show."""
+        """Return a chunk of new pieces; None if there is nothing to show."""
         ...
 
     def last(self, index: int, output: Output) -> Chunk:
-        """What says why it ended."""
+        """Return the chunk that says why it ended."""
         ...
 
 
@@ -65,7 +65,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def total_usage(flight: Flight, outputs: Sequence[Output], each: int) -> Usage:
-    """What was read and written; of every `each` outputs the prompt is the same and counts once."""
+    """Count what was read and written; of every `each` outputs the prompt is the same and counts once."""
     read = sum(output.usage.prompt_tokens for output in outputs[::each])
     written = sum(output.usage.completion_tokens for output in outputs)
     cached = sum(output.usage.cached_tokens for output in outputs[::each])
@@ -258,7 +258,7 @@ async def first_of(work: Any, other: Any) -> bool:
 
 
 def told(error: Exception) -> ApiError:
-    """What the client is told of an error; the log gets a bug's traceback."""
+    """Return what the client is told of an error; the log gets a bug's traceback."""
     problem = api_error(error)
     if problem.status == 500:
         log.error("a request failed: %s", error, exc_info=error)

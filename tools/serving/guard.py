@@ -1,4 +1,4 @@
-"""What stands before every endpoint: the key, and the size of bodies."""
+"""The guards before every endpoint: the key, and the size of bodies."""
 
 import hmac
 from collections.abc import Sequence

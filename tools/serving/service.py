@@ -1,4 +1,4 @@
-"""What the endpoints share: the decoder behind its stepper, its vocabulary, its chat template, and its name."""
+"""The service that the endpoints share: the decoder behind its stepper, its chat template, and its name."""
 
 import hashlib
 import time

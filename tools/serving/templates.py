@@ -104,7 +104,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _size(value: Any) -> float:
-    """How long a text or list is, or how often it may be repeated."""
+    """Return the length of a text or list, or how often a number would repeat it."""
     if isinstance(value, str | list | tuple):
         return len(value)
     return abs(value) if isinstance(value, int) else 1

@@ -82,7 +82,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], spelling: Spelling) -> ChatL
 
 
 class Offsets:
-    """Where in the text each token begins; a character of several tokens begins with the first."""
+    """Finds where in the text each token begins; a character of several tokens begins with the first."""
 
     def __init__(self, at: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
