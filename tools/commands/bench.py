@@ -23,7 +23,7 @@ from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
+from ..flags.sampling import add_number, add_sampling_flags, batch_size, sampling_params
 from ..in_words import lossy, pair, place
 from ..measuring.apart import Apart
 from ..measuring.bandwidth import read_bandwidth
@@ -70,12 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
     )
-    parser.add_argument(
-        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
-    )
-    parser.add_argument(
-        "--batch", type=batch_size, default=1, metavar="N", help="prompts to decode together (default 1)"
-    )
+    add_number(parser, "--repeats", 3, "times each setting has its turn")
+    add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")

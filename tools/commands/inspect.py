@@ -8,14 +8,12 @@ from typing import Any
 from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, ModelEntry, RequestError
 from ...runtime.memory.row_cache import RowCache
 from ..console import in_bytes, table
-from ..flags.sampling import batch_size, positive
+from ..flags.sampling import add_number, batch_size, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="B", type=Path, help="the folder that export-models wrote")
-    parser.add_argument(
-        "--batch", type=batch_size, default=1, metavar="N", help="requests to decode together (default 1)"
-    )
+    add_number(parser, "--batch", 1, "requests to decode together", batch_size)
     parser.add_argument(
         "--length", type=positive, metavar="L", help="tokens of each request (default: as many as the bundle allows)"
     )

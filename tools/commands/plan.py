@@ -13,6 +13,7 @@ from typing import Any
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
 from ..console import table, table_of
+from ..flags.sampling import add_number
 from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
 from ..measuring.tree_theory import Comb, GrownTree, combs, grown_tree
 from ..pages.charts import planned_speed_up, require_drawable, save
@@ -32,15 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alpha", type=float, required=True, metavar="A", help="share of examined proposals that are accepted, 0 to 1"
     )
-    parser.add_argument(
-        "--cost", type=float, default=0.0, metavar="C", help="cost of a draft step, in target steps (default 0)"
-    )
-    parser.add_argument(
-        "--verify-cost",
-        type=float,
-        default=1.0,
-        metavar="V",
-        help="cost of the pass that verifies K tokens, in target steps (default 1)",
+    add_number(parser, "--cost", 0.0, "cost of a draft step, in target steps", float, letter="C")
+    add_number(
+        parser, "--verify-cost", 1.0, "cost of the pass that verifies K tokens, in target steps", float, letter="V"
     )
     parser.add_argument(
         "--operations",
@@ -48,13 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="C",
         help="arithmetic of a draft step, as a share of a target step's (default: what --cost says)",
     )
-    parser.add_argument(
-        "--longest",
-        type=int,
-        default=8,
-        metavar="K",
-        help=f"last K of the table, at most {MAX_DRAFT_LENGTH} (default 8)",
-    )
+    add_number(parser, "--longest", 8, f"last K of the table, at most {MAX_DRAFT_LENGTH}", int, letter="K")
     parser.add_argument(
         "--siblings",
         type=_shares,

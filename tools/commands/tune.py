@@ -24,7 +24,7 @@ from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, engine_name
 from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, sampling_params
+from ..flags.sampling import LARGEST_BATCH, add_number, add_sampling_flags, batch_size, sampling_params
 from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
@@ -60,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))}); --engine auto finds the "
         "engines that are fastest up to each of them",
     )
-    parser.add_argument(
-        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
-    )
+    add_number(parser, "--repeats", 3, "times each setting has its turn")
     parser.add_argument(
         "--all-drafts", action="store_true", help="measure every draft of the bundle as a drafter, not the first alone"
     )

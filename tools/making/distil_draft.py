@@ -29,6 +29,7 @@ from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
 from ..console import progress
+from ..flags.sampling import add_number
 from ..program import program
 from ..text_files import read_prompts
 from .grow_pair import LlamaSize
@@ -159,8 +160,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("steps", 2000, "of training"),
         ("seed", 0, "of everything drawn"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
-    parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="peak learning rate (default 0.001)")
+        add_number(parser, f"--{name}", default, meaning, int)
+    add_number(parser, "--rate", 1e-3, "peak learning rate", float, letter="X")
     parser.add_argument("--reverse", action="store_true", help="KL(draft ‖ target) instead of KL(target ‖ draft)")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...export.aside import built_aside
 from ..console import say
+from ..flags.sampling import add_number
 from ..program import program
 from .grow_pair import LlamaSize
 from .training import (
@@ -140,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("width", 512, "tokens of a window"),
         ("seed", 0, "of everything drawn"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
+        add_number(parser, f"--{name}", default, meaning, int)
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
 
 

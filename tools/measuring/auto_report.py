@@ -29,7 +29,7 @@ from ...runtime.sampling.params import RULES
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import batch_size, positive
+from ..flags.sampling import add_number, batch_size
 from ..program import program
 from ..whole_file import outputs
 from .shipped_prompts import WRITTEN, bench_prompts
@@ -54,12 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter", choices=(*DRAFTERS, MIXED), default="model", help="where proposals come from (default model)"
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
-    parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
-    parser.add_argument(
-        "--batch", type=batch_size, default=1, metavar="N", help="requests that decode at a time (default 1)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
+    add_number(parser, "--repeats", 3, "runs of each prompt")
+    add_number(parser, "--new-tokens", 256, "of each output")
+    add_number(parser, "--batch", 1, "requests that decode at a time", batch_size)
+    add_number(parser, "--temperature", 0.0, "0 is greedy", float, letter="X")
     parser.add_argument("--rule", choices=RULES, default=RULES[0], help=f"with a temperature (default {RULES[0]})")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)

@@ -22,7 +22,7 @@ from ...export.pipeline import export_bundle
 from ...runtime import Decoder, SamplingParams
 from ..commands.bench import bench
 from ..console import progress, say
-from ..flags.sampling import positive
+from ..flags.sampling import add_number
 from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
 from ..program import program
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work", type=Path, required=True, metavar="DIR", help="where the grown checkpoint and its bundles are kept"
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="times each is measured (default 3)")
+    add_number(parser, "--repeats", 3, "times each is measured")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
 
 

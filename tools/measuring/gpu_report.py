@@ -33,7 +33,7 @@ from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
 from ..commands.bench import bench
 from ..console import say, table_of
-from ..flags.sampling import positive
+from ..flags.sampling import add_number
 from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
 from ..making.training import refuse_device
@@ -250,7 +250,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES), help="sizes of the pairs (default: all)"
     )
-    parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of each output (default 128)")
+    add_number(parser, "--new-tokens", 128, "of each output")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
 
 

@@ -4,7 +4,7 @@ Any run of a round may be repeated after it: it writes the same values to the sa
 happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -18,7 +18,7 @@ from ...runtime.lengths.drafting import AUTO, DraftLength
 from ...runtime.lengths.shapes import DraftShape
 from ...runtime.requests.intake import Prompt
 from ...runtime.requests.request import State
-from .bandwidth import wait_for
+from .clock import run_ms, wait_for
 
 ROUNDS_PER_REPLAY = 4
 PARTS = ("draft", "verify", "accept", "host")  # of a round
@@ -74,8 +74,8 @@ class Waits:
 
     def to_json(self) -> dict[str, dict[str, float]]:
         return {
-            f"{name}_ms": {f"p{share}": float(np.percentile(waits, share)) for share in PERCENTILES}
-            for name, waits in (("first_token", self.first_token), ("between_tokens", self.between_tokens))
+            "first_token_ms": percentiles(self.first_token, PERCENTILES),
+            "between_tokens_ms": percentiles(self.between_tokens, PERCENTILES),
         }
 
 
@@ -108,6 +108,10 @@ class Measured:
     @property
     def round_overhead(self) -> float:
         return median(self.round_ms) / (self.draft_ms + self.verify_ms)
+
+
+def percentiles(values: Sequence[float], shares: Sequence[int]) -> dict[str, float]:
+    return {f"p{share}": float(np.percentile(values, share)) for share in shares}
 
 
 def total(each: Iterable[Speculation]) -> Speculation:
@@ -198,11 +202,3 @@ def _replay(decoder: Decoder, bare: Bare) -> None:
                 kind.setdefault(drafter, []).append(run_ms(step.run, device))
         bare.verify.append(run_ms(frame.verify.run, device))
         frame.settle()
-
-
-def run_ms(run: Callable[[], object], device: str) -> float:
-    wait_for(device)
-    began = perf_counter()
-    run()
-    wait_for(device)
-    return 1e3 * (perf_counter() - began)
