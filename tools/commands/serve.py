@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.app import make_app
-        from ..serving.open_service import open_service
         from ..serving.server import address, listen, serve
+        from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
     keys = None if arguments.api_key_file is None else read_keys(arguments.api_key_file)

@@ -29,7 +29,6 @@ DEFAULT_TEMPERATURE = 1.0
 class Service:
     """One model, served."""
 
-    decoder: Decoder
     stepper: Stepper
     spelling: Spelling
     template: ChatTemplate | None
@@ -37,6 +36,10 @@ class Service:
     metrics: Metrics
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.stepper.decoder
 
     @property
     def max_length(self) -> int:
@@ -95,6 +98,20 @@ class Service:
                 salt = body.cache_salt or ""
                 wanted.append(Submission(prompt, params, body.draft_length, body.drafter, salt, predicted))
         return wanted
+
+
+def open_service(
+    decoder: Decoder, max_waiting: int = 256, name: str | None = None, chat_template: str | None = None
+) -> Service:
+    """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
+    bundle = decoder.bundle
+    name = name or bundle.target.name
+    source = chat_template or bundle.tokenizer.chat_template
+    metrics = Metrics(name)
+    stepper = Stepper(decoder, max_waiting, metrics.count)
+    metrics.watch(stepper, name)
+    template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
+    return Service(stepper, Spelling(decoder.tokenizer, bundle.tokenizer_file), template, name, metrics)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
