@@ -128,12 +128,12 @@ def speeds(pair: str, bundle: Path, device: str, mode: str, new_tokens: int) -> 
     """Measure all settings of a mode, those of a batch and temperature in turn."""
     engine, capture = MODES[mode]
     lengths = ",".join(map(str, (*DRAFT_LENGTHS, *TREES)))
+    flags = ("--draft-lengths", lengths, "--max-new-tokens", new_tokens, "--repeats", REPEATS)
     found = []
     for batch in BATCHES:
         with Decoder.open(bundle, engine, device, batch, capture=capture) as decoder:
             for temperature in TEMPERATURES:
-                flags = ("--draft-lengths", lengths, "--temperature", temperature, "--repeats", REPEATS)
-                result = bench(decoder, *flags, "--max-new-tokens", new_tokens)
+                result = bench(decoder, *flags, "--temperature", temperature)
                 of = {"pair": pair, "mode": mode, "batch": batch, "temperature": temperature}
                 for one in (*result["settings"], *result["shapes"]):
                     found.append(of | speed_of(one, result["roof"]["roof_ms"]))
