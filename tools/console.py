@@ -5,11 +5,11 @@ rich is imported where it draws and nowhere else: loading it takes longer than m
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DUMB = ("dumb", "unknown")  # terminals that cannot move back to draw again
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
+Columns = Mapping[str, tuple[str, str]]  # by title: the key of a value and its format
 Show = Callable[[str], None]  # called with the name of each stage as it begins
 
 
@@ -31,6 +32,16 @@ def table(
     console = console or _terminal(sys.stdout)
     lines = _plain_lines(rows, left) if console is None else _drawn_lines(rows, left, heading, indent, console)
     return "\n".join(f"{indent * ' '}{line}".rstrip() for line in lines)
+
+
+def table_of(rows: Iterable[Mapping[str, Any]], columns: Columns, left: int = 1) -> str:
+    """Make a table of JSON objects; a value that is missing or None is shown as a dash."""
+
+    def cell(value: Any, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    lines = [[cell(row.get(key), form) for key, form in columns.values()] for row in rows]
+    return table([list(columns), *lines], left)
 
 
 def _plain_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:

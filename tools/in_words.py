@@ -17,7 +17,7 @@ def draft_of(bundle: Bundle, drafter: str) -> str | None:
 
 
 def source_of_proposals(drafter: str, draft: str | None) -> str:
-    """Where proposals come from; `draft` is what `draft_of` says."""
+    """Name the source of proposals; `draft` is the answer of `draft_of`."""
     if drafter == "none":
         return "no draft"
     if drafter in DRAFTERS and issubclass(DRAFTERS[drafter], DraftModel):
@@ -26,7 +26,7 @@ def source_of_proposals(drafter: str, draft: str | None) -> str:
 
 
 def length_of_drafts(draft_length: DraftLength) -> str:
-    """How many tokens a round proposes."""
+    """Say how many tokens a round proposes."""
     if isinstance(draft_length, EntropyRule):
         return f"K from {draft_length.shortest} to {draft_length.longest} by the draft's entropy"
     return f"{'K + M' if '+' in str(draft_length) else 'K'} = {draft_length}"

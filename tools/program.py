@@ -1,4 +1,4 @@
-"""What all programs of the package share: how they read their arguments, and how they end.
+"""The frame of every program of the package: it reads the arguments and ends the program.
 
 Whatever goes wrong for a user ends a program with one sentence and an exit code, never with a traceback.
 """
@@ -42,6 +42,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_ERROR)
 
 
+def program(
+    name: str,
+    description: str | None,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int],
+) -> Callable[..., int]:
+    """Make the main function of a program that is run as a module; it takes arguments in place of the shell's."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        parser = Parser(prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        add_arguments(parser)
+        return exit_code(name, lambda: run(parser.read(argv)))
+
+    return main
+
+
 def version_of(program: str) -> str:
     return f"{program} {version(PACKAGE)}"
 
@@ -78,7 +94,7 @@ def exit_code(program: str, run: Callable[[], int], left: str = "") -> int:
 
 
 def _sentence(error: Exception) -> str | None:
-    """What to tell the user, or None for a bug of ours, which keeps its traceback."""
+    """Return what to tell the user, or None for a bug of ours, which keeps its traceback."""
     from ..engines import TrtSpecError
     from ..engines.errors import first_line
 

@@ -1,5 +1,6 @@
 """Write a command's output whole or not at all, and refuse a place that cannot take it before the work begins."""
 
+import argparse
 import errno
 import io
 from collections.abc import Iterator
@@ -35,3 +36,11 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise RequestError(
                 f"output {path} cannot be written ({error.strerror}); make room or choose another"
             ) from error
+
+
+@contextmanager
+def outputs(arguments: argparse.Namespace, *flags: str) -> Iterator[dict[str, TextIO]]:
+    """Give a stream for each of these flags that names a file."""
+    with ExitStack() as stack:
+        paths = {flag: path for flag in flags if (path := getattr(arguments, flag))}
+        yield {flag: stack.enter_context(whole_file(path)) for flag, path in paths.items()}

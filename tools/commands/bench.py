@@ -17,14 +17,14 @@ from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
-from ...runtime.state.asked import AUTO, MIXED, NONE
+from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
 from ...runtime.state.shapes import DraftShape
-from ..console import in_bytes, progress, table
+from ..console import in_bytes, progress, table_of
 from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import add_sampling_flags, batch_size, positive, sampling_params
+from ..flags.sampling import add_number, add_sampling_flags, batch_size, sampling_params
 from ..in_words import lossy, pair, place
 from ..measuring.apart import Apart
 from ..measuring.bandwidth import read_bandwidth
@@ -36,10 +36,19 @@ from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
-from ..whole_file import whole_file
+from ..program import Parser
+from ..whole_file import outputs
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
-HEADER = ("K", "tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
+COLUMNS = {
+    "K": ("title", ""),
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "acceptance": ("acceptance", ".3f"),
+    "tokens/round": ("tokens_per_round", ".2f"),
+    "overhead": ("round_overhead", ".3f"),
+    "speed-up": ("speed_up", ".2f"),
+    "predicted": ("predicted", ".2f"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
     )
-    parser.add_argument(
-        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
-    )
-    parser.add_argument(
-        "--batch", type=batch_size, default=1, metavar="N", help="prompts to decode together (default 1)"
-    )
+    add_number(parser, "--repeats", 3, "times each setting has its turn")
+    add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
@@ -88,12 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
         require_drawable(arguments.plot)
     if arguments.report:
         require_matplotlib()
-    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write as many tokens
-    params = replace(params, seed=params.seed or 0)
-    with ExitStack() as stack:
-        asked = {name: path for name in ("json", "report", "plot") if (path := getattr(arguments, name))}
-        out = {name: stack.enter_context(whole_file(path)) for name, path in asked.items()}
-        decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
+    params = _params(arguments)
+    with (
+        outputs(arguments, "json", "report", "plot") as out,
+        open_decoder(arguments, max_batch=arguments.batch) as decoder,
+    ):
         result = _measure_all(decoder, params, arguments)
         print(_report(result))
         print(json.dumps(result))
@@ -106,6 +110,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def bench(decoder: Decoder, *flags: object) -> dict[str, Any]:
+    """Measure in an open decoder what these flags of the command ask for, all its rows together."""
+    parser = Parser(prog="bench")
+    add_arguments(parser)
+    given = ("--bundle", decoder.bundle.path, "--device", decoder.target.engine.device, "--batch", decoder.max_batch)
+    arguments = parser.read([str(one) for one in (*given, *flags)])
+    return _measure_all(decoder, _params(arguments), arguments)
+
+
+def _params(arguments: argparse.Namespace) -> SamplingParams:
+    params = sampling_params(arguments, ignore_eos=True)  # so that all settings write as many tokens
+    return replace(params, seed=params.seed or 0)
+
+
 def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
@@ -114,22 +132,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
     drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
-    if drafter == NONE:
-        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
-    if drafter != MIXED:
-        decoder.cancel(decoder.submit([0], params, draft_length=min(1, decoder.longest_draft), drafter=drafter))
-    fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
-    settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
-    for shape in arguments.draft_lengths or ():
-        if isinstance(shape, DraftShape):
-            decoder.cancel(decoder.submit([0], params, draft_length=shape, drafter=drafter))
-            settings.append(Setting(shape.length, drafter, shape=shape))
-    if arguments.all_drafters:
-        k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
-        settings += [Setting(k, other, beside=True) for other in decoder.drafters if other != drafter]
-    if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
-        decoder.cancel(decoder.submit([0], draft_length=AUTO, drafter=drafter))  # refused before any measuring
-        settings.append(Setting(0, drafter, auto=True))
+    settings = _settings(decoder, drafter, params, arguments)
     peer = PEERS[arguments.compare] if arguments.compare else None
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
     measured = [Measured(setting) for setting in settings]
@@ -164,6 +167,31 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
 
 
+def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments: argparse.Namespace) -> list[Setting]:
+    """Return what is to be measured; what cannot run is refused before anything is."""
+    if drafter == NONE:
+        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
+
+    def refuse_unable(length: DraftLength) -> None:
+        decoder.cancel(decoder.submit([0], params, draft_length=length, drafter=drafter))
+
+    if drafter != MIXED:
+        refuse_unable(min(1, decoder.longest_draft))
+    fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
+    settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
+    for shape in arguments.draft_lengths or ():
+        if isinstance(shape, DraftShape):
+            refuse_unable(shape)
+            settings.append(Setting(shape.length, drafter, shape=shape))
+    if arguments.all_drafters:
+        k = min(DEFAULT_DRAFT_LENGTH, decoder.longest_draft)
+        settings += [Setting(k, other, other_drafter=True) for other in decoder.drafters if other != drafter]
+    if AUTO in (arguments.draft_lengths or ()) or decoder.default_draft_length(drafter) == AUTO:
+        refuse_unable(AUTO)
+        settings.append(Setting(0, drafter, auto=True))
+    return settings
+
+
 def _title(result: dict[str, Any]) -> list[str]:
     prompts = "one prompt" if result["prompts"] == 1 else f"{result['prompts']} prompts"
     repeats = "one repeat" if result["repeats"] == 1 else f"{result['repeats']} repeats, each a tick"
@@ -171,18 +199,16 @@ def _title(result: dict[str, Any]) -> list[str]:
 
 
 def _report(result: dict[str, Any]) -> str:
-    rows = [_row(str(one["draft_length"]), one) for one in result["settings"]]
-    rows += [_row(one["shape"], one) for one in result["shapes"]]
-    rows += [_row(f"{one['drafter']} {one['draft_length']}", one) for one in result["drafters"]]
-    if auto := result["auto"]:
-        acceptance = "-" if auto["acceptance"] is None else f"{auto['acceptance']:.3f}"
-        rate, speed_up = f"{auto['tokens_per_second']:.1f}", f"{auto['speed_up']:.2f}"
-        rows.append((AUTO, rate, acceptance, f"{auto['tokens_per_round']:.2f}", "-", speed_up, "-"))
+    rows = [{"title": one["draft_length"], **one} for one in result["settings"]]
+    rows += [{"title": one["shape"], **one} for one in result["shapes"]]
+    rows += [{"title": f"{one['drafter']} {one['draft_length']}", **one} for one in result["drafters"]]
+    if result["auto"]:
+        rows.append({"title": AUTO, **result["auto"]})
     roof = result["roof"]
     note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
     theirs = _theirs(result["compared"]) if result["compared"] else ""
     return (
-        f"{table([HEADER, *rows], left=0)}\n{note}{theirs}"
+        f"{table_of(rows, COLUMNS, left=0)}\n{note}{theirs}"
         f"the bare target takes {roof['bare_ms']:.2f} ms for one token, {roof['bare_over_roof']:.2f} × what reading "
         f"{in_bytes(roof['weight_bytes'])} of weights takes at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )
@@ -193,16 +219,4 @@ def _theirs(compared: dict[str, Any]) -> str:
         f"{compared['name']}, K = {one['draft_length']}: {one['tokens_per_second']:.1f} tokens/s, "
         f"first token {one['first_token_ms']['p50']:.0f} ms, {same_text(one)}\n"
         for one in compared["settings"]
-    )
-
-
-def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        name,
-        f"{one['tokens_per_second']:.1f}",
-        "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
-        f"{one['tokens_per_round']:.2f}",
-        f"{one['round_overhead']:.3f}",
-        f"{one['speed_up']:.2f}",
-        "-" if one["predicted"] is None else f"{one['predicted']:.2f}",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...engines import MAX_DRAFT_LENGTH
 from ...engines.bundle import DRAFTS
 from ..console import in_bytes, progress, table
-from ..flags.sampling import LARGEST_BATCH, positive
+from ..flags.sampling import LARGEST_BATCH, add_number, positive
 
 if TYPE_CHECKING:
     from ...export.plans.build import BuildReport
@@ -41,19 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[..M]",
         help="fewest and most requests decoded together (default 1..8)",
     )
-    parser.add_argument(
-        "--draft-length",
-        type=int,
-        default=4,
-        metavar="K",
-        help=f"most tokens proposed in a round, 0 to {MAX_DRAFT_LENGTH} (default 4)",
+    add_number(
+        parser, "--draft-length", 4, f"most tokens proposed in a round, 0 to {MAX_DRAFT_LENGTH}", int, letter="K"
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--siblings",
-        type=int,
-        default=0,
-        metavar="M",
-        help="most proposals beside a line of K: of combs, of trees and of several lines (default 0)",
+        0,
+        "most proposals beside a line of K: of combs, of trees and of several lines",
+        int,
+        letter="M",
     )
     parser.add_argument(
         "--draft-trees",

@@ -20,9 +20,10 @@ from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import add_sampling_flags, sampling_params
 from ..in_words import lossy, summary
 from ..text_files import read_text
+from ..trace_lines import RESET
 
 KEPT_BYTES = 2**28  # of the conversation so far, with which each prompt begins
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+DIM = "\x1b[2m"
 Conversation = list[dict[str, str]]
 
 
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """What the user says; the prompt is shown on a terminal only."""
+    """Yield the user's lines; the prompt is shown on a terminal only."""
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -96,7 +97,7 @@ class Ink:
 
     def write(self, piece: Piece) -> None:
         drafted, own = self._parts(piece)
-        self._stream.write(f"{DIM}{drafted}{PLAIN}{own}" if self._dims and drafted else piece.text)
+        self._stream.write(f"{DIM}{drafted}{RESET}{own}" if self._dims and drafted else piece.text)
         self._stream.flush()
 
     def _parts(self, piece: Piece) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ..console import say
-from ..flags.sampling import positive
+from ..flags.sampling import add_number
 from ..in_words import summary
 from ..making.demo_bundle import demo_bundle
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
@@ -25,19 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PYTHON_PROMPTS[0],
         help="the beginning of some Python source, which is all the shipped pair knows",
     )
-    parser.add_argument(
-        "--max-new-tokens", type=positive, default=128, metavar="N", help="tokens to write (default 128)"
-    )
-    parser.add_argument(
-        "--draft-length",
-        type=positive,
-        default=DEFAULT_DRAFT_LENGTH,
-        metavar="K",
-        help=f"tokens to propose in each round (default {DEFAULT_DRAFT_LENGTH})",
-    )
-    parser.add_argument(
-        "--repeats", type=positive, default=5, metavar="N", help="timed runs with and without the draft (default 5)"
-    )
+    add_number(parser, "--max-new-tokens", 128, "tokens to write")
+    add_number(parser, "--draft-length", DEFAULT_DRAFT_LENGTH, "tokens to propose in each round", letter="K")
+    add_number(parser, "--repeats", 5, "timed runs with and without the draft")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 def _engine(name: str, device: str, library: str) -> dict[str, Any]:
-    """Whether the engine loads here: being installed is not enough."""
+    """Load the engine, because being installed is not enough, and say whether it runs."""
     reason = None
     try:
         torch, loaded = import_module("torch"), import_module(library)

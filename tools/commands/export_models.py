@@ -30,7 +30,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def stages(arguments: argparse.Namespace) -> int:
-    """How many stages the exporter will name: each model is loaded, traced, written and perhaps checked."""
+    """Count the stages that the exporter will name: each model is loaded, traced, written and perhaps checked."""
     kinds = [arguments.weights, *[arguments.draft_weights] * len(arguments.draft)]
     checks = 0 if arguments.no_check else sum(2 + (kind != "none") for kind in kinds)
     return 3 + 3 * len(kinds) + checks

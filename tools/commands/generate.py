@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from ...engines import RequestError
@@ -16,7 +15,7 @@ from ..in_words import lossy, summary
 from ..output_json import output_json
 from ..pages.trace_page import trace_page
 from ..trace_lines import Marks
-from ..whole_file import whole_file
+from ..whole_file import outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,15 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
     params = sampling_params(arguments)
     prompt = chosen_prompt(arguments)
-    with ExitStack() as stack:
-        page = stack.enter_context(whole_file(arguments.trace_html)) if arguments.trace_html else None
-        decoder = stack.enter_context(open_decoder(arguments, max_batch=1))
+    with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
         request = decoder.submit(
             prompt,
             params,
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
-            trace=arguments.trace or page is not None,
+            trace=arguments.trace or bool(out),
         )
         if arguments.trace and not arguments.json:
             _print_rounds(decoder, request)
@@ -57,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
             decoder.step()
             if arguments.stream:
                 print("".join(piece.text for piece in request.take()), end="", flush=True)
-        if page is not None:
-            page.write(trace_page(prompt, request, decoder))
+        if out:
+            out["trace_html"].write(trace_page(prompt, request, decoder))
         _print_result(request.output(), arguments)
     if params.lenient:
         print(lossy(params.lenience), file=sys.stderr)

@@ -8,14 +8,12 @@ from typing import Any
 from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, ModelEntry, RequestError
 from ...runtime.memory.row_cache import RowCache
 from ..console import in_bytes, table
-from ..flags.sampling import batch_size, positive
+from ..flags.sampling import add_number, batch_size, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="B", type=Path, help="the folder that export-models wrote")
-    parser.add_argument(
-        "--batch", type=batch_size, default=1, metavar="N", help="requests to decode together (default 1)"
-    )
+    add_number(parser, "--batch", 1, "requests to decode together", batch_size)
     parser.add_argument(
         "--length", type=positive, metavar="L", help="tokens of each request (default: as many as the bundle allows)"
     )
@@ -86,7 +84,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
 
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
-    """How much the runtime's cache would allocate, found by growing one that has no memory behind it."""
+    """Return the bytes that the runtime's cache would take, by growing one that has no memory behind it."""
     cache = RowCache(contract, "meta", batch)
     cache.fit(batch, length + MAX_DRAFT_LENGTH)
     return sum(buffer.nbytes for buffer in cache.buffers.values())

@@ -16,7 +16,7 @@ from ...engines import Bundle, RequestError
 from ...engines.bundle import put_file
 from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from ..console import in_bytes
-from ..flags.sampling import positive
+from ..flags.sampling import add_number
 from ..making.count_ngrams import count_ngrams
 from ..text_files import read_text
 
@@ -27,20 +27,8 @@ LINES = 1000  # encoded at once
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     parser.add_argument("--text", required=True, metavar="F", type=Path, help="a UTF-8 file to count")
-    parser.add_argument(
-        "--order",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="tokens of the longest n-gram; 1 counts single tokens (default 3)",
-    )
-    parser.add_argument(
-        "--most",
-        type=positive,
-        default=1_000_000,
-        metavar="N",
-        help="entries to keep, of the most frequent contexts (default 1000000)",
-    )
+    add_number(parser, "--order", 3, "tokens of the longest n-gram; 1 counts single tokens")
+    add_number(parser, "--most", 1_000_000, "entries to keep, of the most frequent contexts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
-from ..console import table
+from ..console import table, table_of
+from ..flags.sampling import add_number
 from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
 from ..measuring.tree_theory import Comb, GrownTree, combs, grown_tree
 from ..pages.charts import planned_speed_up, require_drawable, save
 from ..whole_file import whole_file
 
-HEADER = ("K", "tokens/round", "speed-up", "operations")
+COLUMNS = {
+    "K": ("draft_length", ""),
+    "tokens/round": ("tokens_per_round", ".2f"),
+    "speed-up": ("speed_up", ".2f"),
+    "operations": ("operations_growth", ".2f"),
+}
 TREE_HEADER = ("proposals", "line", "speed-up", "comb", "tokens", "speed-up", "tree", "tokens", "speed-up", "at most")
 NODES = 8  # most proposals of a comb or tree, if the user says nothing
 
@@ -27,15 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alpha", type=float, required=True, metavar="A", help="share of examined proposals that are accepted, 0 to 1"
     )
-    parser.add_argument(
-        "--cost", type=float, default=0.0, metavar="C", help="cost of a draft step, in target steps (default 0)"
-    )
-    parser.add_argument(
-        "--verify-cost",
-        type=float,
-        default=1.0,
-        metavar="V",
-        help="cost of the pass that verifies K tokens, in target steps (default 1)",
+    add_number(parser, "--cost", 0.0, "cost of a draft step, in target steps", float, letter="C")
+    add_number(
+        parser, "--verify-cost", 1.0, "cost of the pass that verifies K tokens, in target steps", float, letter="V"
     )
     parser.add_argument(
         "--operations",
@@ -43,13 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="C",
         help="arithmetic of a draft step, as a share of a target step's (default: what --cost says)",
     )
-    parser.add_argument(
-        "--longest",
-        type=int,
-        default=8,
-        metavar="K",
-        help=f"last K of the table, at most {MAX_DRAFT_LENGTH} (default 8)",
-    )
+    add_number(parser, "--longest", 8, f"last K of the table, at most {MAX_DRAFT_LENGTH}", int, letter="K")
     parser.add_argument(
         "--siblings",
         type=_shares,
@@ -169,19 +163,13 @@ def _title(found: dict[str, Any]) -> str:
 
 
 def _report(found: dict[str, Any]) -> str:
-    rows = [
-        (
-            str(one["draft_length"]),
-            f"{one['tokens_per_round']:.2f}",
-            f"{one['speed_up']:.2f}",
-            f"{one['operations_growth']:.2f}",
-        )
-        for one in found["settings"]
-    ]
     best, oracle = found["best_draft_length"], found["oracle_tokens_per_round"]
     advice = f"best K up to {MAX_DRAFT_LENGTH}: {best}, {found['best_speed_up']:.2f} × as fast as without a draft"
     bound = "no bound on tokens a round" if oracle is None else f"at most {oracle:.2f} tokens a round, whatever K"
-    lines = [table([HEADER, *rows], left=0), f"{advice if best else 'no K pays: decode without a draft'}; {bound}"]
+    lines = [
+        table_of(found["settings"], COLUMNS, left=0),
+        f"{advice if best else 'no K pays: decode without a draft'}; {bound}",
+    ]
     return "\n".join(lines + _trees(found.get("trees", [])))
 
 

@@ -11,7 +11,7 @@ from ..console import say
 from ..extras import install_command
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.limits import add_limit_flags, seconds
-from ..flags.sampling import positive
+from ..flags.sampling import add_number
 from ..text_files import read_text
 
 
@@ -32,19 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
     )
     add_limit_flags(parser)
-    parser.add_argument(
-        "--max-waiting",
-        default=256,
-        type=positive,
-        metavar="N",
-        help="requests that may wait for a place; more are refused with 503 (default 256)",
-    )
-    parser.add_argument(
-        "--drain-seconds",
-        default=30.0,
-        type=seconds,
-        metavar="S",
-        help="after SIGTERM, cancel what has not finished in this time (default 30)",
+    add_number(parser, "--max-waiting", 256, "requests that may wait for a place; more are refused with 503")
+    add_number(
+        parser, "--drain-seconds", 30.0, "after SIGTERM, cancel what has not finished in this time", seconds, letter="S"
     )
     add_engine_flags(parser)
     group = parser.add_argument_group("log, on standard error")
@@ -59,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.app import make_app
-        from ..serving.open_service import open_service
         from ..serving.server import address, listen, serve
+        from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
     keys = None if arguments.api_key_file is None else read_keys(arguments.api_key_file)

@@ -7,7 +7,6 @@ many of the request's own proposals were accepted so far. The last line of the o
 
 import argparse
 import json
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,13 +24,13 @@ from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, engine_name
 from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, sampling_params
+from ..flags.sampling import LARGEST_BATCH, add_number, add_sampling_flags, batch_size, sampling_params
 from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
-from ..measuring.tune_result import Grid, Shapes, counts_of, report, result_json
-from ..whole_file import whole_file
+from ..measuring.tune_result import Grid, ShapeGrid, counts_of, report, result_json
+from ..whole_file import outputs
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
@@ -61,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))}); --engine auto finds the "
         "engines that are fastest up to each of them",
     )
-    parser.add_argument(
-        "--repeats", type=positive, default=3, metavar="N", help="times each setting has its turn (default 3)"
-    )
+    add_number(parser, "--repeats", 3, "times each setting has its turn")
     parser.add_argument(
         "--all-drafts", action="store_true", help="measure every draft of the bundle as a drafter, not the first alone"
     )
@@ -77,8 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = replace(params, seed=params.seed or 0)
     engine, bundle = engine_name(arguments), Bundle.open(arguments.bundle)
     prompts = bench_prompts(arguments.prompts, bundle.tokenizer.vocab_size)
-    with ExitStack() as stack:
-        out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
+    with outputs(arguments, "json") as out:
         engines = _fastest(bundle, arguments) if engine == AUTO_ENGINE else {max(arguments.batches): engine}
         # Each table tells of all batches, because a decoder may also open its engine by name.
         each = dict.fromkeys(reversed(engines.values()))
@@ -86,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         result = results[0] | {"engines": engines, "other_engines": results[1:]}
         if engine == AUTO_ENGINE:
             say(f"engine auto is these from now on; kept in {save_choice(bundle, arguments.device, engines)}")
-        if out is not None:
-            print(json.dumps(result), file=out)
+        if out:
+            print(json.dumps(result), file=out["json"])
     print("\n\n".join(map(report, results)))
     print(json.dumps(result))
     return 0
@@ -120,7 +116,7 @@ def _tune(
 
 def _measure_all(
     decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
-) -> tuple[Grid, Shapes]:
+) -> tuple[Grid, ShapeGrid]:
     assert params.seed is not None
     drafters = [
         name
@@ -136,7 +132,7 @@ def _measure_all(
         for batch in arguments.batches
         for setting in settings
     }
-    shapes: Shapes = {
+    shapes: ShapeGrid = {
         (drafter, batch, shape): Measured(Setting(shape.length, drafter, shape=shape))
         for batch in arguments.batches
         for drafter in filter(_has_shapes, drafters)
@@ -170,7 +166,7 @@ def _shapes(decoder: Decoder, drafters: list[str], lengths: list[int], params: S
     return [one for one in shapes if one.beyond <= most - (decoder.longest_draft if by_chance else one.length)]
 
 
-def _costs(decoder: Decoder, grid: Grid, shapes: Shapes, arguments: argparse.Namespace) -> Costs:
+def _costs(decoder: Decoder, grid: Grid, shapes: ShapeGrid, arguments: argparse.Namespace) -> Costs:
     lengths = tuple(sorted({k for _, _, k in grid}))
     drafters = [name for name in dict.fromkeys(drafter for drafter, _, _ in grid) if name != "none"]
     counts = {drafter: counts_of(grid, drafter) for drafter in drafters}
@@ -202,8 +198,8 @@ def _costs(decoder: Decoder, grid: Grid, shapes: Shapes, arguments: argparse.Nam
     )
 
 
-def _costs_beside(grid: Grid, shapes: Shapes, batches: tuple[int, ...]) -> dict[str, Any]:
-    """What siblings and branches add to the round of their line, and how many of them stand where it falls."""
+def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> dict[str, Any]:
+    """Return what siblings and branches add to the round of their line, and how many stand where it falls."""
     names = list(dict.fromkeys(drafter for drafter, _, _ in shapes))
     each = list(dict.fromkeys(shape for _, _, shape in shapes))
 

@@ -10,7 +10,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.serving.stepper import Stepper, Wanted
+from trt_spec.tools.serving.stepper import Stepper, Submission
 
 
 @serve.deployment(max_ongoing_requests=64, autoscaling_config={"min_replicas": 1, "target_ongoing_requests": 16})
@@ -22,7 +22,7 @@ class Replica:
     async def complete(self, prompt: list[int], **params: Any) -> AsyncIterator[list[int]]:
         if not self.stepper.alive:
             self.stepper.start()
-        flight = self.stepper.submit([Wanted(prompt, SamplingParams(**params))], every_round=True)
+        flight = self.stepper.submit([Submission(prompt, SamplingParams(**params))], every_round=True)
         try:
             ended = False
             while not ended:

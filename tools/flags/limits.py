@@ -3,15 +3,13 @@
 import argparse
 import re
 
-from .sampling import batch_size
+from .sampling import add_number, batch_size
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--max-batch", default=8, type=batch_size, metavar="N", help="requests to decode together (default 8)"
-    )
+    add_number(parser, "--max-batch", 8, "requests to decode together", batch_size)
     parser.add_argument(
         "--cache-memory", type=_bytes, metavar="SIZE", help="the most memory for all caches, for instance 2GiB"
     )

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -69,6 +69,19 @@ def positive(text: str) -> int:
     if not (text.isdecimal() and len(text) <= MOST_DIGITS and int(text)):
         raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a whole number >= 1")
     return int(text)
+
+
+def add_number(
+    parser: argparse.ArgumentParser,
+    name: str,
+    default: float,
+    meaning: str,
+    kind: Callable[[str], float] = positive,
+    letter: str = "N",
+) -> None:
+    """A flag whose help names its default."""
+    usual = f"{default:g}" if isinstance(default, float) else default
+    parser.add_argument(name, type=kind, default=default, metavar=letter, help=f"{meaning} (default {usual})")
 
 
 def batch_size(text: str) -> int:

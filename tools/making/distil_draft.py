@@ -16,7 +16,6 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,17 @@ from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
 from ..console import progress
-from ..program import Parser, exit_code
+from ..flags.sampling import add_number
+from ..program import program
 from ..text_files import read_prompts
+from .grow_pair import LlamaSize
 from .training import (
     Windows,
     acceptance,
     acceptance_of_misses,
     boosted_loss,
     distillation_loss,
+    new_llama,
     refuse_below,
     refuse_device,
     train,
@@ -110,25 +112,12 @@ def distil(
 
 
 def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers: int, hidden: int) -> Any:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
     if draft is not None:
         return _given(draft, vocabulary)
-    head_dim = min(64, hidden)
-    config = LlamaConfig(
-        vocab_size=checkpoint.shape.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // head_dim,
-        num_key_value_heads=1,
-        head_dim=head_dim,
-        max_position_embeddings=checkpoint.shape.positions,
-        tie_word_embeddings=True,
-        bos_token_id=vocabulary.bos_token_id,
-        eos_token_id=vocabulary.eos_token_ids[0] if vocabulary.eos_token_ids else None,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    size = LlamaSize(hidden, layers, heads=max(1, hidden // 64), kv_heads=1, mlp=3 * hidden)
+    end = next(iter(vocabulary.eos_token_ids), None)
+    shape = checkpoint.shape
+    return new_llama(size, shape.vocab_size, shape.positions, bos_token_id=vocabulary.bos_token_id, eos_token_id=end)
 
 
 def _given(draft: str, vocabulary: Any) -> Any:
@@ -155,12 +144,7 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], count: int, length: int
     return spoken
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("distil_draft", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="distil_draft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the draft is written")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
@@ -176,14 +160,19 @@ def run(argv: Sequence[str] | None) -> int:
         ("steps", 2000, "of training"),
         ("seed", 0, "of everything drawn"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
-    parser.add_argument("--rate", type=float, default=1e-3, metavar="X", help="peak learning rate (default 0.001)")
+        add_number(parser, f"--{name}", default, meaning, int)
+    add_number(parser, "--rate", 1e-3, "peak learning rate", float, letter="X")
     parser.add_argument("--reverse", action="store_true", help="KL(draft ‖ target) instead of KL(target ‖ draft)")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
-    arguments = vars(parser.read(argv))
-    print(json.dumps(distil(**arguments | {"prompts": read_prompts(arguments["prompts"])})))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    arguments.prompts = read_prompts(arguments.prompts)
+    print(json.dumps(distil(**vars(arguments))))
     return 0
 
+
+main = program("distil_draft", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,9 +12,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from ...engines.errors import RequestError
 from ..flags.sampling import positive
-from ..program import Parser, exit_code
+from ..program import program
 
 
 @dataclass(frozen=True)
@@ -159,21 +157,20 @@ def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.flo
     return sum(weight.numel() for weight in grown.values())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("grow_pair", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="grow_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="the checkpoint to grow")
     parser.add_argument("out", type=Path, help="where the grown checkpoint is written")
     for name in LlamaSize.__dataclass_fields__:
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, required=True, metavar="N")
-    arguments = parser.read(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
     shape = LlamaSize(**{name: getattr(arguments, name) for name in LlamaSize.__dataclass_fields__})
     print(f"{grow(arguments.source, arguments.out, shape):,} parameters in {arguments.out}")
     return 0
 
+
+main = program("grow_pair", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,6 @@ import random
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,15 @@ from torch import Tensor
 
 from ...export.aside import built_aside
 from ..console import say
-from ..program import Parser, exit_code
+from ..flags.sampling import add_number
+from ..program import program
 from .grow_pair import LlamaSize
 from .training import (
     Windows,
     acceptance,
     distillation_loss,
     held_out_loss,
+    new_llama,
     next_token_loss,
     refuse_below,
     refuse_device,
@@ -85,26 +86,6 @@ def stream(tokenizer: Tokenizer, files: Sequence[Path]) -> Tensor:
     return torch.cat(parts)
 
 
-def new_model(shape: LlamaSize, vocab_size: int, positions: int) -> Any:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=64,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
 def train_pair(
     out: Path,
     files: tuple[Sequence[Path], Sequence[Path]],
@@ -128,7 +109,10 @@ def train_pair(
         measured = Windows(stream(tokenizer, held_out), width, 1, seed).fixed(64)
         say(f"{len(text):,} tokens to learn from, {measured.numel():,} to measure on")
         torch.manual_seed(seed)
-        target, draft = (new_model(shape, vocab_size, 4 * width).to(device) for shape in shapes)
+        target, draft = (
+            new_llama(shape, vocab_size, 4 * width, bos_token_id=0, eos_token_id=0, pad_token_id=0).to(device)
+            for shape in shapes
+        )
         train("target", target, next_token_loss(target), Windows(text, width, batch, seed), steps, 1e-3)
         windows = Windows(text, width, batch, seed + 1)
         train("draft", draft, distillation_loss(draft, target), windows, draft_steps, 2e-3)
@@ -146,12 +130,7 @@ def train_pair(
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("train_pair", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="train_pair", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="where the checkpoints target/ and draft/ are written"
     )
@@ -162,11 +141,16 @@ def run(argv: Sequence[str] | None) -> int:
         ("width", 512, "tokens of a window"),
         ("seed", 0, "of everything drawn"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
+        add_number(parser, f"--{name}", default, meaning, int)
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
-    print(json.dumps(train_pair(files=source_files(), **vars(parser.read(argv)))))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    print(json.dumps(train_pair(files=source_files(), **vars(arguments))))
     return 0
 
+
+main = program("train_pair", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What training a pair and distilling a draft share: batches, losses, the training loop, and measures."""
+"""The shared parts of training a pair and distilling a draft: models, batches, losses, the loop, and measures."""
 
 from collections.abc import Callable, Sequence
 from math import cos, pi
@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from ...engines import RequestError
 from ...export.quality import overlap
 from ..console import progress
+from .grow_pair import LlamaSize
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
 MEASURED = 16  # held-out windows on which a model is measured
@@ -51,6 +52,25 @@ class Windows:
         """The first windows of the stream, side by side, to measure on."""
         count = min(count, len(self.stream) // (self.width + 1))
         return self.stream[: count * (self.width + 1)].view(count, self.width + 1)
+
+
+def new_llama(size: LlamaSize, vocab_size: int, positions: int, **special_ids: int | None) -> Any:
+    """Make a model of random weights, with heads of at most 64."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=size.hidden,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=min(64, size.hidden),
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        **special_ids,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def next_token_loss(model: Any) -> Loss:

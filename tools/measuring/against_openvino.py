@@ -120,7 +120,7 @@ class OpenVino:
         self._pipelines: dict[str, Any] = {}
 
     def runs_as(self) -> dict[str, Any]:
-        """What the target has been compiled with."""
+        """Return the properties that the target has been compiled with."""
         import openvino
 
         compiled = openvino.Core().compile_model(self._folders["target"] / MODEL, "CPU", self._properties)

@@ -12,9 +12,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -30,9 +29,9 @@ from ...runtime.state.asked import AUTO, MIXED, DraftLength
 from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import batch_size, positive
-from ..program import Parser, exit_code
-from ..whole_file import whole_file
+from ..flags.sampling import add_number, batch_size
+from ..program import program
+from ..whole_file import outputs
 from .shipped_prompts import WRITTEN, bench_prompts
 
 SETS = (*WRITTEN, "random")
@@ -50,26 +49,21 @@ SURE = 1.96  # standard errors to either side: 95 % if there are many runs
 FEW = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # for 2, 3, … 11 of them (Student's t)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("auto_report", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="auto_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", type=Path, required=True, metavar="B", help="the folder that export-models wrote")
     parser.add_argument(
         "--drafter", choices=(*DRAFTERS, MIXED), default="model", help="where proposals come from (default model)"
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="runs of each prompt (default 3)")
-    parser.add_argument("--new-tokens", type=positive, default=256, metavar="N", help="of each output (default 256)")
-    parser.add_argument(
-        "--batch", type=batch_size, default=1, metavar="N", help="requests that decode at a time (default 1)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default 0)")
+    add_number(parser, "--repeats", 3, "runs of each prompt")
+    add_number(parser, "--new-tokens", 256, "of each output")
+    add_number(parser, "--batch", 1, "requests that decode at a time", batch_size)
+    add_number(parser, "--temperature", 0.0, "0 is greedy", float, letter="X")
     parser.add_argument("--rule", choices=RULES, default=RULES[0], help=f"with a temperature (default {RULES[0]})")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
-    arguments = parser.read(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(
         max_new_tokens=arguments.new_tokens,
         ignore_eos=True,
@@ -77,15 +71,14 @@ def run(argv: Sequence[str] | None) -> int:
         rule=arguments.rule,
         seed=0,
     )
-    with ExitStack() as stack:
-        out = stack.enter_context(whole_file(arguments.json)) if arguments.json else None
-        decoder = stack.enter_context(open_decoder(arguments, max_batch=arguments.batch))
-        lines = without_trees(decoder, arguments.device)
-        if lines is not None:
-            stack.enter_context(lines)
+    with (
+        outputs(arguments, "json") as out,
+        open_decoder(arguments, max_batch=arguments.batch) as decoder,
+        without_trees(decoder, arguments.device) or nullcontext() as lines,
+    ):
         result = report(decoder, lines, arguments.drafter, params, arguments.repeats)
-        if out is not None:
-            print(json.dumps(result), file=out)
+        if out:
+            print(json.dumps(result), file=out["json"])
     print(shown(result))
     print(json.dumps(result))
     return 0
@@ -111,9 +104,9 @@ def without_trees(decoder: Decoder, device: str) -> Decoder | None:
 def report(
     decoder: Decoder, lines: Decoder | None, drafter: str, params: SamplingParams, repeats: int
 ) -> dict[str, Any]:
+    decoders = [decoder, lines] if lines else [decoder]
     fixed = [k for k in fixed_lengths(None, LENGTHS, decoder) if k == 0 or drafter != MIXED]
-    settings: list[tuple[Decoder, DraftLength]] = [*((decoder, k) for k in fixed), (decoder, AUTO)]
-    settings += [(lines, AUTO)] if lines else []
+    settings: list[tuple[Decoder, DraftLength]] = [*((decoder, k) for k in fixed), *((one, AUTO) for one in decoders)]
     seconds: dict[str, list[list[float]]] = {}  # by set: a row for each run of a prompt, a column for each setting
     longest = max(one.max_new_tokens for one in each_own(params, together(decoder.max_batch)))
     room = decoder.bundle.max_length - longest
@@ -127,7 +120,7 @@ def report(
             prompts = [fitted(decoder, prompt, room) for prompt in bench_prompts(kind, decoder.vocab_size)]
             for one, k in settings:
                 decode(one, groups(prompts, decoder.max_batch)[0], params, k, drafter)  # warms up
-            for one in filter(None, (decoder, lines)):
+            for one in decoders:
                 one.settle()
             seconds[kind] = []
             for repeat in range(repeats):
@@ -228,6 +221,8 @@ def shown(result: dict[str, Any]) -> str:
         rows.append((name, *(f"{number:.2f}" for number in numbers), *intervals))
     return table(rows)
 
+
+main = program("auto_report", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 import torch
 
 from ...engines import usable_cores
+from .clock import run_ms
 
 BLOCK_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}  # larger than any cache, and slow beside a launch
 TRIES = 7
@@ -17,7 +17,7 @@ def read_bandwidth(device: str = "cpu") -> float:
     with all_cores():
         size = BLOCK_BYTES[torch.device(device).type]
         block = torch.ones(size // 4, device=device)
-        return size / min(_seconds_of_a_read(block) for _ in range(TRIES))
+        return 1e3 * size / min(run_ms(block.sum, device) for _ in range(TRIES))
 
 
 @contextmanager
@@ -29,17 +29,3 @@ def all_cores() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _seconds_of_a_read(block: torch.Tensor) -> float:
-    wait_for(str(block.device))
-    began = perf_counter()
-    block.sum()
-    wait_for(str(block.device))
-    return perf_counter() - began
-
-
-def wait_for(device: str) -> None:
-    """Wait until all that was launched on the device has ended."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What bench measured, as the JSON object that its table, charts and page are made of."""
+"""The result of bench: the JSON object that its table, charts and page are made of."""
 
 import argparse
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def bench_result(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     bundle, plain = decoder.bundle, measured[0]
-    drafter = [one.setting.drafter for one in measured if not one.setting.beside][-1]
+    drafter = [one.setting.drafter for one in measured if not one.setting.other_drafter][-1]
     # A tied embedding is stored twice and read once. In quantised weights the embedding is a small part.
     target = bundle.target
     size = 4 if target.contract.dtype == "float32" else 2
@@ -76,7 +76,9 @@ def bench_result(
             {"shape": str(one.setting.shape), **setting_json(one, plain)} for one in measured if one.setting.shape
         ],
         "drafters": [
-            {"drafter": one.setting.drafter, **setting_json(one, plain)} for one in measured if one.setting.beside
+            {"drafter": one.setting.drafter, **setting_json(one, plain)}
+            for one in measured
+            if one.setting.other_drafter
         ],
         "auto": next((auto_json(one, plain) for one in measured if one.setting.auto), None),
         "compared": compared.to_json() if compared else None,
@@ -84,8 +86,8 @@ def bench_result(
 
 
 def is_line(setting: Setting) -> bool:
-    """Whether it is a fixed K of the drafter whose lengths are compared."""
-    return not (setting.auto or setting.beside or setting.shape)
+    """Tell whether it is a fixed K of the drafter whose lengths are compared."""
+    return not (setting.auto or setting.other_drafter or setting.shape)
 
 
 def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:

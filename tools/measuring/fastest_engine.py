@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import geometric_mean, median
-from time import perf_counter
 
 from ...engines import ENGINES, GRANULE, Bundle, EngineError, blank_cache, blank_step, open_engine, together
 from ...engines.bundle import DRAFT, TARGET
+from .clock import run_ms
 
 WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,)}  # tokens of each request in the steps that are timed
 PAST = 128  # tokens in the cache
@@ -47,7 +47,7 @@ def _time_steps(
 
     They are opened for each batch anew, because one that prepares for numbers of tokens has room for a few only.
     """
-    seconds: dict[str, dict[int, list[float]]] = {}
+    taken_ms: dict[str, dict[int, list[float]]] = {}
     with ExitStack() as opened:
         runs, engines = {}, []
         for kind in kinds:
@@ -72,10 +72,8 @@ def _time_steps(
         for _ in range(REPEATS):
             for (kind, width), run in runs.items():
                 run()  # the first wakes the engine's threads, and gives its caches the size that is timed
-                began = perf_counter()
-                run()
-                seconds.setdefault(kind, {}).setdefault(width, []).append(perf_counter() - began)
-    return {kind: [1e3 * median(found) for found in by_width.values()] for kind, by_width in seconds.items()}
+                taken_ms.setdefault(kind, {}).setdefault(width, []).append(run_ms(run, device))
+    return {kind: [median(found) for found in by_width.values()] for kind, by_width in taken_ms.items()}
 
 
 def _mean_up_to(most: int, by_batch: Mapping[int, Sequence[float]]) -> float:

@@ -13,13 +13,9 @@ import gc
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import mean, median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -32,26 +28,28 @@ from ...export.pipeline import export_bundle
 from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
 from ...runtime.state.asked import DraftLength
-from ...runtime.state.shapes import read_shape
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
-from ..console import progress, say, table
-from ..flags.sampling import positive
+from ..commands.bench import bench
+from ..console import say, table_of
+from ..flags.sampling import add_number
 from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
 from ..making.training import refuse_device
-from ..program import Parser, exit_code
+from ..program import program
 from .against_transformers import PLAIN, Transformers
-from .bandwidth import read_bandwidth, wait_for
+from .bandwidth import read_bandwidth
 from .shipped_prompts import PYTHON_PROMPTS
-from .theory import speed_up
-from .time_rounds import Measured, Setting, measure, total
+from .theirs import Theirs
+from .time_rounds import Setting
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCHES = (1, 4, 16)
 DRAFT_LENGTHS = (0, 2, 4, 6, 8)
 TREES = ("5+3", "6/8", "6/24")
+TEMPERATURES = (0.0, 1.0)
+REPEATS = 2
 RTX_SHAPES: tuple[DraftLength, ...] = (4, "4/8")
 SHAPES = {  # of target and draft; None is the demo draft itself
     "0.1B": (LlamaSize(768, 12, 12, 4, 2048), None),
@@ -65,38 +63,8 @@ MODES = {"eager": ("torch", False), "captured": ("torch", True), "compiled": ("t
 MAX_LENGTH = 1024
 
 
-@dataclass(frozen=True)
-class Parity:
-    """One engine against transformers on the demo pair."""
-
-    engine: str
-    dtype: str
-    logit_error: float  # ‖found − expected‖ ÷ ‖expected‖, the checkpoint in float32
-    same_text: str  # greedy outputs equal to those of ONNX Runtime on the CPU, of all
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One pair decoded with one setting; the milliseconds of a round's parts are by the device's own clock."""
-
-    pair: str
-    mode: str
-    batch: int
-    temperature: float
-    draft_length: int | str  # or the shape of a tree
-    tokens_per_second: float
-    round_ms: float
-    draft_ms: float
-    verify_ms: float
-    accept_ms: float
-    over_kernels: float  # the round over the sum of its parts, so what gaps and the host add
-    roof_share: float | None  # of plain decoding: the time to read the weights, over the round's
-    speed_up: float
-    of_theory: float | None
-
-
 def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[str, Any]]:
-    """Compare logits with the checkpoint's, and greedy text with that of the CPU in float32, in all dtypes."""
+    """Compare logits with the checkpoint's, and greedy text with that of ONNX Runtime on the CPU, in all dtypes."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
@@ -112,7 +80,8 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
         found = engine_logits_of(bundle, engine, device, tokens)
         same = sum(a == b for a, b in zip(texts(bundle, params, engine, device), reference, strict=True))
         error = float((found - expected).norm() / expected.norm())
-        rows.append(asdict(Parity(engine, dtype, error, f"{same} of {len(reference)}")))
+        row = {"engine": engine, "dtype": dtype, "logit_error": error}
+        rows.append(row | {"same_text": f"{same} of {len(reference)}"})
     return rows
 
 
@@ -155,61 +124,35 @@ def texts(
     return [output.token_ids for output in outputs]
 
 
-def speeds(name: str, bundle: Path, device: str, mode: str, new_tokens: int) -> list[dict[str, Any]]:
-    """Measure all settings of a mode in turn, on the same prompts."""
-    opened = Bundle.open(bundle)
-    weight_bytes = opened.target.parameters * (4 if opened.target.contract.dtype == "float32" else 2)
-    roof_ms = 1e3 * weight_bytes / read_bandwidth(device)
+def speeds(pair: str, bundle: Path, device: str, mode: str, new_tokens: int) -> list[dict[str, Any]]:
+    """Measure all settings of a mode, those of a batch and temperature in turn."""
     engine, capture = MODES[mode]
+    lengths = ",".join(map(str, (*DRAFT_LENGTHS, *TREES)))
+    flags = ("--draft-lengths", lengths, "--max-new-tokens", new_tokens, "--repeats", REPEATS)
     found = []
-    with Decoder.open(opened, engine, device, max(BATCHES), capture=capture) as decoder:
-        for batch, temperature in product(BATCHES, (0.0, 1.0)):
-            of = (name, mode, batch, temperature)
-            say(", ".join(map(str, of)))
-            measured = measure_all(decoder, batch, temperature, new_tokens)
-            found += [asdict(speed_of(one, measured[0], of, roof_ms)) for one in measured]
+    for batch in BATCHES:
+        with Decoder.open(bundle, engine, device, batch, capture=capture) as decoder:
+            for temperature in TEMPERATURES:
+                result = bench(decoder, *flags, "--temperature", temperature)
+                of = {"pair": pair, "mode": mode, "batch": batch, "temperature": temperature}
+                for one in (*result["settings"], *result["shapes"]):
+                    found.append(of | speed_of(one, result["roof"]["roof_ms"]))
     return found
 
 
-def measure_all(decoder: Decoder, batch: int, temperature: float, new_tokens: int, repeats: int = 3) -> list[Measured]:
-    prompts = [PYTHON_PROMPTS[i % len(PYTHON_PROMPTS)] for i in range(batch)]
-    params = SamplingParams(max_new_tokens=new_tokens, temperature=temperature, ignore_eos=True)
-    each = [replace(params, seed=i) for i in range(batch)]
-    settings = [Setting(k, "model" if k else "none") for k in DRAFT_LENGTHS]
-    settings += [Setting(shape.length, "model", shape=shape) for shape in map(read_shape, TREES) if shape]
-    for setting in settings:  # warms up, compiles and records
-        measure(decoder, prompts, each, Measured(setting))
-    measured = [Measured(setting) for setting in settings]
-    for _ in range(repeats):
-        for one in measured:
-            measure(decoder, prompts, each, one)
-    return measured
-
-
-def speed_of(one: Measured, plain: Measured, of: tuple[str, str, int, float], roof_ms: float) -> Speed:
-    counts, base = total(one.speculation), total(plain.speculation)
-    k, rounds = one.setting.draft_length, counts.rounds
-    draft, verify, accept = (part / rounds for part in (counts.draft_ms, counts.verify_ms, counts.accept_ms))
-    plain_ms = base.verify_ms / base.rounds
-    rate = median(one.tokens_per_second)
-    gain = rate / median(plain.tokens_per_second)
-    predicted = None  # of trees nothing is
-    if k and one.setting.shape is None:
-        predicted = speed_up(counts.acceptance or 0.0, k, draft / k / plain_ms, verify / plain_ms)
-    round_ms = mean(one.round_ms)
-    return Speed(
-        *of,
-        draft_length=k if one.setting.shape is None else str(one.setting.shape),
-        tokens_per_second=rate,
-        round_ms=round_ms,
-        draft_ms=draft,
-        verify_ms=verify,
-        accept_ms=accept,
-        over_kernels=round_ms / (draft + verify + accept),
-        roof_share=None if k else roof_ms / round_ms,
-        speed_up=gain,
-        of_theory=None if predicted is None else gain / predicted,
-    )
+def speed_of(one: dict[str, Any], roof_ms: float) -> dict[str, Any]:
+    """Return a row of the table; the milliseconds of a round's parts are by the device's own clock."""
+    k, parts = one["draft_length"], {part: one["parts_ms"][part] for part in ("draft", "verify", "accept")}
+    return {
+        "draft_length": one.get("shape", k),
+        "tokens_per_second": one["tokens_per_second"],
+        "round_ms": one["round_ms"],
+        **{f"{part}_ms": ms for part, ms in parts.items()},
+        "over_kernels": one["round_ms"] / sum(parts.values()),  # what gaps and the host add
+        "roof_share": None if k else roof_ms / one["round_ms"],  # of plain decoding: the time to read the weights
+        "speed_up": one["speed_up"],
+        "of_theory": one["speed_up"] / one["predicted"] if k and one["predicted"] else None,
+    }
 
 
 def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_tokens: int) -> dict[str, float]:
@@ -217,19 +160,12 @@ def transformers_speeds(target: Path, draft: Path, dtype: str, device: str, new_
     other = Transformers(target, draft, dtype, device)
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt).ids for prompt in PYTHON_PROMPTS]
-    params = SamplingParams(max_new_tokens=new_tokens)
-    rates = {}
-    for name, setting in (("generate", PLAIN), ("assisted", Setting(4, "model"))):
-        taken = []
-        for _ in range(3):
-            wait_for(device)
-            began = perf_counter()
-            for prompt in prompts:
-                other.generate(prompt, params, setting)
-            wait_for(device)
-            taken.append(perf_counter() - began)
-        rates[name] = len(PYTHON_PROMPTS) * new_tokens / min(taken)
-    return rates
+    params = [SamplingParams(max_new_tokens=new_tokens)] * len(prompts)
+    rates = {"generate": Theirs(PLAIN), "assisted": Theirs(Setting(4, "model"))}
+    for _ in range(3):
+        for one in rates.values():
+            other.measure(prompts, params, one)
+    return {name: max(one.tokens_per_second) for name, one in rates.items()}
 
 
 def try_rtx(bundle: Path, device: str) -> str:
@@ -294,54 +230,47 @@ def report(work: Path, device: str, pairs: Sequence[str], new_tokens: int, out: 
             *(("speed", speeds, (pair, bundle, device, mode, new_tokens)) for mode in MODES),
             (f"transformers {pair}", transformers_speeds, (target, draft, dtype, device, new_tokens)),
         ]
-    with progress("gpu report", total=len(parts)) as show:
-        for name, run_part, arguments in parts:
-            show(name.replace("_", " "))
-            try:
-                result = run_part(*arguments)
-            except Exception as error:  # any library may raise anything: the error is the result of this part
-                found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
-            else:
-                found[name] = found[name] + result if isinstance(result, list) else result
-            release()
-            if out is not None:
-                out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    for number, (name, run_part, arguments) in enumerate(parts, 1):
+        say(f"part {number} of {len(parts)}: {name.replace('_', ' ')}")
+        try:
+            result = run_part(*arguments)
+        except Exception as error:  # any library may raise anything: the error is the result of this part
+            found["failed"][name] = f"{type(error).__name__}: {first_line(error)}"
+        else:
+            found[name] = found[name] + result if isinstance(result, list) else result
+        release()
+        if out is not None:
+            out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
 
 
-def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    def cell(value: Any) -> str:
-        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-    return table([list(rows[0]), *([cell(value) for value in row.values()] for row in rows)], left=2)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("gpu_report", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="gpu_report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="keeps checkpoints and bundles")
     parser.add_argument("--device", default="cuda", metavar="D", help="default cuda; cpu tries the report itself out")
     parser.add_argument(
         "--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES), help="sizes of the pairs (default: all)"
     )
-    parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of each output (default 128)")
+    add_number(parser, "--new-tokens", 128, "of each output")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
-    arguments = parser.read(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
     try:
         found = report(arguments.work, arguments.device, arguments.shapes, arguments.new_tokens, arguments.json)
     except OSError as error:
         raise RequestError(f"the report cannot be kept ({error}); name another --work or --json") from error
-    for part in ("parity", "speed"):
-        if found[part]:
-            print(f"\n{as_table(found[part])}")
+    for rows in (found["parity"], found["speed"]):
+        if rows:
+            numbers = {key for row in rows for key, value in row.items() if isinstance(value, float)}
+            columns = {key: (key, ".3g" if key in numbers else "") for key in rows[0]}
+            print(f"\n{table_of(rows, columns, left=2)}")
     for part, reason in found["failed"].items():
         print(f"\n{part} failed: {reason}")
     print(json.dumps(found))
     return 1 if found["failed"] else 0
 
+
+main = program("gpu_report", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

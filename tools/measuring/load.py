@@ -13,7 +13,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,17 +20,16 @@ from time import perf_counter, thread_time
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from ...engines import EngineError, RequestError
 from ...runtime import Decoder, SamplingParams
 from ..console import say
 from ..flags.controller import read_draft_length
-from ..flags.sampling import positive
+from ..flags.sampling import add_number
 from ..pages.charts import require_drawable, save, waits_under_load
-from ..program import Parser, exit_code
-from ..whole_file import whole_file
+from ..program import program
+from ..whole_file import outputs
 from .shipped_prompts import KINDS, bench_prompts
+from .time_rounds import percentiles
 
 PERCENTILES = (50, 90, 99)
 
@@ -153,7 +151,7 @@ async def events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
 
 
 def figures(asked: Sequence[Asked], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the clients saw, in numbers."""
+    """Put into numbers what the clients saw."""
     whole = [one for one in asked if one.whole]
     if not whole:
         raise EngineError(f"no answer came whole; the first said: {asked[0].error if asked else 'nothing was asked'}")
@@ -172,55 +170,48 @@ def figures(asked: Sequence[Asked], arguments: argparse.Namespace) -> dict[str, 
             "within_first_ms": arguments.first_ms,
             "within_token_ms": arguments.token_ms,
         },
-        "first_token_ms": percentiles([one.first_ms for one in whole]),
-        "per_token_ms": percentiles([one.token_ms for one in whole]),
+        "first_token_ms": percentiles([one.first_ms for one in whole], PERCENTILES),
+        "per_token_ms": percentiles([one.token_ms for one in whole], PERCENTILES),
         "each": [[one.arrived, one.first_ms, one.token_ms] for one in whole],
     }
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    return {f"p{share}": float(np.percentile(values, share)) for share in PERCENTILES}
-
-
 def wrong_texts(bundle: Path, asked: Sequence[Asked], prompts: Sequence[Any], max_tokens: int) -> int:
-    """How many answers are not what the bundle writes alone without speculation."""
+    """Count the answers that differ from what the bundle writes alone without speculation."""
     with Decoder.open(bundle, max_batch=1) as decoder:
         params = SamplingParams(max_new_tokens=max_tokens)
         right = [decoder.generate([prompt], params, draft_length=0)[0].token_ids for prompt in prompts]
     return sum(tuple(one.token_ids) != right[one.prompt] for one in asked if one.whole)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("load", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    number = partial(parser.add_argument, type=_above_zero, metavar="X")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    number = partial(add_number, parser, kind=_above_zero, letter="X")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default http://127.0.0.1:8000)")
     parser.add_argument("--api-key", metavar="KEY", help="what the server asks for")
-    number("--rate", default=2.0, help="requests that arrive in a second, on average (default 2)")
-    number("--seconds", default=60.0, help="how long they arrive (default 60)")
-    number("--patience", default=300.0, help="seconds after which a client gives up (default 300)")
-    parser.add_argument("--clients", type=positive, default=64, metavar="N", help="the most at once (default 64)")
+    number("--rate", 2.0, "requests that arrive in a second, on average")
+    number("--seconds", 60.0, "how long they arrive")
+    number("--patience", 300.0, "seconds after which a client gives up")
+    add_number(parser, "--clients", 64, "the most at once")
     parser.add_argument(
         "--prompts", default="python", metavar="KIND|F", help=f"{', '.join(KINDS[:-1])}, or a file (default python)"
     )
-    parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="of each answer (default 64)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default 0")
+    add_number(parser, "--max-tokens", 64, "of each answer")
+    add_number(parser, "--temperature", 0.0, "0 is greedy", float, letter="X")
     parser.add_argument(
         "--draft-length",
         type=read_draft_length,
         metavar="K",
         help="what each request asks for (default: the server's own)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals (default 0)")
-    number("--first-ms", default=1000.0, help="an answer is good if its first token comes by then (default 1000)")
-    number("--token-ms", default=100.0, help="and the others so fast, each (default 100)")
+    add_number(parser, "--seed", 0, "of the arrivals", int)
+    number("--first-ms", 1000.0, "an answer is good if its first token comes by then")
+    number("--token-ms", 100.0, "and the others so fast, each")
     parser.add_argument("--check", type=Path, metavar="B", help="compare greedy texts with those of this bundle alone")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file as well")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw what each waited for, into a .png or .svg")
-    arguments = parser.read(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         require_drawable(arguments.plot)
     if arguments.check and arguments.temperature:
@@ -229,9 +220,7 @@ def run(argv: Sequence[str] | None) -> int:
         raise RequestError("--prompts is random, but the server's vocabulary is not known; name texts")
     prompts = bench_prompts(arguments.prompts, 0)
     load = Load(arguments, prompts)
-    with ExitStack() as stack:
-        wanted = {name: path for name in ("json", "plot") if (path := getattr(arguments, name))}
-        out = {name: stack.enter_context(whole_file(path)) for name, path in wanted.items()}
+    with outputs(arguments, "json", "plot") as out:
         title = f"{arguments.rate:g} requests a second for {arguments.seconds:g} s at {arguments.url}"
         say(title)
         began = thread_time(), perf_counter()
@@ -257,6 +246,8 @@ def _above_zero(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected a number above 0")
     return value
 
+
+main = program("load", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

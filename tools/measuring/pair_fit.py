@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from ...export.pipeline import SAMPLE
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
+from .clock import run_ms
 from .sibling_acceptance import sibling_acceptance
 from .theory import best_draft_length, speed_up
 
@@ -115,10 +115,9 @@ def _interleaved(runs: Sequence[Callable[[], object]]) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(RUNS + 1):
         for run, mine in zip(runs, times, strict=True):
-            began = perf_counter()
-            run()
+            ms = run_ms(run)
             if turn:
-                mine.append(1e3 * (perf_counter() - began))
+                mine.append(ms)
     return times
 
 

@@ -1,4 +1,4 @@
-"""How often the siblings of a proposal stand: what a comb gains over its line, from the logits of two models."""
+"""The share of siblings that stand, from the logits of two models: the gain of a comb over its line."""
 
 import torch
 from torch import Tensor

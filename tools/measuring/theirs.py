@@ -1,4 +1,4 @@
-"""What another runtime showed in bench, and whether it wrote our text."""
+"""The measurements of another runtime in bench, and whether it wrote our text."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from ...engines import EngineError, RequestError
+from ..certificate.arbiter import first_difference
 from ..extras import install_command, installed
 from .time_rounds import Setting, Waits
 
@@ -17,7 +18,7 @@ Texts = Sequence[Sequence[int]]
 
 @dataclass
 class Theirs:
-    """What one setting showed in all repeats; as in our measurements, the rate begins after the first tokens."""
+    """One setting in all repeats; as in our measurements, the rate begins after the first tokens."""
 
     setting: Setting
     tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
@@ -36,14 +37,8 @@ class Theirs:
 
 
 def differs_at(ours: Texts, theirs: Texts) -> list[int | None]:
-    """Where each text first differs from ours, None where it does not."""
-    return [_first_difference(one, other) for one, other in zip(ours, theirs, strict=True)]
-
-
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    pairs = enumerate(zip(one, other, strict=False))
-    shorter = None if len(one) == len(other) else min(len(one), len(other))
-    return next((place for place, (ours, theirs) in pairs if ours != theirs), shorter)
+    """Return where each text first differs from ours, None where it does not."""
+    return [first_difference(other, one) for one, other in zip(ours, theirs, strict=True)]
 
 
 def same_text(found: dict[str, Any]) -> str:

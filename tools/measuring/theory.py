@@ -1,4 +1,4 @@
-"""What speculation yields, by α (the share of examined proposals that are accepted), K, and the costs of a round.
+"""The yield of speculation, by α (the share of examined proposals that are accepted), K, and the costs of a round.
 
 The unit of costs is a target step for one token: c is a draft step, v the verify pass. Acceptances are independent.
 

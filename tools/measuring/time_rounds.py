@@ -4,20 +4,20 @@ Any run of a round may be repeated after it: it writes the same values to the sa
 happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
 import numpy as np
+from trt_spec.runtime.state.asked import AUTO, BESIDE, DraftLength
 
 from ...engines import RequestError
 from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.requests.request import State
 from ...runtime.scheduling.intake import Prompt
-from ...runtime.state.asked import AUTO, BESIDE, DraftLength
 from ...runtime.state.shapes import DraftShape
-from .bandwidth import wait_for
+from .clock import run_ms, wait_for
 
 ROUNDS_PER_REPLAY = 4
 PARTS = ("draft", "verify", "accept", "host")  # of a round
@@ -29,23 +29,23 @@ class Setting:
     draft_length: int
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
-    beside: bool = False  # measured besides the drafter whose lengths are compared
+    other_drafter: bool = False  # measured besides the drafter whose lengths are compared
     shape: DraftShape | None = None  # of a comb or a tree
 
     @property
     def is_tree(self) -> bool:
-        """Whether its rounds verify more than one line, for which theory has no formula here."""
+        """True if its rounds verify more than one line, for which theory has no formula here."""
         return self.shape is not None or BESIDE in self.drafter
 
     @property
     def length(self) -> DraftLength:
-        """What its requests ask for."""
+        """The draft length that its requests ask for."""
         if self.auto:
             return AUTO
         return self.draft_length if self.shape is None else self.shape
 
     def __str__(self) -> str:
-        return f"K = {self.length}" + (f", {self.drafter}" if self.beside else "")
+        return f"K = {self.length}" + (f", {self.drafter}" if self.other_drafter else "")
 
 
 @dataclass
@@ -73,14 +73,14 @@ class Waits:
 
     def to_json(self) -> dict[str, dict[str, float]]:
         return {
-            f"{name}_ms": {f"p{share}": float(np.percentile(waits, share)) for share in PERCENTILES}
-            for name, waits in (("first_token", self.first_token), ("between_tokens", self.between_tokens))
+            "first_token_ms": percentiles(self.first_token, PERCENTILES),
+            "between_tokens_ms": percentiles(self.between_tokens, PERCENTILES),
         }
 
 
 @dataclass
 class Measured:
-    """What one setting showed in all repeats. All but `waits` is counted only once all rows are live."""
+    """One setting in all repeats. All but `waits` is counted only once all rows are live."""
 
     setting: Setting
     tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
@@ -107,6 +107,10 @@ class Measured:
     @property
     def round_overhead(self) -> float:
         return median(self.round_ms) / (self.draft_ms + self.verify_ms)
+
+
+def percentiles(values: Sequence[float], shares: Sequence[int]) -> dict[str, float]:
+    return {f"p{share}": float(np.percentile(values, share)) for share in shares}
 
 
 def total(each: Iterable[Speculation]) -> Speculation:
@@ -197,11 +201,3 @@ def _replay(decoder: Decoder, bare: Bare) -> None:
                 kind.setdefault(drafter, []).append(run_ms(step.run, device))
         bare.verify.append(run_ms(frame.verify.run, device))
         frame.settle()
-
-
-def run_ms(run: Callable[[], object], device: str) -> float:
-    wait_for(device)
-    began = perf_counter()
-    run()
-    wait_for(device)
-    return 1e3 * (perf_counter() - began)

@@ -1,4 +1,4 @@
-"""What a tree of proposals yields, by how often each child of a node stands: the first, the second, and so on.
+"""The yield of a tree of proposals, by how often each child of a node stands: the first, the second, and so on.
 
 `ranks[r]` is the chance that child r stands and none before it; the first is α, and none is larger than the one before.
 Acceptances are independent of place and depth, as in `theory.py`. A comb whose siblings are hung where this round's

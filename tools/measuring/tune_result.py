@@ -1,4 +1,4 @@
-"""What `trt-spec tune` found, as JSON and as text."""
+"""The result of `trt-spec tune`, as JSON and as text."""
 
 from statistics import median, quantiles
 from typing import Any
@@ -6,24 +6,34 @@ from typing import Any
 from ...runtime import Speculation
 from ...runtime.lengths.costs import Costs
 from ...runtime.state.shapes import DraftShape
-from ..console import table
+from ..console import table_of
 from .bench_result import setting_json
 from .theory import tokens_per_round
 from .time_rounds import Measured, total
 
 BUSY = 0.3  # the spread of rounds beyond which something else has run beside them
-HEADER = ("drafter", "batch", "K", "round ms", "host ms", "acceptance", "tokens/round", "speed-up", "predicted")
+COLUMNS = {
+    "drafter": ("drafter", ""),
+    "batch": ("batch", ""),
+    "K": ("shape", ""),
+    "round ms": ("round_ms", ".2f"),
+    "host ms": ("host_ms", ".2f"),
+    "acceptance": ("acceptance", ".3f"),
+    "tokens/round": ("tokens_per_round", ".2f"),
+    "speed-up": ("speed_up", ".2f"),
+    "predicted": ("predicted", ".2f"),
+}
 
 Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
-Shapes = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one line, and trees, by drafter and batch
+ShapeGrid = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one line, and trees, by drafter and batch
 
 
 def counts_of(grid: Grid, drafter: str) -> Speculation:
-    """What this drafter did over all batches and draft lengths."""
+    """Add up the work of this drafter over all batches and draft lengths."""
     return total(one for (name, _, _), many in grid.items() if name == drafter for one in many.speculation)
 
 
-def result_json(costs: Costs, grid: Grid, shapes: Shapes) -> dict[str, Any]:
+def result_json(costs: Costs, grid: Grid, shapes: ShapeGrid) -> dict[str, Any]:
     settings = []
     for (drafter, batch, _), one in (*grid.items(), *shapes.items()):
         found = setting_json(one, grid["none", batch, 0])
@@ -42,7 +52,7 @@ def result_json(costs: Costs, grid: Grid, shapes: Shapes) -> dict[str, Any]:
 
 
 def _spread(measured: list[Measured]) -> float:
-    """How far the middle half of a setting's rounds lie apart, over their median; of all settings the median."""
+    """Return how far apart the middle half of a setting's rounds lie, over their median; of all settings the median."""
     found = []
     for one in measured:
         if len(one.round_ms) > 1:
@@ -90,21 +100,7 @@ def _oracle(alpha: float, proposing: float, times: list[float]) -> float:
 
 
 def report(result: dict[str, Any]) -> str:
-    rows = [
-        (
-            one["drafter"],
-            str(one["batch"]),
-            one["shape"],
-            f"{one['round_ms']:.2f}",
-            f"{one['host_ms']:.2f}",
-            "-" if one["acceptance"] is None else f"{one['acceptance']:.3f}",
-            f"{one['tokens_per_round']:.2f}",
-            f"{one['speed_up']:.2f}",
-            "-" if one["predicted"] is None else f"{one['predicted']:.2f}",
-        )
-        for one in result["settings"]
-    ]
-    lines = [f"engine {result['engine']}", table([HEADER, *rows])]
+    lines = [f"engine {result['engine']}", table_of(result["settings"], COLUMNS)]
     for drafter in result["drafters"]:
         by_position = ["-" if share is None else f"{share:.0%}" for share in drafter["acceptance_by_position"]]
         lines.append(

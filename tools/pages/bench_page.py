@@ -6,8 +6,7 @@ python -m trt_spec.tools.pages.bench_page RESULT.json OUT.html
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ..console import in_bytes
 from ..in_words import lossy, pair, place
 from ..measuring.theirs import same_text
 from ..measuring.time_rounds import PERCENTILES
-from ..program import Parser, exit_code
+from ..program import program
 from ..text_files import read_text
 from ..whole_file import whole_file
 from .charts import (
@@ -200,15 +199,12 @@ def _optional(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code("bench_page", partial(run, argv))
-
-
-def run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="bench_page", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("result", metavar="RESULT.json", type=Path, help="what trt-spec bench --json wrote")
     parser.add_argument("out", metavar="OUT.html", type=Path, help="the page to write")
-    arguments = parser.read(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
     require_matplotlib()
     with whole_file(arguments.out) as stream:
         content = read_text(arguments.result, "result")
@@ -221,6 +217,8 @@ def run(argv: Sequence[str] | None) -> int:
             ) from error
     return 0
 
+
+main = program("bench_page", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

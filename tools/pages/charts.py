@@ -135,7 +135,7 @@ def planned_speed_up(found: dict[str, Any]) -> Any:
 
 
 def waits_under_load(found: dict[str, Any]) -> Any:
-    """What each client waited for, by when it came: its first token, and each later one; both axes on one scale."""
+    """The waits of each client, by when it came: for its first token and for each later one, on one scale."""
     figure, (axes,) = _figure("seconds since the load began", "milliseconds")
     arrived, first, later = zip(*found["each"], strict=True)
     axes.scatter(arrived, first, s=14, color=COLOURS["blue"], label="to the first token")

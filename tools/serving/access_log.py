@@ -20,8 +20,6 @@ NOTES = "trt_spec.notes"  # where in a scope the endpoints leave what the log sh
 CLIENT_GONE = 499
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds: at level debug only
-FORMS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
 
 
 def note(

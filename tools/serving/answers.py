@@ -1,4 +1,4 @@
-"""What clients receive, in the shapes of OpenAI's API; a field that is UNSET is left out."""
+"""The answers to clients, in the shapes of OpenAI's API; a field that is UNSET is left out."""
 
 import time
 from typing import Any, Generic, Literal, TypeVar
@@ -51,15 +51,16 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
-class Choice(Struct, kw_only=True):
+class AnyChoice(Struct, kw_only=True):
+    """The fields that the choices of all kinds of answers have."""
+
     index: int
     finish_reason: FinishReason = None
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
     speculation: dict[str, Any] | UnsetType = UNSET
 
 
-class CompletionChoice(Choice, kw_only=True):
+class CompletionChoice(AnyChoice, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
 
@@ -76,7 +77,7 @@ class ToolCall(Struct):
 
 
 class CallDelta(Struct):
-    """What a chunk adds to a call: its id and name first, then its arguments."""
+    """An addition to a call: its id and name first, then its arguments."""
 
     function: FunctionDelta
     index: int = 0
@@ -97,17 +98,17 @@ class Delta(Struct):
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
-class ChatChoice(Choice, kw_only=True):
+class ChatChoice(AnyChoice, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
 
 
-class ChunkChoice(Choice, kw_only=True):
+class ChunkChoice(AnyChoice, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
 
 
-AChoice = TypeVar("AChoice", bound=Choice)
+AChoice = TypeVar("AChoice", bound=AnyChoice)
 
 
 class Answer(Struct, Generic[AChoice], kw_only=True):
@@ -151,7 +152,7 @@ class Status(Struct):
 
 
 class Head(Struct):
-    """What all chunks of one answer begin with."""
+    """The beginning that all chunks of one answer have in common."""
 
     id: str
     kind: str  # object, as the API calls it

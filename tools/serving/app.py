@@ -74,7 +74,7 @@ async def tokenize(request: Request) -> Response:
         ids = await service.encode(body.prompt or "", body.add_special_tokens)
     answer = Tokens(len(ids), service.max_length, ids)
     if body.return_token_strs:
-        answer.token_strs = [service.vocabulary.to_text(token) for token in ids]
+        answer.token_strs = [service.spelling.to_text(token) for token in ids]
     return json_response(answer)
 
 

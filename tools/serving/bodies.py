@@ -1,4 +1,4 @@
-"""What clients may send: each field by name and type. A field that is not listed is refused by its name."""
+"""The bodies that clients may send: each field by name and type. Any other field is refused by its name."""
 
 import re
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,7 +43,7 @@ class TextPart(Closed, kw_only=True):
 
 
 class Prediction(Closed, kw_only=True):
-    """What the answer is expected to be like, for instance the text that it edits."""
+    """The expected answer, for instance the text that it edits."""
 
     type: Literal["content"]
     content: str | list[TextPart]
@@ -53,7 +53,7 @@ SHAPE = r"^(auto|[0-9]{1,2}[+/][0-9]{1,2}|[0-9]{1,2}(x[0-9]{1,2}){1,15})$"  # au
 
 
 class Generation(Closed, kw_only=True):
-    """What completions and chats have in common. null means the same as leaving a field out."""
+    """The fields that completions and chats have in common. null means the same as leaving a field out."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None

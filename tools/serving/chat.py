@@ -13,7 +13,7 @@ from ...runtime import Output, Piece, Request
 from .access_log import note_prompt
 from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Head
 from .bodies import ChatBody, Message, read_body
-from .delivery import Stream, WholeAnswer, reason_of
+from .delivery import delivery_of, extended, reason_of
 from .errors import ApiError
 from .service import Service, raw_body
 from .tokens import chat_logprobs
@@ -25,26 +25,24 @@ NO_TEMPLATE = (
 )
 
 
-class ChatShape:
+class ChatWriter:
     """Writes chat completions."""
 
     def __init__(self, service: Service, body: ChatBody, reader: Callable[[], Reader]) -> None:
         name = f"chatcmpl-{secrets.token_hex(12)}"
         self.head = Head(name, "chat.completion", service.name, service.fingerprint)
         self.chunk_head = Head(name, "chat.completion.chunk", service.name, service.fingerprint)
-        self._vocabulary, self._body = service.vocabulary, body
+        self._spelling, self._body = service.spelling, body
         self._readers: defaultdict[int, Reader] = defaultdict(reader)  # of each choice
 
     def whole(self, index: int, output: Output) -> ChatChoice:
         message = message_of(self._readers[index], output.text, output.finish_reason == "stop")
         choice = ChatChoice(index=index, message=message, finish_reason=self._reason(index, output))
         if output.logprobs is not None:
-            choice.logprobs = chat_logprobs(output.logprobs, self._vocabulary)
+            choice.logprobs = chat_logprobs(output.logprobs, self._spelling)
         if self._body.return_token_ids:
             choice.token_ids = list(output.token_ids)
-        if self._body.speculation:
-            choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
-        return choice
+        return extended(choice, self._body, output)
 
     def opening(self, index: int, request: Request) -> ChunkChoice:
         return ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
@@ -56,7 +54,7 @@ class ChatShape:
             return None
         choice = ChunkChoice(index=index, delta=self._readers[index].feed(text))
         if self._body.logprobs:
-            choice.logprobs = chat_logprobs(logprobs, self._vocabulary)
+            choice.logprobs = chat_logprobs(logprobs, self._spelling)
         if self._body.return_token_ids:
             choice.token_ids = [token for piece in pieces for token in piece.token_ids]
         return choice
@@ -64,9 +62,7 @@ class ChatShape:
     def last(self, index: int, output: Output) -> ChunkChoice:
         rest = self._readers[index].end(output.finish_reason == "stop")
         choice = ChunkChoice(index=index, delta=rest, finish_reason=self._reason(index, output))
-        if self._body.speculation:
-            choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
-        return choice
+        return extended(choice, self._body, output)
 
     def _reason(self, index: int, output: Output) -> FinishReason:
         reason = reason_of(output)
@@ -84,11 +80,11 @@ async def chat(request: HttpRequest) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
     marks = None if service.template is None else service.template.call_marks
     call = grammar_of_call(body, marks)
-    shape = ChatShape(service, body, partial(reader_of, body, marks))
+    writer = ChatWriter(service, body, partial(reader_of, body, marks))
     settings = (body.chat_template_kwargs or {}) | {"tools": tools_of(body)}
     prompt = await run_in_threadpool(prompt_of, service, body.messages, settings)
     note_prompt(request.scope, [message.content for message in body.messages])
-    wanted = await service.wanted(
+    wanted = await service.submissions(
         body,
         [prompt],
         body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
@@ -96,10 +92,7 @@ async def chat(request: HttpRequest) -> Response:
         **({"grammar": call} if call else {}),
     )
     flight = service.stepper.submit(wanted, every_round=bool(body.stream))
-    if body.stream:
-        options = body.stream_options
-        return Stream(service, flight, shape, len(wanted), options is not None and options.include_usage)
-    return WholeAnswer(service, flight, shape, len(wanted))
+    return delivery_of(flight, body, writer, service)
 
 
 def prompt_of(service: Service, messages: Sequence[Message], settings: Mapping[str, object]) -> list[int]:

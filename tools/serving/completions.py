@@ -10,7 +10,7 @@ from ...runtime import Output, Piece, Request, TokenLogprob
 from .access_log import note_prompt
 from .answers import CompletionChoice, CompletionLogprobs, FinishReason, Head
 from .bodies import CompletionBody, read_body
-from .delivery import Stream, WholeAnswer, reason_of
+from .delivery import delivery_of, extended, reason_of
 from .errors import ApiError
 from .service import Service, raw_body
 from .tokens import Offsets, completion_logprobs
@@ -18,7 +18,7 @@ from .tokens import Offsets, completion_logprobs
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionShape:
+class CompletionWriter:
     """Writes completions; `echoes` are the prompts' own texts, to be put before what they are continued by."""
 
     def __init__(
@@ -27,7 +27,7 @@ class CompletionShape:
         self.head = self.chunk_head = Head(
             f"cmpl-{secrets.token_hex(12)}", "text_completion", service.name, service.fingerprint
         )
-        self._vocabulary, self._body, self._echoes, self._prompts = service.vocabulary, body, echoes, prompts
+        self._spelling, self._body, self._echoes, self._prompts = service.spelling, body, echoes, prompts
         self._offsets: dict[int, Offsets] = {}
         self._reads_only = body.max_tokens == 0
 
@@ -44,7 +44,7 @@ class CompletionShape:
         )
         if self._body.return_token_ids:
             choice.token_ids = list(tokens)
-        return self._extended(choice, output)
+        return extended(choice, self._body, output)
 
     def opening(self, index: int, request: Request) -> CompletionChoice | None:
         echo = self._echo(index)
@@ -68,7 +68,8 @@ class CompletionShape:
         return choice
 
     def last(self, index: int, output: Output) -> CompletionChoice:
-        return self._extended(CompletionChoice(index=index, text="", finish_reason=self._reason(output)), output)
+        choice = CompletionChoice(index=index, text="", finish_reason=self._reason(output))
+        return extended(choice, self._body, output)
 
     def _reason(self, output: Output) -> FinishReason:
         return "length" if self._reads_only else reason_of(output)
@@ -82,12 +83,7 @@ class CompletionShape:
         if self._body.logprobs is None:
             return None
         offsets = self._offsets.setdefault(index, Offsets())
-        return completion_logprobs(logprobs, tokens, self._vocabulary, offsets)
-
-    def _extended(self, choice: CompletionChoice, output: Output) -> CompletionChoice:
-        if self._body.speculation:
-            choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
-        return choice
+        return completion_logprobs(logprobs, tokens, self._spelling, offsets)
 
 
 async def complete(request: HttpRequest) -> Response:
@@ -103,14 +99,11 @@ async def complete(request: HttpRequest) -> Response:
         longest = max(map(len, encoded))
         max_tokens = max(1, min(max_tokens, service.max_length - longest))
     of_prompt = body.logprobs if body.echo else None
-    wanted = await service.wanted(body, encoded, max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
+    wanted = await service.submissions(body, encoded, max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
     flight = service.stepper.submit(wanted, every_round=bool(body.stream))
     echoes = [text_of(one, service) for one in prompts] if body.echo else []  # of tokens that the decoder has checked
-    shape = CompletionShape(service, body, echoes, encoded)
-    if body.stream:
-        options = body.stream_options
-        return Stream(service, flight, shape, body.n or 1, options is not None and options.include_usage)
-    return WholeAnswer(service, flight, shape, body.n or 1)
+    writer = CompletionWriter(service, body, echoes, encoded)
+    return delivery_of(flight, body, writer, service)
 
 
 def text_of(prompt: str | list[int], service: Service) -> str:

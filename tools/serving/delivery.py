@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...runtime import Output, Piece, Request
 from .access_log import note
-from .answers import Choice, CompletionDetails, FinishReason, Head, PromptDetails, Usage
+from .answers import AChoice, AnyChoice, CompletionDetails, FinishReason, Head, PromptDetails, Usage
+from .bodies import Generation
 from .errors import ApiError, api_error
 from .service import Service
 from .stepper import Flight
@@ -28,30 +29,30 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
-Whole = TypeVar("Whole", bound=Choice, covariant=True)
-Chunk = TypeVar("Chunk", bound=Choice, covariant=True)
+Whole = TypeVar("Whole", bound=AnyChoice, covariant=True)
+Chunk = TypeVar("Chunk", bound=AnyChoice, covariant=True)
 
 
-class Shape(Protocol[Whole, Chunk]):
-    """How one kind of answer is written, choice by choice."""
+class Writer(Protocol[Whole, Chunk]):
+    """Writes one kind of answer, choice by choice."""
 
     head: Head
     chunk_head: Head
 
     def whole(self, index: int, output: Output) -> Whole:
-        """The whole answer."""
+        """Return the whole answer."""
         ...
 
     def opening(self, index: int, request: Request) -> Chunk | None:
-        """What comes before the first piece."""
+        """Return the chunk before the first piece."""
         ...
 
     def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> Chunk | None:
-        """New pieces; None if there is nothing to show."""
+        """Return a chunk of new pieces; None if there is nothing to show."""
         ...
 
     def last(self, index: int, output: Output) -> Chunk:
-        """What says why it ended."""
+        """Return the chunk that says why it ended."""
         ...
 
 
@@ -64,7 +65,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def total_usage(flight: Flight, outputs: Sequence[Output], each: int) -> Usage:
-    """What was read and written; of every `each` outputs the prompt is the same and counts once."""
+    """Count what was read and written; of every `each` outputs the prompt is the same and counts once."""
     read = sum(output.usage.prompt_tokens for output in outputs[::each])
     written = sum(output.usage.completion_tokens for output in outputs)
     cached = sum(output.usage.cached_tokens for output in outputs[::each])
@@ -80,6 +81,13 @@ def reason_of(output: Output) -> FinishReason:
     return "stop" if output.finish_reason == "stop" else "length"
 
 
+def extended(choice: AChoice, body: Generation, output: Output) -> AChoice:
+    """Add the counts of rounds, if the body asks for them."""
+    if body.speculation:
+        choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
+    return choice
+
+
 async def until_gone(receive: Receive) -> None:
     """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
@@ -89,9 +97,9 @@ async def until_gone(receive: Receive) -> None:
 class WholeAnswer(Response, Generic[Whole, Chunk]):
     """An answer in one piece; a client that goes away frees its rows."""
 
-    def __init__(self, service: Service, flight: Flight, shape: Shape[Whole, Chunk], each: int) -> None:
+    def __init__(self, service: Service, flight: Flight, writer: Writer[Whole, Chunk], each: int) -> None:
         self.background: BackgroundTask | None = None
-        self._service, self._flight, self._shape, self._each = service, flight, shape, each
+        self._service, self._flight, self._writer, self._each = service, flight, writer, each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,18 +117,18 @@ class WholeAnswer(Response, Generic[Whole, Chunk]):
         outputs = [self._flight.output(index) for index in range(len(self._flight.tickets))]
         usage = total_usage(self._flight, outputs, self._each)
         note(scope, usage, outputs)
-        choices = [self._shape.whole(index, output) for index, output in enumerate(outputs)]
-        return json_response(self._shape.head.answer(choices, usage))
+        choices = [self._writer.whole(index, output) for index, output in enumerate(outputs)]
+        return json_response(self._writer.head.answer(choices, usage))
 
 
 class Stream(Response, Generic[Whole, Chunk]):
     """An answer as server-sent events, when there is news; a client that goes away frees its rows within a round."""
 
     def __init__(
-        self, service: Service, flight: Flight, shape: Shape[Whole, Chunk], each: int, include_usage: bool
+        self, service: Service, flight: Flight, writer: Writer[Whole, Chunk], each: int, include_usage: bool
     ) -> None:
         self.background: BackgroundTask | None = None
-        self._service, self._flight, self._shape, self._each = service, flight, shape, each
+        self._service, self._flight, self._writer, self._each = service, flight, writer, each
         self._usage: UnsetType | None = None if include_usage else UNSET
         self._unsent = b""  # events
 
@@ -136,7 +144,7 @@ class Stream(Response, Generic[Whole, Chunk]):
     async def _send_all(self, scope: Scope, send: Send) -> None:
         flight, ended = self._flight, dict[int, Output]()
         try:
-            opened = [self._event(self._shape.opening(*each)) for each in enumerate(flight.requests)]
+            opened = [self._event(self._writer.opening(*each)) for each in enumerate(flight.requests)]
             if events := b"".join(opened):
                 await send(part(events))
             with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
@@ -167,18 +175,27 @@ class Stream(Response, Generic[Whole, Chunk]):
             if index in ended:
                 continue
             if pieces:
-                self._unsent += self._event(self._shape.chunk(index, pieces, self._flight.tickets[index].request))
+                self._unsent += self._event(self._writer.chunk(index, pieces, self._flight.tickets[index].request))
             if ends:
                 ended[index] = output = self._flight.output(index)
-                self._unsent += self._event(self._shape.last(index, output))
+                self._unsent += self._event(self._writer.last(index, output))
 
     def _end(self, scope: Scope, outputs: Sequence[Output]) -> bytes:
         usage = total_usage(self._flight, outputs, self._each)
         note(scope, usage, outputs)
-        return (event(self._shape.chunk_head.answer([], usage)) if self._usage is None else b"") + DONE
+        return (event(self._writer.chunk_head.answer([], usage)) if self._usage is None else b"") + DONE
 
     def _event(self, choice: Chunk | None) -> bytes:
-        return b"" if choice is None else event(self._shape.chunk_head.answer([choice], self._usage))
+        return b"" if choice is None else event(self._writer.chunk_head.answer([choice], self._usage))
+
+
+def delivery_of(flight: Flight, body: Generation, writer: Writer[Whole, Chunk], service: Service) -> Response:
+    """Deliver as the body asks, as a stream or in one piece."""
+    each = body.n or 1
+    if not body.stream:
+        return WholeAnswer(service, flight, writer, each)
+    options = body.stream_options
+    return Stream(service, flight, writer, each, options is not None and options.include_usage)
 
 
 def event(answer: Any) -> bytes:
@@ -241,7 +258,7 @@ async def first_of(work: Any, other: Any) -> bool:
 
 
 def told(error: Exception) -> ApiError:
-    """What the client is told of an error; the log gets a bug's traceback."""
+    """Return what the client is told of an error; the log gets a bug's traceback."""
     problem = api_error(error)
     if problem.status == 500:
         log.error("a request failed: %s", error, exc_info=error)

@@ -16,9 +16,9 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from ...engines import BLOCK_TOKENS, RequestError
 from ...runtime import Decoder, Piece
 from ...runtime.memory.prefixes import Block
-from .dynamo_requests import chunk_of, wanted_of
+from .dynamo_requests import chunk_of, submission_of
 from .stepper import Flight, Stepper
-from .tokens import Vocabulary
+from .tokens import Spelling
 
 MOST_WAITING = 10_000  # Dynamo hands over no more at once
 LINGER_SECONDS = 5  # for a round to end
@@ -32,7 +32,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
     def __init__(self, decoder: Decoder, card: Path, arguments: argparse.Namespace) -> None:
         """Serve a decoder; `card` is a folder with what the frontend reads of a checkpoint."""
         self._decoder, self._arguments = decoder, arguments
-        self._vocabulary = Vocabulary(decoder.tokenizer, decoder.bundle.tokenizer_file)
+        self._spelling = Spelling(decoder.tokenizer, decoder.bundle.tokenizer_file)
         self._stepper = Stepper(decoder, MOST_WAITING, on_end=lambda ticket: None)
         self._under_way: dict[Flight, Any] = {}  # with the context of each
         self._idle = asyncio.Event()  # nothing is under way
@@ -66,7 +66,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
             return
         try:
-            wanted = wanted_of(request, context.id(), self._arguments.rule, self._decoder.bundle.max_length)
+            wanted = submission_of(request, context.id(), self._arguments.rule, self._decoder.bundle.max_length)
             flight = self._stepper.submit([wanted], every_round=True)
         except RequestError as error:
             raise InvalidArgument(str(error)) from error
@@ -81,12 +81,12 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
                     pieces += new
                 # Another worker must neither miss half a stop string nor draw again what was held back.
                 if pieces and not ours.finished and (pieces[-1].settled or not exact):
-                    yield chunk_of(pieces, self._vocabulary)
+                    yield chunk_of(pieces, self._spelling)
                     pieces = []
             ours.output()  # raises the error of a request that failed
             if self._ends and ours.finish_reason == "cancelled":
                 raise EngineShutdown("this worker ends; another one goes on")
-            yield chunk_of([*pieces, *ours.take()], self._vocabulary) | {"finish_reason": ours.finish_reason}
+            yield chunk_of([*pieces, *ours.take()], self._spelling) | {"finish_reason": ours.finish_reason}
         finally:
             del self._under_way[flight]
             flight.cancel()

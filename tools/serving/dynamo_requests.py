@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
 from ...runtime import Piece, SamplingParams
-from .stepper import Wanted
-from .tokens import Vocabulary
+from .stepper import Submission
+from .tokens import Spelling
 
 DEFAULT_TEMPERATURE = 1.0
 
@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[object, str]] = {  # what asks for nothing, and why any
 }
 
 
-def wanted_of(request: Mapping[str, Any], request_id: str, rule: str, max_length: int) -> Wanted:
+def submission_of(request: Mapping[str, Any], request_id: str, rule: str, max_length: int) -> Submission:
     """Turn a request into ours; the same request on another worker has the same seed."""
     prompt = list(request["token_ids"])
     fields: dict[str, Any] = {"temperature": DEFAULT_TEMPERATURE, "rule": rule, "seed": seed_of(request_id)}
@@ -63,7 +63,7 @@ def wanted_of(request: Mapping[str, Any], request_id: str, rule: str, max_length
     fields["seed"] %= 2**64
     fields["top_k"] = max(fields.get("top_k", 0), 0)  # other servers say -1 for off
     salt = (request.get("routing") or {}).get("cache_salt") or ""
-    return Wanted(prompt, SamplingParams(**fields), cache_salt=salt)
+    return Submission(prompt, SamplingParams(**fields), cache_salt=salt)
 
 
 def _refuse(name: str, value: object) -> None:
@@ -77,20 +77,20 @@ def seed_of(request_id: str) -> int:
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
 
 
-def chunk_of(pieces: Sequence[Piece], vocabulary: Vocabulary) -> dict[str, Any]:
+def chunk_of(pieces: Sequence[Piece], spelling: Spelling) -> dict[str, Any]:
     chunk: dict[str, Any] = {"token_ids": [token for piece in pieces for token in piece.token_ids], "index": 0}
     logprobs = [one for piece in pieces for one in piece.logprobs]
     if logprobs:
         chunk["log_probs"] = [one.logprob for one in logprobs]
         chunk["top_logprobs"] = [
-            [_ranked(rank, token, logprob, vocabulary) for rank, (token, logprob) in enumerate(one.top, 1)]
+            [_ranked(rank, token, logprob, spelling) for rank, (token, logprob) in enumerate(one.top, 1)]
             for one in logprobs
         ]
     return chunk
 
 
-def _ranked(rank: int, token: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    text, spelt = vocabulary.to_text(token), list(vocabulary.to_bytes(token))
+def _ranked(rank: int, token: int, logprob: float, spelling: Spelling) -> dict[str, Any]:
+    text, spelt = spelling.to_text(token), list(spelling.to_bytes(token))
     return {"rank": rank, "token_id": token, "token": text, "logprob": logprob, "bytes": spelt}
 
 

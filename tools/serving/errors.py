@@ -38,7 +38,7 @@ class ErrorAnswer(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer."""
+    """An error that a client is told instead of an answer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What stands before every endpoint: the key, and the size of bodies."""
+"""The guards before every endpoint: the key, and the size of bodies."""
 
 import hmac
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ class Keys:
 class BodyLimit:
     """Refuses bodies that are too large before they are read whole."""
 
-    def __init__(self, app: ASGIApp, most: int = MOST_BODY_BYTES) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._most:
-            await error_response(self._too_large())(scope, receive, send)
+        if announced.isdigit() and int(announced) > MOST_BODY_BYTES:
+            await error_response(_too_large())(scope, receive, send)
             return
         read = 0
 
@@ -56,14 +56,15 @@ class BodyLimit:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self._most:
-                raise self._too_large()
+            if read > MOST_BODY_BYTES:
+                raise _too_large()
             return message
 
         await self._app(scope, counted, send)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self._most:,} bytes; send less", code="body_too_large")
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body has more than {MOST_BODY_BYTES:,} bytes; send less", code="body_too_large")
 
 
 class Failures:

@@ -1,4 +1,4 @@
-"""What a server has done, for Prometheus, under the names that vLLM's dashboards know."""
+"""Metrics for Prometheus, under the names that vLLM's dashboards know."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator

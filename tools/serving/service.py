@@ -1,4 +1,4 @@
-"""What the endpoints share: the decoder behind its stepper, its vocabulary, its chat template, and its name."""
+"""The service that the endpoints share: the decoder behind its stepper, its chat template, and its name."""
 
 import hashlib
 import time
@@ -16,9 +16,9 @@ from .answers import ModelCard
 from .bodies import Generation
 from .errors import ApiError
 from .metrics import Metrics
-from .stepper import Stepper, Wanted
+from .stepper import Stepper, Submission
 from .templates import ChatTemplate
-from .tokens import Vocabulary
+from .tokens import Spelling
 
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
 DEFAULT_RULE = "rejection"
@@ -29,14 +29,17 @@ DEFAULT_TEMPERATURE = 1.0
 class Service:
     """One model, served."""
 
-    decoder: Decoder
     stepper: Stepper
-    vocabulary: Vocabulary
+    spelling: Spelling
     template: ChatTemplate | None
     name: str
     metrics: Metrics
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.stepper.decoder
 
     @property
     def max_length(self) -> int:
@@ -67,9 +70,9 @@ class Service:
 
         return encode() if len(text) < LONG_TEXT else await run_in_threadpool(encode)
 
-    async def wanted(
+    async def submissions(
         self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, **more: Any
-    ) -> list[Wanted]:
+    ) -> list[Submission]:
         """The requests that a body asks for: n for each prompt, which differ in their seeds."""
         wanted = []
         fields = _sampling_fields(body) | more
@@ -93,8 +96,22 @@ class Service:
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
                 salt = body.cache_salt or ""
-                wanted.append(Wanted(prompt, params, body.draft_length, body.drafter, salt, predicted))
+                wanted.append(Submission(prompt, params, body.draft_length, body.drafter, salt, predicted))
         return wanted
+
+
+def open_service(
+    decoder: Decoder, max_waiting: int = 256, name: str | None = None, chat_template: str | None = None
+) -> Service:
+    """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
+    bundle = decoder.bundle
+    name = name or bundle.target.name
+    source = chat_template or bundle.tokenizer.chat_template
+    metrics = Metrics(name)
+    stepper = Stepper(decoder, max_waiting, metrics.count)
+    metrics.watch(stepper, name)
+    template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
+    return Service(stepper, Spelling(decoder.tokenizer, bundle.tokenizer_file), template, name, metrics)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -24,7 +24,7 @@ PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and 
 ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
 
 
-class Wanted(NamedTuple):
+class Submission(NamedTuple):
     """One request to submit."""
 
     prompt: Sequence[int]
@@ -130,7 +130,7 @@ class Stepper:
                 "queue_full",
             )
 
-    def submit(self, wanted: Sequence[Wanted], every_round: bool) -> Flight:
+    def submit(self, wanted: Sequence[Submission], every_round: bool) -> Flight:
         """Submit requests, all or none; `every_round` tells their client of each round, else only of the end."""
         self.refuse_if_full(len(wanted))
         wake = asyncio.Event()

@@ -39,7 +39,7 @@ class TooLong(Exception):
     """A template takes too long, or writes too much."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks what an assistant says, for training; here its body is just shown."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
@@ -104,7 +104,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _size(value: Any) -> float:
-    """How long a text or list is, or how often it may be repeated."""
+    """Return the length of a text or list, or how often a number would repeat it."""
     if isinstance(value, str | list | tuple):
         return len(value)
     return abs(value) if isinstance(value, int) else 1
@@ -144,7 +144,7 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         ids = {"bos_token": entry.bos_token_id, "eos_token": next(iter(entry.eos_token_ids), None)}
         self._tokens = {name: tokenizer.id_to_token(token) for name, token in ids.items() if token is not None}
-        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         sandbox.filters["tojson"] = _to_json
         sandbox.globals |= {
             "raise_exception": _raise,

@@ -13,7 +13,7 @@ from .answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 SPACE = "▁"
 
 
-class Vocabulary:
+class Spelling:
     """Knows the bytes that each token stands for."""
 
     def __init__(self, tokenizer: Any, file: Path) -> None:
@@ -70,9 +70,9 @@ def byte_of_symbol() -> dict[str, bytes]:
     }
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary) -> ChatLogprobs:
+def chat_logprobs(logprobs: Sequence[TokenLogprob], spelling: Spelling) -> ChatLogprobs:
     def named(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(vocabulary.to_text(token), logprob, list(vocabulary.to_bytes(token)))
+        return TopLogprob(spelling.to_text(token), logprob, list(spelling.to_bytes(token)))
 
     content = []
     for one in logprobs:
@@ -82,7 +82,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], vocabulary: Vocabulary) -> C
 
 
 class Offsets:
-    """Where in the text each token begins; a character of several tokens begins with the first."""
+    """Finds where in the text each token begins; a character of several tokens begins with the first."""
 
     def __init__(self, at: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -95,7 +95,7 @@ class Offsets:
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprob | None], tokens: Sequence[int], vocabulary: Vocabulary, offsets: Offsets
+    logprobs: Sequence[TokenLogprob | None], tokens: Sequence[int], spelling: Spelling, offsets: Offsets
 ) -> CompletionLogprobs:
     """Log-probabilities of these tokens; None stands for the first token of a prompt, which follows nothing."""
     top: list[dict[str, float] | None] = []
@@ -104,13 +104,11 @@ def completion_logprobs(
             top.append(None)
             continue
         # The API promises up to top + 1 entries: the chosen token is always among them.
-        each = {vocabulary.to_text(token): value for token, value in reversed(one.top)}
-        top.append({vocabulary.to_text(one.token_id): one.logprob} | dict(reversed(each.items())))
+        each = {spelling.to_text(token): value for token, value in reversed(one.top)}
+        top.append({spelling.to_text(one.token_id): one.logprob} | dict(reversed(each.items())))
     return CompletionLogprobs(
-        tokens=[vocabulary.to_text(token) for token in tokens],
+        tokens=[spelling.to_text(token) for token in tokens],
         token_logprobs=[None if one is None else one.logprob for one in logprobs],
         top_logprobs=top,
-        text_offset=[
-            offsets.next(b"" if token in vocabulary.special else vocabulary.to_bytes(token)) for token in tokens
-        ],
+        text_offset=[offsets.next(b"" if token in spelling.special else spelling.to_bytes(token)) for token in tokens],
     )

@@ -46,7 +46,7 @@ def grammar_of_call(body: ChatBody, marks: tuple[str, str] | None) -> Grammar | 
 
 
 def reader_of(body: ChatBody, marks: tuple[str, str] | None) -> "Reader":
-    """What reads one answer to this body."""
+    """Make the reader of one answer to this body."""
     names = [tool.function.name for tool in body.tools or ()]
     if not names or body.tool_choice == "none":
         return TextReader()

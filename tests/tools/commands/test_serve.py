@@ -12,7 +12,7 @@ import httpx
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands import chat as chat_command
-from trt_spec.tools.commands.chat import DIM, PLAIN, Ink
+from trt_spec.tools.commands.chat import DIM, RESET, Ink
 
 from ...bundles import Pair
 from ..conftest import assert_refused
@@ -161,7 +161,7 @@ def test_on_a_terminal_the_drafts_text_is_dimmed_and_the_targets_is_not(llama: P
         for piece in pieces:
             ink.write(piece)
         drafted = [t for piece in pieces for t, own in zip(piece.token_ids, piece.from_draft, strict=True) if own]
-        dimmed = "".join(re.findall(re.escape(DIM) + "(.*?)" + re.escape(PLAIN), screen.getvalue(), re.DOTALL))
+        dimmed = "".join(re.findall(re.escape(DIM) + "(.*?)" + re.escape(RESET), screen.getvalue(), re.DOTALL))
         assert dimmed == decoder.tokenizer.decode(drafted)
-    assert screen.getvalue().replace(DIM, "").replace(PLAIN, "") == "".join(piece.text for piece in pieces)
+    assert screen.getvalue().replace(DIM, "").replace(RESET, "") == "".join(piece.text for piece in pieces)
     assert 0 < len(drafted) < 40

@@ -11,7 +11,7 @@ from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.runtime.scheduling.engine_choice import read_choice
 from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands import tune as tune_command
-from trt_spec.tools.measuring import fastest_engine
+from trt_spec.tools.measuring import clock, fastest_engine
 from trt_spec.tools.measuring.fastest_engine import _choose, fastest_engines
 from trt_spec.tools.measuring.time_rounds import Measured, Setting
 from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
@@ -196,7 +196,7 @@ def test_engines_are_timed_at_each_batch_and_chosen_by_all_smaller_ones_as_well(
         return replace(step, run=run)
 
     monkeypatch.setattr(fastest_engine, "blank_step", scripted)
-    monkeypatch.setattr(fastest_engine, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
     fastest, times = fastest_engines(Bundle.open(bundle), "cpu", (1, 4), lambda text: None)
     assert timed == {(batch, width) for batch in (1, 4) for width in (1, 3, 5)}
     for by_engine in times.values():

@@ -11,9 +11,8 @@ import pytest
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.round import round as round_
 from trt_spec.tools.serving.app import make_app
-from trt_spec.tools.serving.open_service import open_service
 from trt_spec.tools.serving.server import address, listen, run_loop, serve_until
-from trt_spec.tools.serving.service import Service
+from trt_spec.tools.serving.service import Service, open_service
 
 from ...bundles import Pair, tiny_pair
 from ...models import tiny_llama

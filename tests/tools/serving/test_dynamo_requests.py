@@ -7,8 +7,8 @@ import pytest
 from trt_spec.engines import Bundle, RequestError
 from trt_spec.runtime import Decoder, Piece, SamplingParams, TokenLogprob
 from trt_spec.tools.serving import dynamo_worker
-from trt_spec.tools.serving.dynamo_requests import card_of, chunk_of, seed_of, wanted_of
-from trt_spec.tools.serving.tokens import Vocabulary
+from trt_spec.tools.serving.dynamo_requests import card_of, chunk_of, seed_of, submission_of
+from trt_spec.tools.serving.tokens import Spelling
 
 from ...bundles import Pair
 from .manifests import commands_of
@@ -25,7 +25,7 @@ EMPTY: dict[str, dict[str, Any]] = {  # as version 1.6.1 sends a request that as
 
 def wanted(**fields: dict[str, Any]):
     request = {group: EMPTY[group] | fields.get(group, {}) for group in EMPTY}
-    return wanted_of({"token_ids": [5, 6, 7], **fields, **request}, "a-b-c", "coupled", 100)
+    return submission_of({"token_ids": [5, 6, 7], **fields, **request}, "a-b-c", "coupled", 100)
 
 
 def test_what_is_left_out_has_the_defaults_of_the_server_and_all_room_there_is():
@@ -105,16 +105,16 @@ def test_a_request_that_moves_keeps_its_seed_and_no_two_requests_share_one():
 
 def test_a_chunk_holds_all_tokens_and_log_probs_of_its_pieces(llama: Pair):
     with Decoder.open(llama.bundle, max_batch=1) as decoder:
-        vocabulary = Vocabulary(decoder.tokenizer, decoder.bundle.tokenizer_file)
+        spelling = Spelling(decoder.tokenizer, decoder.bundle.tokenizer_file)
     plain = [Piece("", (5, 6), (True, False)), Piece("x", (7,), (False,))]
-    assert chunk_of(plain, vocabulary) == {"token_ids": [5, 6, 7], "index": 0}
+    assert chunk_of(plain, spelling) == {"token_ids": [5, 6, 7], "index": 0}
     told = TokenLogprob(5, -0.5, ((6, -0.25), (5, -0.5)))
-    found = chunk_of([Piece("", (5,), (True,), (told,))], vocabulary)
+    found = chunk_of([Piece("", (5,), (True,), (told,))], spelling)
     assert found["log_probs"] == [-0.5]
     [ranked] = found["top_logprobs"]
     assert [(one["rank"], one["token_id"], one["logprob"]) for one in ranked] == [(1, 6, -0.25), (2, 5, -0.5)]
-    assert ranked[1]["token"] == vocabulary.to_text(5)
-    assert bytes(ranked[1]["bytes"]) == vocabulary.to_bytes(5)
+    assert ranked[1]["token"] == spelling.to_text(5)
+    assert bytes(ranked[1]["bytes"]) == spelling.to_bytes(5)
 
 
 def test_the_card_tells_bundles_and_rules_apart(llama: Pair, eight: Pair):
