@@ -10,6 +10,7 @@ import torch
 
 from ..engines import Contract, ExportError
 from ..engines.bundle import GRAPH, WEIGHTS
+from .decomposing import decomposed_in_place
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
 from .passes.merge_projections import merge_projections
@@ -64,7 +65,7 @@ def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
     ancestors = torch.zeros(batch, width, width, dtype=torch.bool)
     logit_rows = torch.zeros(batch, rows, dtype=torch.int64)
     cache_dims = {0: "batch", 2: "capacity"}
-    with ready_to_trace(model):
+    with ready_to_trace(model), torch.no_grad(), decomposed_in_place():
         program = torch.onnx.export(
             TracedModel(model, positions).eval(),
             (ids, start, depths, ancestors, logit_rows, *past),
