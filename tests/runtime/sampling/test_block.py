@@ -17,9 +17,9 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round.rows import Rows
 from trt_spec.runtime.sampling import acceptance, block
 from trt_spec.runtime.sampling.acceptance import Noise, Proposal, Verdict, accept
-from trt_spec.tools.certificate.faults import fault
 
 from ...bundles import Pair
+from ...kit.faults import fault
 from ..states import make_plan, make_rows
 from .laws import EXACT, Models, V, mass_of, random_models, with_exclusions
 
