@@ -10,12 +10,12 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from trt_spec.runtime.state.asked import AUTO, BESIDE, DraftLength
 
 from ...engines import RequestError
 from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.requests.request import State
 from ...runtime.scheduling.intake import Prompt
+from ...runtime.state.asked import AUTO, BESIDE, DraftLength
 from ...runtime.state.shapes import DraftShape
 from .clock import run_ms, wait_for
 

@@ -20,9 +20,9 @@ from trt_spec.runtime.acceptance.one_line import accept
 from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.rows import Rows
 from trt_spec.runtime.state.verdict import Verdict
-from trt_spec.tools.certificate.faults import fault
 
 from ...bundles import Pair
+from ...kit.faults import fault
 from ..states import make_plan, make_rows
 from .laws import EXACT, Models, V, mass_of, random_models, with_exclusions
 

@@ -9,13 +9,14 @@ from trt_spec.runtime.acceptance import one_line as acceptance
 from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
-from trt_spec.tools.certificate.faults import SWAPS, fault
+from trt_spec.tools.certificate.faults import SWAPS as CONTROLS
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.recalled import RecallingDecoder
 from trt_spec.tools.certificate.subject import Finding, Subject, is_tree
 
 from ...bundles import Pair
+from ...kit.faults import SWAPS, fault
 
 LEAST = 0.02  # total variation of a fault of the distribution
 FEW = 0.1  # the total variation that so few samples catch that the tests are quick
@@ -163,7 +164,7 @@ def test_a_fault_is_gone_when_its_block_ends():
 @pytest.mark.exhaustive
 def test_a_control_that_is_not_caught_fails(eight: Pair, subject_of, monkeypatch: pytest.MonkeyPatch):
     """A planted fault that does nothing stands for a check that sees nothing."""
-    monkeypatch.setitem(SWAPS, "skipped residual", ())
+    monkeypatch.setitem(CONTROLS, "skipped residual", ())
     found = findings("distribution", subject_of(eight), QUICK)
     [control] = [finding for finding in found if finding.case == "planted: skipped residual"]
     assert control.passed is False

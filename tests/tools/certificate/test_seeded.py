@@ -7,12 +7,12 @@ import pytest
 from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.tools.certificate import distribution, seeded
 from trt_spec.tools.certificate.effort import QUICK
-from trt_spec.tools.certificate.faults import fault
 from trt_spec.tools.certificate.first_tokens import Case, remembering
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
 
 from ...bundles import Pair
+from ...kit.faults import fault
 
 
 def test_so_many_samples_hold_one_that_differs_with_the_stated_power():

@@ -9,12 +9,12 @@ from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.scheduling.engine_choice import save_choice
 from trt_spec.tools.certificate.effort import QUICK
-from trt_spec.tools.certificate.faults import fault
 from trt_spec.tools.certificate.first_tokens import SETTINGS
 from trt_spec.tools.certificate.subject import controllers, spelled
 from trt_spec.tools.commands.verify import CHECKS, CLAIMS
 
 from ...bundles import Pair, resave, rewrite_graph
+from ...kit.faults import fault
 from ...models import tiny_llama
 from ...runtime.lengths.test_controller import SIBLINGS, known_costs, table
 from ..conftest import assert_refused

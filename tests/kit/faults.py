@@ -1,0 +1,238 @@
+"""Further faults of speculative decoding, planted in the code that runs, beside the three of the certificate's own."""
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from trt_spec.runtime.acceptance import block, combs, lines, trees
+from trt_spec.runtime.acceptance import one_line as acceptance
+from trt_spec.runtime.acceptance.combs import examine_children
+from trt_spec.runtime.acceptance.filters import penalties
+from trt_spec.runtime.acceptance.one_line import residual
+from trt_spec.runtime.drafters.model import DraftModel
+from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.memory.row_cache import RowCache
+from trt_spec.runtime.requests.request import Request
+from trt_spec.runtime.round import branches, result, siblings
+from trt_spec.runtime.round import propose as drafters
+from trt_spec.runtime.round import round as round_
+from trt_spec.runtime.round.round import commit
+from trt_spec.runtime.round.siblings import Candidates, worth_unseen
+from trt_spec.runtime.scheduling.results import Results
+from trt_spec.runtime.state.indexing import at_nodes, counting, pick
+from trt_spec.runtime.state.noise import gumbels
+from trt_spec.runtime.state.proposal import Proposal
+from trt_spec.runtime.state.verdict import TreeVerdict
+from trt_spec.tools.certificate.faults import SWAPS as CONTROLS
+from trt_spec.tools.certificate.faults import planted
+
+SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Results.commit, Request.commit, result._logprob_parts
+SCHEDULER_GIVE, STRAIGHTEN = Results.give, RowCache.straighten
+MODEL_STEP: Any = Model.step
+LAWS_AT = lines.laws_at
+
+
+def likeliest(weights: Any, u: Any) -> Any:
+    """Pitfall 2: a greedy draft whose q is declared a softmax."""
+    return weights.argmax(-1, keepdim=True)
+
+
+def p_without_the_rejected(proposal: Any, target: Any, accepted: Any, *lenience: Any) -> Any:
+    """Right for a certain proposal, wrong for a sampled one: the residual of another q."""
+    certain = proposal._replace(probabilities=None)
+    return residual(certain, target, accepted, *lenience)
+
+
+def ended_by_its_first_failure(stands: Any, places: Any, out: Any) -> None:
+    """A block keeps what its last passing test came to, whatever failed before."""
+    torch.sum(stands.cumprod(1), 1, out=out)
+
+
+def without_denominator(u: Any, weights: Any, rests: Any) -> Any:
+    """S instead of S / (S + 1 − w)."""
+    return torch.where(rests < 1, u < weights + rests - 1, u < weights)
+
+
+def one_end_for_all(*_: Any) -> None:
+    """A block goes on behind its row's own last proposal, as the widest row's does."""
+
+
+def counts_before_the_round(before: Any, ahead: Any, width: int) -> Any:
+    """Pitfall 8."""
+    return before[:, None].expand(-1, width, -1)
+
+
+def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
+    """Pitfall 6: every row advances by what the worst one accepted."""
+    commit(rows, plan, frame)
+    accepted = frame.verdict.accepted
+    rows.length.sub_(accepted - accepted.min())
+
+
+def claims_a_hole(self: Any, occupant: Any, share: Any, result: Any) -> None:
+    """Pitfall 1: the draft never wrote the entry of its own last proposal."""
+    SCHEDULER_COMMIT(self, occupant, share, result)
+    if isinstance(share.source, DraftModel) and share.source.model is not None:
+        share.source.model.cache.entries[occupant.row] = self._target.cache.entries[occupant.row]
+
+
+def moves_without_its_memory(self: Any, source: int, destination: int) -> None:
+    self.entries[destination], self.entries[source] = self.entries[source], 0
+
+
+def noise_of_the_first_row(seed: Any, index: Any, size: int) -> Any:
+    """Pitfall 9: a request depends on its neighbours."""
+    return gumbels(seed[:1].expand_as(seed), index, size)
+
+
+def keeps_the_whole_run(self: Any, tokens: Any, accepted: int, logprobs: Any) -> Any:
+    """Pitfall 7: stop tokens are looked for only where a round ends."""
+    stop_ids = self._stop_ids
+    if accepted and tokens[-1] not in stop_ids:
+        self._stop_ids = frozenset()
+    kept = REQUEST_COMMIT(self, tokens, accepted, logprobs)
+    self._stop_ids = stop_ids
+    return kept
+
+
+def log_probabilities_of_the_row_before(done: Any, top: int) -> Any:
+    """Pitfall 16."""
+    return LOGPROB_PARTS(done._replace(logits=done.logits.roll(1, 1)), top)
+
+
+def likeliest_siblings(q: Any, line: Any, u: Any, ranks: int) -> Any:
+    """Chosen, not drawn, and yet tested by q."""
+    values, tokens = q.scatter(2, line[:, :, None], 0.0).topk(ranks)
+    return Candidates(tokens, worth_unseen(q.shape[1], ranks, q.device) * (values > 0))
+
+
+def likeliest_children(q: Any, line: Any, u: Any) -> Any:
+    """Those of branches and of the line, chosen, and yet tested by q."""
+    return branches.nearly_picked(q.log(), line, u.shape[2])
+
+
+def drawn_from_the_lines_q(self: Any, node: Any) -> Any:
+    """What follows a branch is tested as if it had been drawn after the line's token beside it."""
+    return pick(self.after, self.tree.depths.gather(1, node[:, None])[:, 0])
+
+
+def all_of_q(q: Any, token: Any) -> Any:
+    """What has failed stays in q."""
+    return q
+
+
+def what_the_line_leaves(law: Any, *others: Any) -> Any:
+    """The token after siblings that failed is drawn as if only the line's had."""
+    return examine_children(law, *others)[0], law
+
+
+def noise_of_nodes(tensor: Any, index: Any) -> Any:
+    """Pitfall 9: a token's noise depends on its place in the tree, not in the text."""
+    nodes, width = index.shape[1], tensor.shape[1]
+    return at_nodes(tensor, counting(nodes, index.device).expand_as(index) % width if nodes > width else index)
+
+
+def one_path_for_all(self: Any, start: Any, path: Any) -> None:
+    """Pitfall 6: every row's entries move as the first row's do."""
+    STRAIGHTEN(self, start, path[:1].expand_as(path))
+
+
+def left_where_they_are(*_: Any) -> None:
+    """The entry of an accepted sibling is never moved behind the line."""
+
+
+def telling(change: Any) -> Any:
+    """The graph of the target is told something else of each tree than what the round knows."""
+
+    def step(self: Any, *arguments: Any, tree: Any = None, **named: Any) -> Any:
+        if tree is None:
+            return MODEL_STEP(self, *arguments, **named)
+        told = copy(tree)
+        told.depths, told.ancestors = tree.depths.clone(), tree.ancestors.clone()
+        made = MODEL_STEP(self, *arguments, tree=told, **named)
+
+        def run() -> None:
+            told.depths.copy_(tree.depths)
+            told.ancestors.copy_(tree.ancestors)
+            change(told)
+            made.run()
+
+        return replace(made, run=run)
+
+    return step
+
+
+def siblings_see_siblings(tree: Any) -> None:
+    count = max(tree.hung.shape[1], tree.grown.shape[1])
+    theirs = slice(tree.length + 1, tree.length + 1 + count)
+    tree.ancestors[:, theirs, theirs] |= torch.ones(count, count, dtype=torch.bool).tril()
+
+
+def positions_by_column(tree: Any) -> None:
+    tree.depths.copy_(tree.nodes.expand_as(tree.depths))
+
+
+def lines_see_lines(tree: Any) -> None:
+    tree.ancestors[:, tree.length + 1 :, 1 : tree.length + 1] |= tree.lines > 1
+
+
+def flat(*arguments: Any) -> Any:
+    """Lines are tested as if all tokens had been equally likely."""
+    q = LAWS_AT(*arguments)
+    return torch.full_like(q, 1 / q.shape[-1])
+
+
+def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
+    """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
+    return SCHEDULER_GIVE(self, occupant, share, result._replace(beside=0))
+
+
+def claims_another_line(self: Any, occupant: Any, share: Any, result: Any) -> Any:
+    """Pitfall 1: the draft never read what another line has proposed."""
+    before, kept = occupant.request.length, SCHEDULER_GIVE(self, occupant, share, result)
+    for source, _ in share.lines if share.beside else ():
+        if source.model is not None:
+            source.model.cache.entries[occupant.row] = before + max(0, result.accepted - 1)
+    return kept
+
+
+def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
+    """Pitfall 16: what follows a sibling is read where the line's own token is."""
+    return tensor[:, : self.path.shape[1]]
+
+
+SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
+    "residual of another q": ((acceptance, "residual", p_without_the_rejected),),
+    "block ended by its first failure": ((block, "count_standing", ended_by_its_first_failure),),
+    "block test without its denominator": ((block, "passes", without_denominator),),
+    "one end for all blocks": ((block, "end_blocks", one_end_for_all),),
+    "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
+    "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
+    "one length for all rows": ((round_, "commit", one_length_for_all),),
+    "hole after full acceptance": ((Results, "commit", claims_a_hole),),
+    "cache left behind when a row moves": ((RowCache, "move", moves_without_its_memory),),
+    "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
+    "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
+    "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
+    "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
+    "children chosen, not drawn": ((branches, "drawn_in_turn", likeliest_children),),
+    "q of a branch taken from the line": ((Proposal, "children_of", drawn_from_the_lines_q),),
+    "q of a sibling not renormalised": ((combs, "without", all_of_q),),
+    "residual of the line after its siblings": ((trees, "examine_children", what_the_line_leaves),),
+    "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),
+    "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
+    "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
+    "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),
+    "positions by column": ((Model, "step", telling(positions_by_column)),),
+    "hole after a sibling": ((Results, "give", claims_a_sibling),),
+    "line seen by another": ((Model, "step", telling(lines_see_lines)),),
+    "q of lines declared flat": ((lines, "laws_at", flat),),
+    "hole after another line": ((Results, "give", claims_another_line),),
+    "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
+}
+
+
+def fault(name: str) -> Any:
+    """A context in which the fault of this name is in the code."""
+    return planted(*SWAPS[name])
