@@ -62,7 +62,7 @@ class Cascade(Copier):
         if frame.levels:
             first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1))
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
-            steps = [first, step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree_inputs)]
+            steps = [first, step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree)]
         else:
             input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
             steps = [step(input_ids, frame.position[0], memory)]

@@ -58,7 +58,7 @@ class DraftModel(Sampler):
         steps, given = [first], [logits]
         for level in frame.levels[1:]:
             own = self.model.logits(*level.shape)
-            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree_inputs))
+            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree))
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
             steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory))

@@ -1,7 +1,8 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from .cache import KVCache
 from .row_cache import RowCache
 
 LINES = 64  # shapes of steps whose tokens' places are kept
+
+
+class Shape(Protocol):
+    """The part of a tree of tokens that graphs read."""
+
+    depths: Tensor  # [B, S]
+    ancestors: Tensor  # [B, S, S]
 
 
 class Model:
@@ -57,7 +65,7 @@ class Model:
         live: int | None = None,
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
-        tree: Mapping[str, Tensor] | None = None,
+        tree: Shape | None = None,
     ) -> Step:
         """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
 
@@ -73,7 +81,7 @@ class Model:
             "start": start,
             "logit_rows": self._last_rows[shape] if logit_rows is None else logit_rows,
         }
-        inputs |= self._line(batch, width) if tree is None else tree
+        inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
             cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}

@@ -37,7 +37,6 @@ class Frame:
         if plan.is_tree:
             self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device), plan.branches)
         nodes = k + plan.beyond + 1
-        self.tree_inputs = None if self.tree is None else self.tree.inputs
         self._offset = torch.arange(-2, k + 2, device=device)[:, None]
         # Row i is length - 2 + i, never negative where a draft reads it; each begins at an address aligned as engines
         # demand.
@@ -53,9 +52,7 @@ class Frame:
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         else:
-            self.verify = target.step(
-                0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree_inputs
-            )
+            self.verify = target.step(0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree)
         self.target_logits = logits[..., : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
         self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line

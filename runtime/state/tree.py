@@ -98,11 +98,6 @@ class Tree:
             else:
                 memory.copy_(torch.where(mine if found.dim() < 3 else mine[:, :, None], found, memory))
 
-    @property
-    def inputs(self) -> dict[str, Tensor]:
-        """What the graphs read of it."""
-        return {"depths": self.depths, "ancestors": self.ancestors}
-
     def children(self) -> Tensor:
         """Return the nodes [A, N+1, R] that follow each, by rank; 0: none."""
         found = torch.zeros(
