@@ -209,6 +209,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "one end for all blocks": ((block, "end_blocks", one_end_for_all),),
     "greedy draft declared sampled": ((drafters, "inverse_cdf", likeliest),),
     "penalties over the context before the round": ((penalties, "counts_at_each_position", counts_before_the_round),),
+    "prediction judged by the noise that made it": ((Request, "noise_seed", property(lambda one: one.seed)),),
     "one length for all rows": ((round_, "commit", one_length_for_all),),
     "hole after full acceptance": ((Results, "commit", claims_a_hole),),
     "cache left behind when a row moves": ((RowCache, "move", moves_without_its_memory),),

@@ -16,9 +16,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 
-from ...runtime import CombLength, Decoder, EntropyRule, Speculation, TreeLength
+from ...runtime import CombLength, Decoder, EntropyRule, Output, SamplingParams, Speculation, TreeLength
 from ...runtime.acceptance.params import RULES
 from ...runtime.grammars.compiler import Compiler
+from ...runtime.scheduling.intake import PREDICTING
 from ...runtime.state.asked import BESIDE, DraftLength
 from ...runtime.state.shapes import DraftShape
 from . import seeded
@@ -78,13 +79,26 @@ class Samples:
             params = [
                 replace(case.params, seed=seed) for seed in range(drawn, min(until, drawn + self.decoder.max_batch))
             ]
-            outputs = self.decoder.generate(
-                [case.prompt] * len(params), params, draft_length=case.draft_length, drafter=case.drafter
-            )
-            for output in outputs:
+            predictions: list[tuple[int, ...]] = [()] * len(params)
+            if case.predicted:
+                said = self.decoder.generate([case.prompt] * len(params), params, draft_length=0)
+                predictions = [output.token_ids for output in said]
+            for output in self._generate(params, predictions):
                 self.observed[cell_of(output.token_ids, self.test.expected)] += 1
                 self.speculation.add(output.speculation)
             yield self.observed.total()
+
+    def _generate(self, params: Sequence[SamplingParams], predictions: Sequence[Sequence[int]]) -> list[Output]:
+        decoder, case = self.decoder, self.case
+        requests = [
+            decoder.submit(
+                case.prompt, one, draft_length=case.draft_length, drafter=case.drafter, prediction=prediction
+            )
+            for one, prediction in zip(params, predictions, strict=True)
+        ]
+        while not all(request.finished for request in requests):
+            decoder.step()
+        return [request.output() for request in requests]
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
@@ -183,6 +197,7 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bo
     choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
     choices |= ways_to_choose(decoder)
     cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
+    cases.append(Case(settings, rule, PREDICTING, min(2, longest), prompts[PREDICTING], predicted=True))
     kinds = shape_cases(decoder, each_tree), line_cases(decoder, each_tree)
     trees = [case for kind in kinds for case in kind]
     if each_tree:

@@ -44,6 +44,7 @@ class Case:
     drafter: str
     draft_length: DraftLength
     prompt: Tokens
+    predicted: bool = False  # each request is given what the same seed has said without speculation
 
     @property
     def params(self) -> SamplingParams:
@@ -51,7 +52,8 @@ class Case:
         return replace(settings, rule=self.rule, max_new_tokens=DEPTH, ignore_eos=settings.grammar is None)
 
     def __str__(self) -> str:
-        return f"{self.rule}, {self.settings}, {self.drafter}, {spelled(self.draft_length)}"
+        predicted = ", predicting its own output" if self.predicted else ""
+        return f"{self.rule}, {self.settings}, {self.drafter}, {spelled(self.draft_length)}{predicted}"
 
 
 @dataclass(frozen=True)

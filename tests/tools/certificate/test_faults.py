@@ -31,6 +31,7 @@ CAUGHT_BY = {
     "one end for all blocks": "distribution",
     "greedy draft declared sampled": "distribution",
     "penalties over the context before the round": "distribution",
+    "prediction judged by the noise that made it": "distribution",
     "one length for all rows": "same text",
     "noise of the first row in all rows": "same text",
     "hole after full acceptance": "rollback",
@@ -57,6 +58,7 @@ IN_DEFAULT_TIER = (  # beside all that a quick certificate fails for
     "wrongly declared q",
     "skipped residual",
     "greedy draft declared sampled",
+    "prediction judged by the noise that made it",
     "siblings chosen, not drawn",
     "q of lines declared flat",
 )
@@ -81,12 +83,17 @@ def of_several_lines(case: Case) -> bool:
     return BESIDE in case.drafter and case.rule == "tokenwise"
 
 
+def of_a_prediction(case: Case) -> bool:
+    return case.predicted
+
+
 def of_seeds(finding: Finding) -> bool:
     """What χ² must see as well is often seen by what seeds say, before (test_seeded.py)."""
     return finding.check == "distribution" and "bugs" in finding.numbers
 
 
 SHOWN_BY = {  # the cases of single lines, sampled before, cannot show it
+    "prediction judged by the noise that made it": of_a_prediction,
     "siblings chosen, not drawn": of_a_tree,
     "children chosen, not drawn": of_what_has_grown,
     "q of a branch taken from the line": of_what_has_grown,
