@@ -106,9 +106,11 @@ class Reading:
 
         One whose request keeps it is never behind: it lacks no more than a round has committed.
         """
-        kept = [one for one in live if one.request.params.keeps_its_draft]
-        self._prefill.catch_up(self._lacking(kept, window), maxsize)
-        self._prefill.catch_up(self._lacking(live, window), DRAFT_BUDGET)
+        lacking = self._lacking(live, window)
+        kept = {one.row: lacking.pop(one.row) for one in live if one.request.params.keeps_its_draft}
+        for some, budget in ((kept, maxsize), (lacking, DRAFT_BUDGET)):
+            if some:
+                self._prefill.catch_up(some, budget)
 
     def _lacking(self, occupants: Sequence[Occupant], window: int = LEAST_WINDOW) -> dict[int, dict[Model, int]]:
         """Return by row how many entries each draft needs that it may run next, all but those that it reads first."""
