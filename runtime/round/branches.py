@@ -1,8 +1,8 @@
 """Grows trees level by level: the draft says what may follow each node, and each row takes as many as it asks for.
 
 coupled:   the tokens that the draft would pick first, by its scores with the noise of their index. Rows that adapt take
-           them where they are most likely to stand; the noise may choose tokens and places, as the target's own pick
-           decides.
+           them where they are most likely to stand; the noise may choose tokens and places, because
+           the target's own pick decides.
 rejection: tokens drawn from q without replacement, a node's children one after another. Where they are is fixed before
            anything is drawn.
 """
@@ -90,9 +90,9 @@ class Growth:
             frame.levels[i + 1][:, 1:] = (slots + plan.draft_length + 1).clamp_(max=len(tree.nodes) - 1)
 
     def _end_of_best(self, i: int, values: Tensor, line: Tensor) -> Tensor:
-        """Return where the branches of this level end [A, 1] in rows that adapt, if the best are so likely [A, C].
+        """Return where this level's branches end [A, 1] in rows that adapt, by how likely the best are: `values` [A, C].
 
-        As many are taken as are more likely to stand than what may come on later levels beside the line [A, 1].
+        The level takes as many as are likelier to stand than what may follow on later levels, beside the line [A, 1].
         """
         rows = self._rows
         numbers, later = counting(values.shape[1], self._device), rows.depth[:, None] - (i + 1)
