@@ -1,4 +1,4 @@
-"""Drafter lookup copies what followed the same tokens earlier in the context; lookup2 and its like, what else did."""
+"""Drafter lookup copies what followed the same tokens earlier; lookup2 and its like copy other continuations."""
 
 import torch
 from torch import Tensor

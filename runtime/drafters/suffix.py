@@ -53,7 +53,7 @@ class Suffix(Copier):
         self._tokens[: len(padded), :draft_length] = torch.tensor(padded)
 
     def ended(self, request: Asking) -> None:
-        self.others.pop(request, None)  # which hold its context
+        self.others.pop(request, None)  # these hold its context
         if self._contexts.pop(request, None) is not None:
             self._pool.extend([*request.prompt[-OPENING:], *request.token_ids, END])
 

@@ -222,7 +222,7 @@ class Controller:
         if not self._pays:
             asked = {one for one, length in zip(live, lengths, strict=True) if length}
             self._tried = [one for one in free if one in asked]
-        if self._tried and self._pause.over:  # what comes next counts more, and will for later requests
+        if self._tried and self._pause.over:  # from now on what comes counts more, for later requests, too
             tried = [one for chooser in self._tried for one in chooser.estimates.values()]
             usual = [one for one in self._usual.values() if one.examined > HELD_ALONE]
             for estimate in (*tried, *usual):

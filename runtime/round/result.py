@@ -104,7 +104,7 @@ def _q_of_nodes(proposal: Proposal, tree: Tree, k: int) -> torch.Tensor:
         found = chosen(q if q is None else at_nodes(q, tree.parents.clamp(max=k - 1)), tokens)
     else:
         found = chosen(at_nodes(after, tree.parents), tokens)
-        found[:, :k] = chosen(q, tokens[:, :k])  # of a row that copies they were certain
+        found[:, :k] = chosen(q, tokens[:, :k])  # a row that copies was certain of them
     if tree.lines > 1:
         each = [chosen(law, tokens[:, i * k : (i + 1) * k]) for i, law in enumerate(proposal.laws)]
         lines = torch.cat(each, 1)

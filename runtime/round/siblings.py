@@ -78,7 +78,7 @@ def drawn_without_replacement(q: Tensor, line: Tensor, u: Tensor, ranks: int) ->
     for rank in range(ranks):
         left = left.scatter(2, last, 0.0)
         last = inverse_cdf(left.flatten(0, 1), u[:, of_rank(rank + 1, length)].reshape(-1, 1)).view(batch, length, 1)
-        last.clamp_(max=vocab_size - 1)  # where nothing is left, and NaN logits, lead beyond the vocabulary
+        last.clamp_(max=vocab_size - 1)  # an empty rest and NaN logits lead beyond the vocabulary
         tokens.append(last)
         exist.append(left.gather(2, last) > 0)
     return Candidates(torch.cat(tokens, 2), worth_unseen(length, ranks, q.device) * torch.cat(exist, 2))

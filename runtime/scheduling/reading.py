@@ -111,7 +111,7 @@ class Reading:
         self._prefill.catch_up(self._lacking(live, window), DRAFT_BUDGET)
 
     def _lacking(self, occupants: Sequence[Occupant], window: int = LEAST_WINDOW) -> dict[int, dict[Model, int]]:
-        """Return by row the entries that each draft needs which it may run next: all but those that it reads first."""
+        """Return by row how many entries each draft that may run next needs, without those that it reads first."""
         return {
             one.row: {
                 draft: one.request.length - own for draft, own in self._windows.of(one.chooser.wanted, window).items()

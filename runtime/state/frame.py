@@ -110,7 +110,7 @@ class Frame:
             self.window.begin(rows)
 
     def settle(self) -> None:
-        """Move the cache's entries of the path that stands behind one another."""
+        """Move the cache's entries of the path that stands, so that each follows the one before."""
         verdict = self.verdict
         if isinstance(verdict, TreeVerdict):
             off_line = verdict.last != verdict.accepted

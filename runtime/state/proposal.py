@@ -40,7 +40,7 @@ class Noise(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What the drafters propose, and the distribution each proposal was truly sampled from."""
+    """The tokens that drafters propose, and the distribution that each was truly sampled from."""
 
     tokens: Tensor  # [A, K], or [A, N] of a tree
     proposed: Tensor  # [A] how many of the first K each row proposes
@@ -52,7 +52,7 @@ class Proposal(NamedTuple):
     after: Tensor | None = None  # [A, N+1, V] what the children of each node were sampled from, if trees have grown
 
     def children_of(self, node: Tensor) -> Tensor:
-        """Return the q [A, V] that the children of a node [A] were sampled from: the first line's without trees."""
+        """Return the q [A, V] that the children of a node [A] were sampled from; without trees, the first line's."""
         if self.after is not None:
             return pick(self.after, node)
         assert self.probabilities is not None

@@ -31,7 +31,7 @@ class Rows:
     siblings: Tensor  # [M] int64, how many proposals it has beside its only line
     levels: Tensor  # [M, 17] int64, how many branches its tree has before each level; the last: in all
     branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
-    adapts: Tensor  # [M] bool: not fixed: as many go where the draft's scores say, down to the same depth
+    adapts: Tensor  # [M] bool: branches are not fixed; as many go where the draft's scores say, down to the same depth
     depth: Tensor  # [M] int64, of the tree
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule

@@ -47,7 +47,7 @@ class Tree:
         self.ranks = ranks.expand(batch, nodes - 1).contiguous()  # [A, N], among the children of one node
         self.ancestors = own.expand(batch, nodes, nodes).contiguous()  # [A, N+1, N+1], each token its own
         self.exists = torch.zeros(batch, nodes - 1, dtype=torch.bool, device=device)  # [A, N]
-        self.uniforms = whole(batch, nodes - 1 - length)  # which of those beyond the line's each node behind it has
+        self.uniforms = whole(batch, nodes - 1 - length)  # of those beyond the line's, the one that each node has
         self.hung = torch.zeros(batch, siblings, dtype=torch.bool, device=device)  # which siblings exist
         self.grown = torch.zeros(batch, branches, dtype=torch.bool, device=device)  # which branches do
         self._line = self.nodes[: length + 1]
