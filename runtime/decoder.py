@@ -61,7 +61,7 @@ class Decoder:
         costs: Costs | None,
     ) -> None:
         self.bundle = bundle
-        self.engine = engine  # that of all models, or the target's and that of the drafts
+        self.engine = engine  # that of all models, or the target's and the drafts'
         self.max_batch = max_batch
         self.vocab_size = bundle.tokenizer.vocab_size
         self.tokenizer = read_tokenizer(bundle)
@@ -119,8 +119,8 @@ class Decoder:
         Engine auto takes for each what `trt-spec tune --engine auto` found fastest here for up to `max_batch` requests.
 
         The caches of all models take at most `cache_bytes`; requests wait until what they may need fits. Up to
-        `prefix_bytes` more keep what requests leave, so that one that begins like another is not read again; that turns
-        no more than near ties. With `capture`, rounds that repeat run as one CUDA graph if engine and device can, which
+        `prefix_bytes` more keep what requests leave, so that one that begins like another is not read again; this can
+        change near ties only. With `capture`, rounds that repeat run as one CUDA graph if engine and device can, which
         changes no token.
         """
         if type(max_batch) is not int or max_batch < 1:
@@ -216,7 +216,7 @@ class Decoder:
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
-        What it leaves for others that begin alike is found only by those with the same `cache_salt`. A `prediction` of
+        Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
         callback must return quickly. To learn only of the end, use `Request.wait`.
@@ -264,15 +264,15 @@ class Decoder:
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
-        """Hold off rounds, so that each step of the last frame can be run again: it rewrites what is already there.
+        """Hold off rounds, so that steps of the last frame can run again: each rewrites what is already there.
 
-        But for the entries of a tree, which `Frame.settle` then has to put in order again.
+        The entries of a tree are the exception: `Frame.settle` then has to put them in order again.
         """
         with self._step_lock, torch.inference_mode(), self._on_stream:
             yield
 
     def settle(self) -> None:
-        """Let engines prepare now what they otherwise would over time, so that what is measured next is what stays."""
+        """Let engines prepare now what they otherwise would over time, so that measurements show the lasting speed."""
         with self.between_rounds():
             for model in (self.target, *self.drafts):
                 model.engine.settle()
@@ -289,7 +289,7 @@ class Decoder:
 
     @property
     def prefixes(self) -> Prefixes:
-        """What is kept for requests that begin like others, and how much of the prompts was found there."""
+        """The prefixes kept for requests that begin like others, and how much of the prompts was found there."""
         return self._scheduler.seating.prefixes
 
     @property
@@ -299,7 +299,7 @@ class Decoder:
 
     @property
     def cache_usage(self) -> float:
-        """The part of the target's cache that holds tokens, of all that it may hold."""
+        """The share of the target's cache that holds tokens, out of all that it may hold."""
         return min(1.0, sum(self.target.cache.entries) / self._room)
 
     @property
@@ -324,7 +324,7 @@ class Decoder:
 
     @property
     def costs(self) -> Costs | None:
-        """What `trt-spec tune` measured of this bundle here; auto chooses by it."""
+        """The costs that `trt-spec tune` measured for this bundle here; auto chooses by them."""
         return self._rules.controller.costs if self._rules.controller else None
 
     @property

@@ -1,4 +1,4 @@
-"""Block verification: the proposals of a row are judged together, which keeps more than to judge one by one.
+"""Block verification judges the proposals of a row together, and keeps more of them than a test one by one.
 
 Of a row's proposals x_1 … x_K, drawn from q_1 … q_K where the target has p_1 … p_K (arXiv 2403.10444):
 
@@ -6,11 +6,11 @@ Of a row's proposals x_1 … x_K, drawn from q_1 … q_K where the target has p_
     r_i = Σ max(0, q_{i+1} − w_i · p_{i+1}), r_K = 1     1 − what w_{i+1} is on average
     x_i fails with probability (1 − w_i) / r_i           its complement is the paper's S / (S + 1 − w)
 
-As many stand as the last one that does not fail has come to, whatever failed before it. Fewer than i stand if x_i fails
-and no later one stands: (1 − w_i) / r_i · r_i, from the last back. So at least i stand with probability w_i, which is
-never less than the product of min(1, p / q) of the test one by one; and what i that stand lack for the target's
-distribution is norm(max(0, w_i · p_{i+1} − q_{i+1})). A certain proposal has q = 1. How many a row proposes may depend
-on the proposals before, but not on those that it leaves out.
+The last proposal that does not fail stands, and so do all before it, whether they failed or not. Fewer than i stand if
+x_i fails and no later one stands: (1 − w_i) / r_i · r_i, by induction from the last back. So at least i stand with
+probability w_i, which is never less than the product of min(1, p / q) in the test one by one. If i stand, a draw from
+norm(max(0, w_i · p_{i+1} − q_{i+1})) completes the target's distribution. A certain proposal has q = 1. How many
+tokens a row proposes may depend on the proposals before, but not on those that it leaves out.
 """
 
 from typing import NamedTuple
@@ -45,8 +45,8 @@ def judge_blocks(block: BlockWeights, chances: Chances, proposed: Tensor | None,
     else:
         rests = torch.addcmul(q[:, 1:], p[:, 1:-1], weights[:, :, None], value=-1).relu_()
         block.inner_rests.copy_(rests.sum(-1))
-    # No rounding makes a rest more than 1, which would let through what the target excludes. One that is no number
-    # is 1, too: the block ends before a law that is none, so that the draw from it is noticed if it comes to that.
+    # No rest exceeds 1, whatever the rounding: it would let through what the target excludes. NaN becomes 1 as well:
+    # the block then ends before the broken law, and a draw from it is noticed.
     torch.fmin(block.rests, block.one, out=block.rests)
     if proposed is not None:
         end_blocks(block.rests, block.places, proposed)
@@ -57,7 +57,7 @@ def judge_blocks(block: BlockWeights, chances: Chances, proposed: Tensor | None,
 
 
 def share_of_q(block: BlockWeights, standing: Tensor) -> Tensor:
-    """Return by what q counts [A] behind those that stand [A, 1]: p − q / w has the shape of w · p − q."""
+    """Return the weight of q [A] behind those that stand [A, 1]: p − q / w is proportional to w · p − q."""
     return block.weights.gather(1, standing)[:, 0].reciprocal_()
 
 

@@ -1,10 +1,10 @@
-"""The test of siblings and other branches by chance, behind the last proposal of the line that stands.
+"""Tests siblings and other branches by chance, behind the last proposal of the line that stands.
 
 The children of a node were drawn from q one after another without replacement, the line's own before the others. Each
 is tested as a single proposal is, against what those before it have left of p: accept x iff u·q(x) < p(x), else p ←
-norm(max(0, p − q)), and x leaves q. Behind one that stands its own children are tested in the same way. Whatever the
-rule that judges the line: what it leaves depends on no token that does not stand. Under lenience l each is tested with
-l·q, as the line's own.
+norm(max(0, p − q)), and x leaves q. Behind one that stands its own children are tested in the same way. This is exact
+whichever rule judges the line, because what it leaves depends on no token that does not stand. Under lenience l each is
+tested with l·q, as those of the line are.
 """
 
 import torch
@@ -29,13 +29,13 @@ def examine_children(
 ) -> tuple[Tensor, Tensor]:
     """Test the `children` [A, N+1, R] of a node [A] in the rows `asked` [A], by what is left of p [A, V].
 
-    Those before `ranks` have failed. Return the node [A] that stands, 0 where none does, and what is left then. Each q
-    counts by `lenience` [A], by 1 without it.
+    Children before `ranks` have failed. Return the node [A] that stands, 0 where none does, and what is left then. Each
+    q is weighted by `lenience` [A], or by 1 without it.
     """
     assert noise.beyond is not None
     nodes, q = pick(children, parent), proposal.children_of(parent)  # [A, R]; [A, V]
     tokens = proposal.tokens.gather(1, (nodes - 1).clamp_(min=0))
-    behind = (nodes - 1 - tree.length).clamp_(min=0)  # the line's own are before, but are not tested here
+    behind = (nodes - 1 - tree.length).clamp_(min=0)  # those of the line come first, but are not tested here
     u = noise.beyond[..., 1].gather(1, tree.uniforms.gather(1, behind))
     found = torch.zeros_like(parent)
     for rank in range(ranks.stop):

@@ -1,11 +1,11 @@
-"""The test of several lines by chance: walk along those that agree with what stands, and test their next tokens.
+"""Tests several lines by chance: walks along those that agree with what stands, and tests their next tokens.
 
 Each line was drawn from a q of its own, which knows nothing of the other lines. At each place the next tokens of the
-lines that are left are tested in turn, each against what is left of p: accept x iff u·q(x) < p(x), else p ← norm(max(0,
-p − q)). Lines whose token stands are left; the next token comes from what is left of p where none does.
+remaining lines are tested in turn, each against what is left of p: accept x iff u·q(x) < p(x), else p ← norm(max(0,
+p − q)). Lines whose token stands remain. Where none does, the next token comes from what is left of p.
 
-tokenwise: from the first place on, and any line may be the first of the turn in a round. This is multi-step speculative
-           sampling (SpecInfer, arXiv 2305.09781).
+tokenwise: from the first place on; in each round any line may be tested first. This is multi-step speculative sampling
+           (SpecInfer, arXiv 2305.09781).
 rejection: the first line is judged as a block; the others are tested from where it ends on, against what it leaves. So
            a round keeps at least what it would keep with the first line alone.
 lenience:  tokenwise, with l·q in place of q; greedy requests take no test by chance.
@@ -25,7 +25,7 @@ from .combs import what_is_left
 
 
 class Walk(NamedTuple):
-    """Where a round has come to in each row: how many proposals stand, along which line, and what is left of p."""
+    """The progress of a round in each row: how many proposals stand, along which line, and what is left of p."""
 
     accepted: Tensor  # [A]
     line: Tensor  # [A]
@@ -87,7 +87,7 @@ def laws_at(place: int, proposal: Proposal, proposed: Tensor, p: Tensor) -> Tens
 
 
 def an_order(lines: int, rows: Rows, noise: Noise) -> Tensor:
-    """Return in which order [A, D] the lines are tested: any of those that a row has may be the first."""
+    """Return the order [A, D] in which lines are tested; any of a row's lines may come first."""
     assert noise.test is not None
     turn, own = counting(lines, rows.lines.device), rows.lines[:, None]
     first = (noise.test[:, -1:] * own).long()  # this uniform is that of the next token, which is not tested

@@ -85,7 +85,7 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
 def examine(
     proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
 ) -> Tensor | None:
-    """Decide how many proposals stand in each row; return by what its q counts in the residual [A], None if by 1."""
+    """Decide how many proposals stand in each row; return the weight of its q in the residual [A], None for 1."""
     proposed = proposal.proposed if plan.ragged else None
     chances = None
     if plan.draws:
@@ -147,7 +147,7 @@ def chosen(probabilities: Tensor | None, tokens: Tensor) -> Tensor:
 
 
 def residual(proposal: Proposal, target: Tensor, accepted: Tensor, share: Tensor | None = None) -> Tensor:
-    """Return weights [A, V] for the next token: p where all proposals stand, else max(0, p − share · q) where not."""
+    """Return weights [A, V] for the next token: p where all proposals stand, max(0, p − share · q) elsewhere."""
     tokens = proposal.tokens
     p = pick(target, accepted)
     if tokens.shape[1] == 0:
@@ -160,5 +160,5 @@ def residual(proposal: Proposal, target: Tensor, accepted: Tensor, share: Tensor
     counts = accepted < proposal.proposed
     counts = counts.to(p.dtype) if share is None else (counts * share).to(p.dtype)
     difference = torch.addcmul(p, q, counts[:, None], value=-1).clamp_(min=0)
-    # If p equals q up to rounding, nothing is left and p decides; beside any other weight this share is never drawn.
+    # If p equals q up to rounding, nothing is left and p decides. Otherwise this share is too small to be drawn.
     return difference.add_(p, alpha=NEGLIGIBLE)

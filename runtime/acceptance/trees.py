@@ -1,8 +1,8 @@
-"""The exact tests on what is no single line: which path of nodes stands, and which token follows it.
+"""The exact tests on combs, trees and several lines say which path of nodes stands and which token follows it.
 
-coupled:   the target picks its token with the noise of the index; whatever was proposed there, this token follows.
-rejection: the first line is judged by itself; behind it siblings and branches are tested as `combs.py` says, other
-           lines as `lines.py` does. The same under tokenwise.
+coupled:   the target picks its token with the noise of the index; this token follows, whatever was proposed there.
+rejection: the first line is judged by itself; behind it siblings and branches are tested as `combs.py` says, and other
+           lines as `lines.py` says. tokenwise does the same.
 lenience:  greedy rows take the longest path of tokens that are each likely enough; the others are tokenwise.
 """
 
@@ -37,7 +37,7 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
     assert tree is not None
     p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
     more = (rows.siblings > 0) | (rows.lines > 1) | rows.has_tree  # than one line
-    by_line = plan.draws or plan.lenient  # else each row picks its path, whatever it has
+    by_line = plan.draws or plan.lenient  # else each row picks its path itself, whatever its shape
     if by_line:  # first the first line, as if it were alone
         line = proposal._replace(tokens=tokens[:, :k])
         law = judge(line, scores[:, : k + 1], None if p is None else p[:, : k + 1], rows, plan, noise, verdict)
@@ -63,7 +63,7 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
 def go_on(
     law: Tensor, some: Tensor, proposal: Proposal, rows: Rows, plan: Plan, noise: Noise, verdict: TreeVerdict
 ) -> None:
-    """Let `some` rows [A] go on from where their first line ends, which leaves a law [A, V] of the next token."""
+    """Let `some` rows [A] go on where their first line ends and leaves a law [A, V] for the next token."""
     tree, p, k = proposal.tree, verdict.target_probabilities, plan.draft_length
     assert tree is not None
     assert p is not None
@@ -110,14 +110,14 @@ def go_down(
 
 
 class Path(NamedTuple):
-    """How many proposals stand, and their nodes behind the root's, 0 behind the last."""
+    """The number of proposals that stand, and their nodes after the root's; 0 after the last."""
 
     accepted: Tensor  # [A]
     nodes: Tensor  # [A, K+1]
 
 
 def straight(accepted: Tensor, k: int) -> Path:
-    """Return the path of those that stand of the first line."""
+    """Return the path along the first line, as far as it stands."""
     places = counting(k + 1, accepted.device)
     return Path(accepted, places * (places <= accepted[:, None]))
 
@@ -132,7 +132,7 @@ def deepest(passed: Tensor, tree: Tree, k: int) -> Path:
 
 
 def put(rows: Tensor | None, path: Path, verdict: TreeVerdict) -> None:
-    """Let these rows [A], or all, have this path."""
+    """Give this path to these rows [A], or to all."""
     accepted, nodes = path
     if rows is not None:
         accepted = torch.where(rows, accepted, verdict.accepted)

@@ -27,8 +27,8 @@ from .lookup import look_up
 class PreparedCascade(Prepared):
     """The draft model's pass [A, K + 1], its logits [A, K, V] and the verdict on them.
 
-    Where other rows grow trees there are two, of the last two tokens [A, 2] and of whole trees [A, N + 1]: a line, if
-    padded, would write its padding over the entries of branches.
+    Where other rows grow trees there are two passes, over the last two tokens [A, 2] and over whole trees [A, N + 1]:
+    the padding of a line would overwrite the entries of branches.
     """
 
     logits: Tensor
@@ -69,7 +69,7 @@ class Cascade(Copier):
         return PreparedCascade(steps, logits=logits, verdict=Verdict(logits))
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        """Test the copies; rows with other proposals are fed those, so that their caches keep the same content."""
+        """Test the copies; rows with other proposals are fed these, so that their caches keep the same content."""
         k, prepared = plan.draft_length, frame.prepared[self.name]
         assert isinstance(prepared, PreparedCascade)
         verdict, asked = prepared.verdict, self.asked(rows)

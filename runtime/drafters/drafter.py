@@ -24,7 +24,7 @@ class Resources:
     target: Model
     drafts: Sequence[Model]
     max_batch: int
-    opened: dict[str, "Drafter"] = field(default_factory=dict)  # those that were made before, by name
+    opened: dict[str, "Drafter"] = field(default_factory=dict)  # drafters that were made before, by name
 
 
 class Asking(Protocol):

@@ -1,4 +1,4 @@
-"""Drafter lookup: copies what followed the same tokens earlier in the context; lookup2 and its like, what else did."""
+"""Drafter lookup copies what followed the same tokens earlier; lookup2 and its like copy other continuations."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def look_up(rows: Rows, plan: Plan, span: int, better: int = 0) -> tuple[Tensor,
     """Return the tokens [A, K] that followed the longest earlier match of the context's end, and which rows have one.
 
     The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself. Beside
-    `better` continuations it is the best match that another token followed than the first of each of them.
+    `better` continuations, it is the best match followed by a token that none of them begins with.
     """
     context = rows.tokens[:, :span]  # [A, L]
     position = torch.arange(span, device=context.device)

@@ -14,7 +14,7 @@ from .drafter import Sampler
 
 @dataclass
 class PreparedDraft(Prepared):
-    """The draft model's steps, and the logits [A, P, V] that each of them gives, which the next overwrites."""
+    """The draft model's steps, and the logits [A, P, V] that each step gives and the next one overwrites."""
 
     logits: list[Tensor]
 
@@ -43,11 +43,11 @@ class DraftModel(Sampler):
     def prepare(self, frame: Frame) -> PreparedDraft:
         """Make K steps: the first reads the last committed tokens, step i reads proposal i - 1.
 
-        As long as trees grow, the steps after the first read all of them instead.
+        While trees grow, the steps after the first read whole trees instead.
         """
         assert self.model is not None
         memory, logits, window = frame.draft_memory, frame.draft_logits, frame.window
-        if frame.draft_model is not self.model:  # another one comes first and writes there
+        if frame.draft_model is not self.model:  # another draft comes first and writes there
             memory = self.model.logits(frame.batch, 1)
             logits = memory[..., : self.model.vocab_size]
         step = partial(self.model.step, 0, live=frame.live)

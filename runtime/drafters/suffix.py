@@ -2,7 +2,7 @@
 
 The host finds the matches. The longer the match, the more tokens it proposes. A predicted output is part of the
 context: the end of the prompt leads into it, and after each miss the next match finds the way back. Drafter suffix2 and
-its like copy what else followed it, then what followed shorter matches.
+its like copy other continuations of that match, then continuations of shorter ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class Suffix(Copier):
         self._tokens[: len(padded), :draft_length] = torch.tensor(padded)
 
     def ended(self, request: Asking) -> None:
-        self.others.pop(request, None)  # which hold its context
+        self.others.pop(request, None)  # these hold its context
         if self._contexts.pop(request, None) is not None:
             self._pool.extend([*request.prompt[-OPENING:], *request.token_ids, END])
 
@@ -99,7 +99,7 @@ def further_suffix(number: int) -> type[Suffix]:
             self.others = first.others
 
         def suggest(self, request: Asking, most: int) -> list[int]:
-            """Return the next of the continuations, which the first one's match has led to in this round."""
+            """Return the next of the continuations that this round's match of the first one has led to."""
             return next(self.others[request], [])
 
     return FurtherSuffix
@@ -115,7 +115,7 @@ def copied(text: SuffixAutomaton, start: int, matched: int, most: int) -> list[i
 def other_continuations(
     first: Sequence[int], matches: Sequence[tuple[SuffixAutomaton, int, int]], most: int
 ) -> Iterator[list[int]]:
-    """Yield what else followed these matches in their texts, after the longest first, each with another first token."""
+    """Yield other texts that followed these matches, after the longest first, each with a first token of its own."""
     begun = {END, *first[:1]}
     each = (zip(repeat(text), text.following(matched, state)) for text, matched, state in matches)
     for text, (matched, index) in merge(*each, key=lambda one: -one[1][0]):
@@ -125,9 +125,9 @@ def other_continuations(
 
 
 def reads_pool(params: SamplingParams) -> bool:
-    """Whether a request may copy earlier outputs; it may not if its text can depend on its proposals.
+    """Whether a request may copy earlier outputs; it may not if its draft affects a text that is promised.
 
-    Then it must not depend on other requests, nor on an earlier output of its own seed: such proposals came from the
-    very noise that is to judge them.
+    Such a text must not depend on other requests, nor on an earlier output of the same seed, which came from the very
+    noise that is to judge it.
     """
     return not params.keeps_its_draft

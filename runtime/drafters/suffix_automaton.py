@@ -5,7 +5,7 @@ So the longest earlier match of the text's end is known after every round, howev
 
 from collections.abc import Iterator, Sequence
 
-MATCHES = 64  # looked at, ever shorter, for other ways to go on; a text of one token has as many as tokens
+MATCHES = 64  # searched, ever shorter, for other continuations; a text of one repeated token has as many as tokens
 
 
 class SuffixAutomaton:
@@ -84,7 +84,7 @@ class SuffixAutomaton:
         return matched, state
 
     def end(self, state: int) -> int:
-        """Return where one occurrence of what the state stands for ends."""
+        """Return the end of one occurrence of the state's strings."""
         return self._end[state]
 
     @property

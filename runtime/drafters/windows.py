@@ -1,4 +1,4 @@
-"""Says how many of the last committed tokens draft models read first in a round, and what they lack before it."""
+"""Says how many of the last committed tokens a draft model reads first in a round, and what it lacks before that."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,9 +20,9 @@ class Windows:
         return next((one.model for one in sources if one.model is not None), next(iter(self._drafts), None))
 
     def widest(self, wanted: Sequence[Wanted]) -> int:
-        """Return how many of a row's last tokens its draft reads first: all that a round commits where other lines may.
+        """Return how many of a row's last tokens its draft reads first: beside other lines, all that a round commits.
 
-        Plans of TensorRT may be too narrow; there a draft reads what it lacks before the round.
+        TensorRT's plans may be too narrow for that; the draft then reads what it lacks before the round.
         """
         if not any(BESIDE in one.drafter and self.of(one) for one in wanted):  # nearly always
             return LEAST_WINDOW

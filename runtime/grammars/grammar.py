@@ -1,4 +1,4 @@
-"""What a request may ask its output to be: JSON under a schema, text of a regex or of a Lark grammar, or a choice."""
+"""Languages that a request may restrict its output to: JSON under a schema, a regex, a Lark grammar, or a choice."""
 
 import json
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Any) -> Self:
-        """Any JSON value that a schema allows; the schema is an object, or its text."""
+        """Allow any JSON value that fits a schema; the schema is an object, or its text."""
         return cls("json_schema", schema if isinstance(schema, str) else write_json(schema))
 
     @classmethod
     def json_object(cls) -> Self:
-        """Any JSON object."""
+        """Allow any JSON object."""
         return cls.json_schema({"type": "object"})
 
     @classmethod
@@ -66,7 +66,7 @@ class Grammar:
 
     @classmethod
     def from_response_format(cls, response_format: Any) -> Self | None:
-        """What OpenAI's `response_format` asks for; None for plain text."""
+        """Return what OpenAI's `response_format` asks for; None for plain text."""
         fields = _fields("response_format", response_format)
         match fields.get("type"):
             case "text":
@@ -84,7 +84,7 @@ class Grammar:
     def from_tools(
         cls, tools: Any, tool_choice: Any = "auto", marks: tuple[str, str] | None = None, several: bool = True
     ) -> Self | None:
-        """What OpenAI's `tools` and `tool_choice` ask for: {"name": …, "arguments": …} of one of the tools.
+        """Return what OpenAI's `tools` and `tool_choice` ask for: {"name": …, "arguments": …} of one of the tools.
 
         `marks` are the lines before and after a call if the model marks it so. With auto it then answers in text and
         makes one call or, if it may, `several`. None if the output is free: with none, and with auto without marks.
@@ -123,7 +123,7 @@ class Grammar:
 
     @staticmethod
     def opening_of_call(name: str) -> str:
-        """What a call under `from_tools` begins with; its arguments and a brace follow."""
+        """Return the beginning of a call under `from_tools`; its arguments and a brace follow."""
         return f'{{"name": {write_json(name)}, "arguments": '
 
 

@@ -25,7 +25,7 @@ GUIDES: "WeakValueDictionary[int, Guide]" = WeakValueDictionary()  # by number, 
 class Guide:
     """Answers which tokens may follow the committed ones and any proposals after them.
 
-    It stands on a path beyond the committed tokens; a question walks only what it does not share with the last one.
+    It stands on a path beyond the committed tokens; each question walks only the part that the last one did not.
     A token that ends the output is never walked, because nothing that follows it counts. After i tokens of the path
     it is at place i, and what may follow there is in row i of `bits`.
     """
@@ -45,7 +45,7 @@ class Guide:
         self._matcher = compiled.deep_copy()
         self._committed: list[int] = []
         self._path: list[int] = []  # walked beyond the committed tokens
-        self._dead: list[str] = []  # why nothing can follow at each place that was looked at; "" if something can
+        self._dead: list[str] = []  # for each place looked at, why nothing can follow; "" if something can
 
     def allowed(self, ahead: Sequence[int], width: int) -> Bits:
         """Return which tokens may come at the last positions of a round, [W, B], until the next question.
@@ -61,7 +61,7 @@ class Guide:
         return self._bits[len(ahead) + 1 - width : len(ahead) + 1]
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """Commit tokens up to the first that ends the output; return how many stand, which is all but for an error."""
+        """Commit tokens up to the first that ends the output; return how many stand: all, unless there is an error."""
         for start in range(0, len(tokens), WIDEST_STEP):
             some = tokens[start : start + WIDEST_STEP]
             reached = self._walk(some)
@@ -76,7 +76,7 @@ class Guide:
         return len(tokens)
 
     def _walk(self, tokens: Sequence[int]) -> int:
-        """Stand after these tokens, or before the first that ends the output or breaks the grammar; return where."""
+        """Go past these tokens, or before the first that ends the output or breaks the grammar; return where."""
         shared = min(len(self._path), len(tokens))
         while self._path[:shared] != [*tokens[:shared]]:
             shared -= 1

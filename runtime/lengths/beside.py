@@ -14,7 +14,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Shapes(NamedTuple):
-    """Nothing, so many siblings, or the branches of a tree, whose line has the tree's own length."""
+    """Each shape is nothing, so many siblings, or the branches of a tree, whose line has the tree's own length."""
 
     each: tuple[int | TreeLength, ...]  # [S]
     stood: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them stood where its line fell
@@ -24,7 +24,7 @@ class Shapes(NamedTuple):
 
     @classmethod
     def measured(cls, costs: Costs, growing: Collection[str], longest: int) -> "Shapes":
-        """Return what was measured; trees are for drafters that are `growing` some here."""
+        """Return what was measured; only the drafters in `growing` can have trees here."""
         few, trees, lengths = (0, *costs.siblings), costs.trees, np.arange(longest + 1)
         here = {name: np.array([True] * len(few) + [name in growing] * len(trees)) for name in costs.beside_tokens}
         return cls(
@@ -38,7 +38,7 @@ class Shapes(NamedTuple):
         )
 
     def tokens(self, drafter: str, gain: float, beyond: int) -> Numbers:
-        """Return how many tokens [S] will stand where a line falls, of a request that may have so many beside it.
+        """Return how many tokens [S] will stand where a line falls that may have so many proposals beside it.
 
         They are expected to stand `gain` times as often as measured.
         """

@@ -117,7 +117,7 @@ class Choice(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """Where the draft model is in a row."""
+    """How far the draft model is behind in a row."""
 
     tokens: int  # that it has to read before it can propose
     remaining: int  # that the request may still get
@@ -222,7 +222,7 @@ class Controller:
         if not self._pays:
             asked = {one for one, length in zip(live, lengths, strict=True) if length}
             self._tried = [one for one in free if one in asked]
-        if self._tried and self._pause.over:  # what comes next counts more, and will for later requests
+        if self._tried and self._pause.over:  # from now on what comes counts more, for later requests, too
             tried = [one for chooser in self._tried for one in chooser.estimates.values()]
             usual = [one for one in self._usual.values() if one.examined > HELD_ALONE]
             for estimate in (*tried, *usual):
@@ -237,7 +237,7 @@ class Controller:
         """Return which requests try again: none before the rounds since the last trial allow for one more.
 
         It is worth waiting until all can, because they share the width of the round. Where that would take too long,
-        those do that have least to read.
+        those with the least to read try alone.
         """
         first, every = ((lost_ms + some(reading_ms.values())) / allowed_ms for some in (min, sum))
         self._pause.least = min(MOST_PATIENCE, every if every <= PATIENCE_FOR_ALL else first)
@@ -260,9 +260,9 @@ class Controller:
         return sorted(names, key=lambda name: (self._times(name, batch)[1], name))
 
     def _reading_ms(self, drafter: str, batch: int, tokens: int) -> float:
-        """Return how long its draft model takes to read so many tokens of one row.
+        """Return how long a drafter's model takes to read so many tokens of one row.
 
-        Where that was not measured it is what the first proposal adds to a round.
+        Where that was not measured, it is taken to be what the first proposal adds to a round.
         """
         times, parts = self._times(drafter, batch), self.costs.reading_ms.get(drafter)
         return float(times[1] - times[0]) if parts is None else parts[0] + parts[1] * tokens
@@ -295,7 +295,7 @@ class Controller:
         return best._replace(trial_ms=trial_ms)
 
     def _milliseconds(self, drafter: str, hanger: str | None, batch: int, pinned: int) -> Numbers:
-        """Return how long a round takes by shape and K [S, K+1]; forever, if the engine cannot run it."""
+        """Return how long a round takes by shape and K [S, K+1]; infinity where the engine cannot run it."""
         lengths, shapes = np.arange(self._longest + 1).clip(pinned), self._shapes
         times = self._times(drafter, batch)
         milliseconds: Numbers = times[lengths.clip(max=len(times) - 1)] + np.zeros(shapes.fits.shape)

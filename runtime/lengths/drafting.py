@@ -32,7 +32,7 @@ class DraftingRules:
         self.longest = longest  # the most proposals in a line
         self.most = most  # the most in a comb or a tree; None: the engine takes lines only
         self.controller = controller
-        self.treeless = treeless  # those that it has, but that can grow no tree, and why
+        self.treeless = treeless  # drafters that it has but that can grow no tree, and why
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class DraftingRules:
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Those of them that can grow trees."""
+        """The drafters that can grow trees."""
         return tuple(name for name in self.drafters if name not in self.treeless)
 
     def check(self, length: object, drafter: object, params: SamplingParams) -> Drafting:
@@ -233,7 +233,7 @@ class DraftingRules:
 
 
 def _require_better(names: Sequence[str]) -> None:
-    """Refuse a continuation of a source that has no line behind all of those before it."""
+    """Refuse a continuation that is not named after all those of its source that come before it."""
     for place, name in enumerate(names):
         before = CONTINUATIONS[name].before if name in CONTINUATIONS else ()
         if not set(before).issubset(names[:place]):

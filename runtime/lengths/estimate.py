@@ -1,4 +1,4 @@
-"""What a request can expect of a drafter, as far as its own rounds and earlier requests tell."""
+"""Estimates what a request can expect of a drafter, from its own rounds and from earlier requests."""
 
 import numpy as np
 
@@ -10,8 +10,8 @@ FADE_ROUND = 0.96  # after one more round: whether there is anything to propose 
 HELD_BEFORE = 2.0  # examined proposals that a first expectation counts as, and rounds
 KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
-GAINS, MOST_GAIN = 8, 2.0  # levels of how what is beside lines does, against what was measured, and the most believed
-FORGET = 0.01  # of that, for each round with lines alone: else what once did badly would never be tried again
+GAINS, MOST_GAIN = 8, 2.0  # levels of the gain beside lines over what was measured, and the most believed
+FORGET = 0.01  # of the gain, in each round with lines alone: else a shape that did badly would never be tried again
 
 
 class Estimate:
@@ -31,12 +31,12 @@ class Estimate:
         self._expected = [fade * seen for fade, seen in zip(fades, self._expected, strict=True)]
 
     def observe_beside(self, stood: int, expected: float) -> None:
-        """Learn from a line that fell: beside it stood so many tokens, where so many were expected on average."""
+        """Learn from a line that fell: `stood` tokens stood beside it, where `expected` were to on average."""
         seen = self._beside
         self._beside = [FADE_ROUND * seen[0] + stood, FADE_ROUND * seen[1] + expected]
 
     def forget_beside(self) -> None:
-        """Come a little closer to what was measured."""
+        """Bring the gain a little closer to what was measured."""
         stood, expected = self._beside
         self._beside[0] = stood + FORGET * (expected - stood)
 
@@ -66,7 +66,7 @@ class Estimate:
 
     @property
     def gain(self) -> float:
-        """How much stood beside lines, relative to what was measured."""
+        """The number of tokens that stood beside lines, relative to what was measured."""
         return min(self._beside[0] / self._beside[1], MOST_GAIN)
 
     @property
@@ -89,7 +89,7 @@ def expected_tokens(levels: Levels, longest: int) -> Numbers:
 
 
 def tokens_beside(levels: Levels, shapes: Shapes, drafter: str, beyond: int, longest: int) -> Numbers:
-    """Return what shapes with so many proposals at most add [S, K+1] to lines of K = 0 … longest."""
+    """Return how many tokens [S, K+1] shapes of at most `beyond` proposals add to lines of K = 0 … longest."""
     falls = 1 - (levels[0] / ALPHAS) ** np.arange(longest + 1)
     added: Numbers = np.outer(shapes.tokens(drafter, levels[2] / GAINS, beyond), falls * levels[1] / SHARES)
     return added

@@ -1,1 +1,1 @@
-"""What a request asks for, and what comes out of it."""
+"""Requests: each holds what was asked for and what has come out of it."""

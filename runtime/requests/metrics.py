@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What was beside a line that fell, so many siblings or a tree, and how many of its tokens stood."""
+    """The shape beside a line that fell, so many siblings or a tree, and how many of its tokens stood."""
 
     shape: int | TreeLength
     stood: int
@@ -89,7 +89,7 @@ class Speculation:
 
     @property
     def histogram(self) -> list[int]:
-        """How many rounds accepted 0, 1, 2, … of their proposals."""
+        """The numbers of rounds that accepted 0, 1, 2, … of their proposals."""
         longest = max((outcome.proposed for outcome in self.outcomes), default=0)
         rounds = [0] * (longest + 1 if longest else 0)
         for outcome, count in self.outcomes.items():
@@ -99,7 +99,7 @@ class Speculation:
 
     @property
     def examined_at(self) -> list[int]:
-        """How many rounds examined a proposal at each position."""
+        """The number of rounds that examined a proposal, for each position."""
         return self._at_each_position([outcome.examined for outcome in self.outcomes])
 
     @property
@@ -117,7 +117,7 @@ class Speculation:
 
     @property
     def stood_beside(self) -> float | None:
-        """How many siblings or branches stood where a line fell that had some; of siblings that is at most one."""
+        """The siblings or branches that stood, on average, where a line with some fell; at most one sibling can."""
         stood = sum(one.stood * rounds for one, rounds in self.beside.items())
         return stood / self.beside.total() if self.beside else None
 

@@ -44,7 +44,7 @@ class TracedRound:
     q: tuple[float, ...]  # draft's
     next_p: float
     entropies: tuple[float, ...] = ()  # the draft's at each proposal, under an EntropyRule
-    siblings: tuple[TracedSibling, ...] = ()  # place by place; those after the same token as they are tested
+    siblings: tuple[TracedSibling, ...] = ()  # place by place; after the same token in the order of their tests
     beside: tuple[tuple[int, ...], ...] = ()  # other lines that were proposed; `proposal` is the one that went furthest
 
     @property

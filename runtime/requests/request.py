@@ -121,7 +121,7 @@ class Request:
 
     @property
     def unscored(self) -> int:
-        """How many tokens of the prompt still need the log-probabilities that were asked for."""
+        """The number of prompt tokens that still need the log-probabilities that were asked for."""
         return 0 if self.params.prompt_logprobs is None else len(self.prompt) - len(self.prompt_logprobs)
 
     @property

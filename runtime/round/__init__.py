@@ -1,1 +1,1 @@
-"""One round of speculation and all that it reads, writes, records and reports."""
+"""One round of speculation, from its proposals to the copy of its results on the host."""

@@ -1,8 +1,8 @@
 """Grows trees level by level: the draft says what may follow each node, and each row takes as many as it asks for.
 
 coupled:   the tokens that the draft would pick first, by its scores with the noise of their index. Rows that adapt take
-           them where they are most likely to stand; the noise may choose tokens and places, as the target's own pick
-           decides.
+           them where they are most likely to stand; the noise may choose tokens and places, because
+           the target's own pick decides.
 rejection: tokens drawn from q without replacement, a node's children one after another. Where they are is fixed before
            anything is drawn.
 """
@@ -61,7 +61,7 @@ class Growth:
             assert q is not None
             self.after.scatter_(1, nodes[:, :, None].expand_as(q), q)
         if not count:
-            self._reached = self._reached[:, :1]  # where the line stands alone, nothing is compared with it
+            self._reached = self._reached[:, :1]  # nothing is compared with a line that stands alone
             return
         begin, end = self._begin, rows.levels[:, i + 1 : i + 2]
         numbers = counting(count, self._device)
@@ -90,9 +90,9 @@ class Growth:
             frame.levels[i + 1][:, 1:] = (slots + plan.draft_length + 1).clamp_(max=len(tree.nodes) - 1)
 
     def _end_of_best(self, i: int, values: Tensor, line: Tensor) -> Tensor:
-        """Return where the branches of this level end [A, 1] in rows that adapt, if the best are so likely [A, C].
+        """Return where this level ends among the branches [A, 1] of rows that adapt; `values` [A, C] rates its best.
 
-        As many are taken as are more likely to stand than what may come on later levels beside the line [A, 1].
+        The level takes as many as are likelier to stand than what may follow on later levels, beside the line [A, 1].
         """
         rows = self._rows
         numbers, later = counting(values.shape[1], self._device), rows.depth[:, None] - (i + 1)
@@ -147,7 +147,7 @@ def drawn_in_turn(q: Tensor, line: Tensor, u: Tensor) -> Candidates:
     left, tokens, exist = q, [], []
     for rank in range(u.shape[2]):
         token = inverse_cdf(left.flatten(0, 1), u[:, :, rank].reshape(-1, 1)).view(batch, width, 1)
-        token.clamp_(max=vocab_size - 1)  # where nothing is left, and NaN logits, lead beyond the vocabulary
+        token.clamp_(max=vocab_size - 1)  # an empty rest and NaN logits lead beyond the vocabulary
         if rank == 0:
             token[:, :1] = line[:, :, None]
         tokens.append(token)

@@ -53,7 +53,7 @@ def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Pr
 
 
 def add(offer: Offer, asked: Tensor, drawn: Drawn, number: int, plan: Plan, frame: Frame) -> Drawn:
-    """Put offered tokens into a line of the rows that `asked` [A] for them; the others have what was drawn."""
+    """Put offered tokens into a line of the rows that `asked` [A] for them; the others keep what was drawn."""
     proposed = frame.lines[number].proposed
     if len(plan.lines[number]) == 1:
         proposed.copy_(offer.tokens)

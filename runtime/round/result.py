@@ -104,7 +104,7 @@ def _q_of_nodes(proposal: Proposal, tree: Tree, k: int) -> torch.Tensor:
         found = chosen(q if q is None else at_nodes(q, tree.parents.clamp(max=k - 1)), tokens)
     else:
         found = chosen(at_nodes(after, tree.parents), tokens)
-        found[:, :k] = chosen(q, tokens[:, :k])  # of a row that copies they were certain
+        found[:, :k] = chosen(q, tokens[:, :k])  # a row that copies was certain of them
     if tree.lines > 1:
         each = [chosen(law, tokens[:, i * k : (i + 1) * k]) for i, law in enumerate(proposal.laws)]
         lines = torch.cat(each, 1)
@@ -114,7 +114,7 @@ def _q_of_nodes(proposal: Proposal, tree: Tree, k: int) -> torch.Tensor:
 
 
 class Traced:
-    """What a table says of a round's proposals: of each node token, p and q, and of what shape they are."""
+    """A round's proposals as a table tells them: token, p and q of each node, and their shape."""
 
     def __init__(self, row: Sequence[float], plan: Plan) -> None:
         nodes, self._k, lines = plan.draft_length + plan.beyond, plan.draft_length, len(plan.lines)
@@ -151,7 +151,7 @@ class Traced:
         nodes = [node for node in range(self._k + 1, len(self._exist) + 1) if self._exist[node - 1]]
         depths = {node: len(Tree.path_to(node, self._parents)) for node in nodes}
         found: dict[int, TracedSibling] = {}
-        after: dict[int, int] = {}  # the places in `found` of those that others follow
+        after: dict[int, int] = {}  # the places in `found` of nodes that others follow
         for node in sorted(nodes, key=lambda node: (depths[node], self._ranks[node - 1])):
             i, parent = node - 1, self._parents[node - 1]
             token, p, q = int(self._tokens[i]), self._p[i], self._q[i]

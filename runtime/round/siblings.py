@@ -1,7 +1,7 @@
 """Hangs siblings beside a line of sampled proposals, where they are most likely to be needed.
 
 coupled:   a token that the draft nearly picked, by its score with the same noise. The noise may choose tokens and
-           places, since the target's own pick decides.
+           places, because the target's own pick decides.
 rejection: a token drawn as the line's was, from what is left of q. Its place is chosen without a look at it.
 """
 
@@ -19,7 +19,7 @@ from ..state.plan import Plan
 from ..state.proposal import Noise
 from ..state.rows import Rows
 
-REACHED, NEEDED = 0.75, 0.5  # of places, the part that the next one is reached from; of siblings, that fails
+REACHED, NEEDED = 0.75, 0.5  # shares: of places from which the next one is reached; of siblings that fail
 
 
 class Candidates(NamedTuple):
@@ -57,7 +57,7 @@ def hang_siblings(
 
 
 def nearly_picked(scores: Tensor, line: Tensor, ranks: int) -> Candidates:
-    """Return the runners-up of the draft's picks, as likely as the softmax of their scores says, which are used up.
+    """Return the runners-up of the draft's picks, as likely as the softmax of their scores says; uses up the scores.
 
     The softmax is over as many as a place may ever have, so that a row's own do not depend on its neighbours'.
     """
@@ -78,7 +78,7 @@ def drawn_without_replacement(q: Tensor, line: Tensor, u: Tensor, ranks: int) ->
     for rank in range(ranks):
         left = left.scatter(2, last, 0.0)
         last = inverse_cdf(left.flatten(0, 1), u[:, of_rank(rank + 1, length)].reshape(-1, 1)).view(batch, length, 1)
-        last.clamp_(max=vocab_size - 1)  # where nothing is left, and NaN logits, lead beyond the vocabulary
+        last.clamp_(max=vocab_size - 1)  # an empty rest and NaN logits lead beyond the vocabulary
         tokens.append(last)
         exist.append(left.gather(2, last) > 0)
     return Candidates(torch.cat(tokens, 2), worth_unseen(length, ranks, q.device) * torch.cat(exist, 2))

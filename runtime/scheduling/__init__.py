@@ -1,1 +1,1 @@
-"""The core: who has which row, what a round does, and what its results are."""
+"""The core: it gives requests rows, plans and launches their rounds, and hands out the results."""

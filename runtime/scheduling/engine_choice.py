@@ -19,7 +19,7 @@ def resolve(bundle: Bundle, engine: str, device: str, max_batch: int) -> str:
 
 
 def read_choice(bundle: Bundle, device: str, max_batch: int) -> str | None:
-    """Return what was fastest up to the smallest measured batch that holds this one, or up to the largest.
+    """Return the engines that were fastest up to the smallest measured batch that holds this one, or up to the largest.
 
     None if nothing was measured, or only another machine or other graphs.
     """

@@ -1,4 +1,4 @@
-"""What callers ask for becomes a request, or an error that says in a sentence why it cannot."""
+"""Turns what callers ask for into a request, or into an error that says in one sentence why it cannot be one."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -37,7 +37,7 @@ def neighbours(occupants: Sequence[Occupant]) -> Iterator[list[Occupant]]:
 def refresh_uniforms(rows: Rows, plan: Plan, occupants: Sequence[Occupant]) -> None:
     """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight.
 
-    All that a request may need of a block are made at once, and those of neighbours with the same lengths together.
+    All that a request may need of a block are made at once; neighbours with the same lengths share one call.
     """
     if not plan.draws:
         return

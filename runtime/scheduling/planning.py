@@ -17,7 +17,7 @@ from ..state.plan import LEAST_WINDOW, Level, Plan
 from ..state.rows import Rows
 from ..state.shapes import TreeLength
 
-AT_MOST = 2  # times as many branches as usual may be on a level of a tree that adapts
+AT_MOST = 2  # times as many branches as usual, on a level of a tree that adapts
 
 
 class Share(NamedTuple):
@@ -134,7 +134,7 @@ class Planner:
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
         """Leave out what the target's widest step has no room for behind the longest line.
 
-        Then none of these rows is one whose text depends on its siblings or on how many lines it has.
+        Rows that lose something are never ones whose text depends on their siblings or on how many lines they have.
         """
         if not any(one.siblings or one.beside or one.tree for one in shares):
             return shares
@@ -167,7 +167,7 @@ class Planner:
 
 
 def _adapts(share: Share, params: SamplingParams) -> bool:
-    """Whether its tree grows where scores say; a neighbour's may let it grow more, so no text may depend on it."""
+    """Whether a row's tree grows where scores say; a neighbour's may let it grow more, so no text may depend on it."""
     return share.tree is not None and not share.tree.children and not params.draft_decides
 
 

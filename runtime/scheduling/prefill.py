@@ -10,7 +10,7 @@ from ..requests.request import Request
 from ..round.result import token_logprobs
 from ..state.rows import Rows
 
-# Of a prompt's chunks: engines may round the tokens of narrow steps in another way.
+# The narrowest chunk of a prompt: engines may round the tokens of narrow steps in another way.
 NARROWEST = 2 * (MAX_DRAFT_LENGTH + 1)
 PADDING = 1.25  # a step may be this many times as large as the tokens of its prompts
 DRAFT_BUDGET = 4 * PREFILL_WIDTH  # tokens that drafts read between two rounds, sooner than a target reads a chunk
@@ -40,7 +40,7 @@ class Prefill:
         return sum(fed.values()), {row: logits[row - min(fed)] for row in fed}
 
     def catch_up(self, wanted: Mapping[int, Mapping[Model, int]], budget: int) -> int:
-        """Feed drafts the entries that each row wants, as far as the budget goes; return what is left of that."""
+        """Feed drafts the entries that each row wants, as far as the budget goes; return what is left of it."""
         for draft in self._drafts:
             entries = {row: own[draft] for row, own in wanted.items() if draft in own}
             while budget > 0 and (fed := self.read(draft, entries, PREFILL_WIDTH)[0]):
@@ -48,9 +48,10 @@ class Prefill:
         return budget
 
     def score(self, target: Model, request: Request, row: int) -> int:
-        """Compute the next log-probabilities of a prompt, which is read anew after the last, to round as always.
+        """Compute the next log-probabilities of a prompt.
 
-        They follow what the row holds: a request that had given up its place begins again.
+        They continue after what the row holds: a request that had given up its place begins again. After the last ones
+        the row is emptied, so that the prompt is read, and rounded, as always.
         """
         assert request.params.prompt_logprobs is not None
         start = target.cache.entries[row]
@@ -66,8 +67,8 @@ class Prefill:
 def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: int) -> bool:
     """Whether a step that feeds these rows may feed one more.
 
-    Where they have one width, it is the next row, begins where they do, so that padding stays within the cache that the
-    longest needs, and leaves little of the step to padding.
+    If the rows of a step have one width, it must be the next row, leave little of the step to padding, and begin where
+    they do, so that padding stays within the cache that the longest needs.
     """
     if not model.engine.reads_together:
         return False

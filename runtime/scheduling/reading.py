@@ -40,7 +40,7 @@ class Reading:
         self._frames, self._rounds, self._results = frames, rounds, results
 
     def read_prompts(self) -> None:
-        """Read prompts until so many tokens are spent that live rows would wait for long."""
+        """Read prompts until more would keep live rows waiting for long."""
         budget, draft_budget = PREFILL_WIDTH, DRAFT_BUDGET
         while budget > 0 and (self._seating.prefilling or self._seating.waiting):
             try:
@@ -51,10 +51,10 @@ class Reading:
                 budget, draft_budget = budget - read, draft_budget - read_by_drafts
 
     def _read_some(self, budget: int, draft_budget: int) -> tuple[int, int]:
-        """Let the target read prompts in one call; return what that and the drafts have spent.
+        """Let the target read prompts in one call; return how many tokens that and the drafts have spent.
 
-        With the last token of its prompt a request gets its first own. A prompt of one token is left to the first
-        round. The draft reads later, between rounds; but a request whose text must depend on nothing else waits for it.
+        A request gets the first token of its output with the last of its prompt. A prompt of one token is left to the
+        first round. The draft reads later, between rounds; a request that keeps its draft waits until it has read.
         """
         seating = self._seating
         while seating.admit():
@@ -104,7 +104,7 @@ class Reading:
     def catch_up(self, live: Sequence[Occupant], window: int) -> None:
         """Let drafts read what they lack for the next round, within their budget.
 
-        One whose request keeps it is never behind: it lacks no more than a round has committed.
+        A draft that its request keeps is never behind: it lacks no more than a round has committed.
         """
         lacking = self._lacking(live, window)
         kept = {one.row: lacking.pop(one.row) for one in live if one.request.params.keeps_its_draft}
@@ -113,7 +113,7 @@ class Reading:
                 self._prefill.catch_up(some, budget)
 
     def _lacking(self, occupants: Sequence[Occupant], window: int = LEAST_WINDOW) -> dict[int, dict[Model, int]]:
-        """Return by row how many entries each draft needs that it may run next, all but those that it reads first."""
+        """Return by row how many entries each draft that may run next needs, without those that it reads first."""
         return {
             one.row: {
                 draft: one.request.length - own for draft, own in self._windows.of(one.chooser.wanted, window).items()
@@ -123,7 +123,7 @@ class Reading:
 
 
 def _entries_of_prompt(request: Request) -> int:
-    """Return how many cache entries reading it gives: all, since its first token comes with them.
+    """Return how many cache entries reading a prompt gives: all, because the first token of the output comes with them.
 
     A prompt of one token is left to the first round, as is the last token of a request that goes on.
     """

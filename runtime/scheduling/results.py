@@ -14,7 +14,7 @@ from .planning import Planner, Share
 
 
 class Results:
-    """Counts over all requests, and what each of them gets of its rounds."""
+    """Gives each request what its rounds yield, and counts over all requests."""
 
     def __init__(self, target: Model, planner: Planner, rules: DraftingRules) -> None:
         self.speculation = Speculation()
@@ -43,7 +43,7 @@ class Results:
     def commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
         kept = self.give(occupant, share, result)
         stood = result.beside if share.siblings or share.tree else 0
-        ended = stood > 0 and not share.tree  # with a sibling, which nothing follows
+        ended = stood > 0 and not share.tree  # the round ended with a sibling, which nothing follows
         outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
         shape = share.tree or share.siblings
         fell = shape and (ended or result.accepted - stood < result.proposed)

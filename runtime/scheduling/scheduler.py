@@ -132,7 +132,7 @@ class Scheduler:
             self._rules.controller.choose([occupant.chooser for occupant in self.live], self._behind)
 
     def _behind(self, row: int) -> Behind:
-        """Say how much of a row its draft has not read: the one that it may use, or the first of all."""
+        """Say how much of a row its draft has not read; that is the draft that it may use, or else the first."""
         occupant = self.live[row]
         draft = self._windows.draft_of(occupant.chooser.drafters)
         entries = 0 if draft is None else draft.cache.entries[row]

@@ -22,8 +22,8 @@ from .prefill import NARROWEST
 class Seating:
     """Live requests hold the first rows, those whose prompts are being read the next ones, and the rest wait.
 
-    `submit` and `cancel` may be called from any thread; all else between two rounds. `changed` is called when other
-    requests are live, or in other rows.
+    `submit` and `cancel` may be called from any thread, all else only between two rounds. `changed` is called when
+    requests become live, end, or move to other rows.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Seating:
         return self._budget.admits([length])
 
     def admit(self) -> bool:
-        """Give the next request that waits a row, if one and the memory are free; return whether to ask again."""
+        """Give the next waiting request a row, if a row and the memory are free; return whether to ask again."""
         row = len(self.occupants)
         with self._queue_lock:
             if not self.waiting or row >= self._most_rows:
@@ -92,7 +92,7 @@ class Seating:
             if row and not fits:
                 return False
             request = self.waiting.popleft()
-        if not fits:  # nor ever, though it did when it was submitted
+        if not fits:  # it fitted when it was submitted, but never will now
             _fail(request, CacheFull("its rounds have become too wide for cache_bytes; ask for fewer proposals"))
             return True
         drafting = request.drafting
@@ -130,7 +130,7 @@ class Seating:
         self._changed()
 
     def leave(self, among: Iterable[Occupant] | None = None) -> None:
-        """Free the rows of requests that have ended, of all or of these; others close up."""
+        """Free the rows of requests that have ended, among all or among these; the others close up."""
         ended = [one for one in (self.occupants if among is None else among) if one.ended]
         if not ended:  # nearly always
             return
@@ -198,7 +198,7 @@ class Seating:
             self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt)
 
     def _reuse_prefix(self, occupant: Occupant) -> None:
-        """Begin with what an earlier request has left, but for an end that is read as it would be without."""
+        """Begin with what an earlier request has left; the end is read as it would be without that."""
         request, row = occupant.request, occupant.row
         if request.unscored:
             return  # all of its prompt is read for log-probabilities first
@@ -230,7 +230,7 @@ class Seating:
             _fail(occupant.request, error)
 
     def end_waiting(self, error: BaseException) -> None:
-        """End every request that has none."""
+        """End every waiting request with this error."""
         with self._queue_lock:
             waiting = list(self.waiting)
             self.waiting.clear()

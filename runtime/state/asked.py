@@ -1,4 +1,4 @@
-"""What requests ask of their drafting: how many proposals, in which shape, and from where."""
+"""The drafting that requests ask for: how many proposals, in which shape, and from where."""
 
 from dataclasses import dataclass, fields
 from typing import NamedTuple

@@ -44,7 +44,7 @@ class Frame:
         width = -(-batch // aligned) * aligned
         self.position = torch.zeros(k + 4, width, dtype=torch.int64, device=device)[:, :batch]
         self.index = self.position[2:-1].t()  # [A, K+1], where the round's tokens go
-        self.next_length = self.position[3]  # if nothing that was proposed stands
+        self.next_length = self.position[3]  # the next length if no proposal stands
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
         logits = target.logits(batch, nodes)
@@ -110,7 +110,7 @@ class Frame:
             self.window.begin(rows)
 
     def settle(self) -> None:
-        """Let the cache's entries of the path that stands follow one another."""
+        """Move the cache's entries of the path that stands, so that each follows the one before."""
         verdict = self.verdict
         if isinstance(verdict, TreeVerdict):
             off_line = verdict.last != verdict.accepted
@@ -120,7 +120,7 @@ class Frame:
                     model.cache.straighten(self.position[1], verdict.path)
 
     def put_branches(self, mine: Tensor, tokens: Tensor) -> None:
-        """Write the tokens [A, B] of those branches that are `mine`, from where the draft reads them, too."""
+        """Write the tokens [A, B] of those branches that are `mine`, also to where the draft reads them."""
         self.branches.copy_(torch.where(mine, tokens, self.branches))
         if self._rows_differ:
             self._at_branches.copy_(torch.where(mine, tokens, self._at_branches))

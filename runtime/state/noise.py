@@ -91,11 +91,11 @@ def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
 
 
 def of_rank(rank: int, length: int) -> slice:
-    """Return where among the uniforms beyond the line's those of a rank of siblings are, or of a further line."""
+    """Return which of the uniforms beyond the line's belong to a rank of siblings, or to a further line."""
     begin = (rank - 1) * MAX_DRAFT_LENGTH
     return slice(begin, begin + length)
 
 
 def of_sibling(rank: Tensor, place: Tensor) -> Tensor:
-    """Return which of them a sibling of this rank beside this proposal of a line has."""
+    """Return which uniform beyond the line's belongs to the sibling of this rank beside this proposal."""
     return (rank - 1) * MAX_DRAFT_LENGTH + place

@@ -17,7 +17,7 @@ LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last
 
 @dataclass
 class Prepared:
-    """The part of a frame that belongs to a drafter: its draft model's steps that it runs."""
+    """The part of a frame that belongs to a drafter: the steps of its draft model."""
 
     steps: list[Step]
 
@@ -111,7 +111,7 @@ class Plan:
 
     @cached_property
     def steps(self) -> tuple[object, ...]:
-        """What the tensors and the steps of a round depend on; `live`, too.
+        """The parts of the plan that the tensors and the steps of a round depend on, `live` among them.
 
         Where rows propose equally many tokens, nothing writes how many are verified.
         """
@@ -155,7 +155,7 @@ class Plan:
 
     @property
     def children(self) -> int:
-        """The most children of one node, siblings and what they are beside counted."""
+        """The most children of one node, counting siblings and the proposal that they are beside."""
         return max(1 + self.ranks, *(level.children for level in self.levels)) if self.levels else 1 + self.ranks
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The proposals of a round, the noise that draws and judges them, and the tokens that its positions come after."""
+"""The proposals of a round, the noise that draws and judges them, and the tokens before each of its positions."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from .tree import Tree
 
 
 class Ahead(NamedTuple):
-    """The proposals of a round that its positions come after."""
+    """The proposals of a round that come before its positions."""
 
     tokens: Tensor  # [A, N]
     tree: Tree | None = None  # None: a line, whose last position comes after all, each before it after one fewer
@@ -40,7 +40,7 @@ class Noise(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What the drafters propose, and the distribution each proposal was truly sampled from."""
+    """The tokens that drafters propose, and the distribution that each was truly sampled from."""
 
     tokens: Tensor  # [A, K], or [A, N] of a tree
     proposed: Tensor  # [A] how many of the first K each row proposes
@@ -48,11 +48,11 @@ class Proposal(NamedTuple):
     entropies: Tensor | None = None  # [A, K] the draft's entropy at each, if asked for
     tree: Tree | None = None  # None: a line
     counts: Tensor | None = None  # [A, D] how many each of several lines proposes
-    laws: tuple[Tensor | None, ...] = ()  # of each of several lines what `probabilities` is of the first
+    laws: tuple[Tensor | None, ...] = ()  # for each of several lines what `probabilities` is for the first
     after: Tensor | None = None  # [A, N+1, V] what the children of each node were sampled from, if trees have grown
 
     def children_of(self, node: Tensor) -> Tensor:
-        """Return what the children of a node [A] were sampled from [A, V]; without trees it is of the first line."""
+        """Return the q [A, V] that the children of a node [A] were sampled from; without trees, the first line's."""
         if self.after is not None:
             return pick(self.after, node)
         assert self.probabilities is not None
@@ -60,5 +60,5 @@ class Proposal(NamedTuple):
 
     @property
     def ahead(self) -> Ahead:
-        """What the target's positions come after."""
+        """The proposals that come before the target's positions."""
         return Ahead(self.tokens, self.tree)

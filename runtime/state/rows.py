@@ -14,7 +14,7 @@ from .shapes import Levels
 
 BLOCK = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
 
-NOWHERE = (0, 0)  # a branch that a tree has not
+NOWHERE = (0, 0)  # stands for a branch that a tree does not have
 
 Columns = dict[str, Tensor]  # by name, one entry per row: what the filters know of each request
 
@@ -31,7 +31,7 @@ class Rows:
     siblings: Tensor  # [M] int64, how many proposals it has beside its only line
     levels: Tensor  # [M, 17] int64, how many branches its tree has before each level; the last: in all
     branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
-    adapts: Tensor  # [M] bool: they are not, but as many go where the draft's scores say, down to the same depth
+    adapts: Tensor  # [M] bool: branches are not fixed; as many go where the draft's scores say, down to the same depth
     depth: Tensor  # [M] int64, of the tree
     entropy_limit: Tensor  # [M] float32, the row proposes no further where the draft's entropy exceeds it
     coupled: Tensor  # [M] bool: greedy or the coupled rule
@@ -121,7 +121,7 @@ class Rows:
 
     @property
     def has_tree(self) -> Tensor:
-        """Which rows [A] grow a tree."""
+        """Whether each row [A] grows a tree."""
         return self.levels[:, -1] > 0
 
     def fill_uniforms(self, first: int, count: int, lengths: range, beyond: bool = False) -> None:

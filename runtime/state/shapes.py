@@ -1,4 +1,4 @@
-"""The shapes of proposals that are no line, as requests ask for them: combs, written 5+3, and trees, 4/12 or 3x2x1."""
+"""The shapes that requests may ask for beside a plain line: combs, written 5+3, and trees, written 4/12 or 3x2x1."""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class CombLength:
 
     @property
     def beyond(self) -> int:
-        """How many proposals it has beside its line."""
+        """The number of proposals beside its line."""
         return self.siblings
 
 
@@ -84,7 +84,7 @@ class TreeLength:
 
     @classmethod
     def of(cls, *children: int) -> Self:
-        """The tree in which each node has so many children, level by level."""
+        """Make the tree in which each node has so many children, level by level."""
         return cls(*_size(children), children)
 
     def __str__(self) -> str:
@@ -92,12 +92,12 @@ class TreeLength:
 
     @property
     def beyond(self) -> int:
-        """How many proposals it has beside its line."""
+        """The number of proposals beside its line."""
         return self.nodes - self.length
 
     @cached_property
     def levels(self) -> Levels:
-        """Where its branches are, as long as no token is known."""
+        """The places of its branches while no token is known."""
         return _each_child(self.children) if self.children else _likeliest(self.length, self.beyond)
 
 

@@ -1,4 +1,4 @@
-"""The shape of proposals that are no single line. What a row has behind its first line is its own affair.
+"""The shape of proposals that are more than one line; each row may have something else behind its first line.
 
 a comb:        a line, and siblings beside its tokens, which nothing follows
 a tree:        a line, and branches beside it, which others may follow
@@ -47,7 +47,7 @@ class Tree:
         self.ranks = ranks.expand(batch, nodes - 1).contiguous()  # [A, N], among the children of one node
         self.ancestors = own.expand(batch, nodes, nodes).contiguous()  # [A, N+1, N+1], each token its own
         self.exists = torch.zeros(batch, nodes - 1, dtype=torch.bool, device=device)  # [A, N]
-        self.uniforms = whole(batch, nodes - 1 - length)  # which of those beyond the line's each node behind it has
+        self.uniforms = whole(batch, nodes - 1 - length)  # of those beyond the line's, the one that each node has
         self.hung = torch.zeros(batch, siblings, dtype=torch.bool, device=device)  # which siblings exist
         self.grown = torch.zeros(batch, branches, dtype=torch.bool, device=device)  # which branches do
         self._line = self.nodes[: length + 1]
@@ -61,7 +61,7 @@ class Tree:
                 own.copy_(lines.expand_as(own))
 
     def end_lines(self, proposed: Tensor) -> None:
-        """Let each row's lines have as many tokens [A, D] as they propose, beside what else is there."""
+        """End each row's lines after as many tokens [A, D] as they propose; siblings and branches stay as they are."""
         length, siblings, branches = self.length, self.hung.shape[1], self.grown.shape[1]
         ends = self.lines * length
         torch.lt(self._line[:-1], proposed[:, :, None], out=self.exists[:, :ends].view(-1, self.lines, length))
@@ -115,7 +115,7 @@ class Tree:
 
     @staticmethod
     def path_to(node: int, parents: Sequence[int]) -> list[int]:
-        """Return the nodes from behind the root to this one."""
+        """Return the nodes on the way from the root to this one, without the root."""
         path = []
         while node:
             path.append(node)

@@ -62,7 +62,7 @@ class Verdict:
         self.target_probabilities: Tensor | None = None  # [A, K+1, V], or of all nodes of a tree
 
     def along(self, tensor: Tensor) -> Tensor:
-        """Return what a tensor says [A, K+1, …] of the committed tokens."""
+        """Return the entries [A, K+1, …] of a tensor that belong to the committed tokens."""
         return tensor
 
 

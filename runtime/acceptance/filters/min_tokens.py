@@ -1,4 +1,4 @@
-"""Minimum length: before so many tokens neither the end-of-sequence token nor a stop token may be sampled."""
+"""Minimum length: until an output has so many tokens, it may sample neither end-of-sequence nor stop tokens."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -66,7 +66,7 @@ class Penalties(Change):
 
 
 def counts_at_each_position(before: Tensor, ahead: Ahead, width: int) -> Tensor:
-    """How often each token is in the output [A, W, V], as plain decoding would have it at each position.
+    """Return how often each token is in the output [A, W, V], as plain decoding would have it at each position.
 
     `before` [A, V] counts what was committed.
     """
