@@ -70,7 +70,7 @@ class Decoder:
             for one in opens:
                 opened.callback(one.close)
             contracts = [one.contract for one in opens]
-            room = tokens_in(contracts, cache_bytes, "cache_bytes")
+            room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch)
             self._room = max_batch * bundle.capacity if room is None else room
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
             models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]

@@ -77,7 +77,7 @@ class Model:
         inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
-            cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}
+            cache |= {name: cache[name][:, :, :live] for name in self.engine.contract.cache_names}
         if widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = widths
         return make_step(self.engine, cache, inputs, {"logits": logits})
@@ -117,7 +117,7 @@ class Model:
             begin = torch.full((1,), start, device=tokens.device)
             start += width
             self.step(row, tokens[None, start - width : start], begin, logits, self.bucket(start)).run()
-        self.cache.wrote(row, self.cache.entries[row], start)
+            self.cache.wrote(row, start - width, start)
         return logits
 
     def score(self, row: int, tokens: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ class Model:
             first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
             self.step(row, chunk[None], first, logits, self.bucket(start + width)).run()
             found.append(logits[0, :, : self.vocab_size].clone())
+            self.cache.wrote(row, start, start + width)
             start += width
-        self.cache.wrote(row, self.cache.entries[row], start)
         return torch.cat(found)
 
     def close(self) -> None:

@@ -90,12 +90,14 @@ def test_the_passes_fire_where_they_should_and_keep_the_numbers(
 
     generator = np.random.default_rng(0)
     batch, start = 3, np.array([0, 7, 40])
-    shape = (batch, contract.kv_heads, CAPACITY, contract.head_dim)
     feeds = {
         "input_ids": generator.integers(64, size=(batch, 5)),
         "start": start,
         "logit_rows": np.tile(np.arange(5), (batch, 1)),
-        **{f"past_{name}": generator.standard_normal(shape, dtype=np.float32) for name in contract.cache_names},
+        **{
+            f"past_{state.name}": generator.standard_normal(state.memory(batch, CAPACITY), dtype=np.float32)
+            for state in contract.states
+        },
     }
     for places in (line(batch, 5, "cpu"), trees(batch, 5)):
         given = feeds | {name: tensor.numpy() for name, tensor in places.items()}
@@ -223,7 +225,7 @@ def test_attention_of_several_tokens_skips_what_no_row_sees(
     with patch("trt_spec.export.plans.compiler.pack_queries", return_value=0):
         plan = bytes(Compiler("tensorrt-rtx").compile(graph, contract, key, tmp_path / "timings"))
     assert (plan.count(switch + b"1"), plan.count(switch)) == (without, contract.layers)
-    assert (copies in plan) == (contract.heads > contract.kv_heads)
+    assert (copies in plan) == (contract.heads > contract.states[0].shape[0])
 
 
 def test_another_shape_gpu_or_graph_needs_another_plan(tmp_path: Path) -> None:
@@ -474,7 +476,7 @@ def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
     assert len(shapes) == 4, "verify, first, decode, prefill"
     for (width, rows, batch), capability in product(sorted(shapes), ["8.0", "8.9"]):
         shape = {"compute_capability": capability, "width": width, "rows": rows, "batch": batch}
-        key = replace(VERIFY, **shape, unfused_attention=contract.head_dim < 16)
+        key = replace(VERIFY, **shape, unfused_attention=contract.states[0].shape[1] < 16)
         assert len(bytes(compiler.compile(graph, contract, key, folder / "timings"))) > 10_000
 
 
