@@ -28,7 +28,7 @@ from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules, DraftLength
 from .memory.budget import tokens_in
-from .memory.model import Model
+from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
 from .memory.shortage import MemoryShortage
 from .requests.intake import Intake, Prompt, read_tokenizer
@@ -320,6 +320,7 @@ class Decoder:
 
     def _open_engines(self, device: str) -> list[Engine]:
         """Open the target's engine, and those of the drafts."""
+        refuse_drafts(self.bundle)
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
         return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)

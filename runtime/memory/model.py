@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from ...engines import Engine, RequestError, Step, last_rows, line, make_step
+from ...engines import ROW, Bundle, BundleError, Engine, RequestError, Step, last_rows, line, make_step
 from ...engines.engine import chunks
 from ..round.tree import Tree
 from .block_cache import BlockCache
@@ -152,3 +152,13 @@ def make_cache(engine: Engine, max_rows: int, capacity: int, most_tokens: int | 
             "lower max_batch, or raise cache_bytes"
         )
     return RowCache(contract, device, max_rows, max_rows, capacity, fixed=True, kept_blocks=kept_blocks)
+
+
+def refuse_drafts(bundle: Bundle) -> None:
+    """Refuse drafts with states of rows: their steps begin behind proposals, which may fall after all."""
+    for name in bundle.drafts:
+        for state in bundle.models[name].contract.of_kind(ROW):
+            raise BundleError(
+                f"bundle {bundle.path} has the {name} with {state}, which could not be taken back where a proposal is "
+                "rejected; expected drafts with states per token alone, export another"
+            )
