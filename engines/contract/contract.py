@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
@@ -109,7 +110,7 @@ class Contract:
             groups.setdefault((state.shape, state.dtype), []).append(state)
         return list(groups.values())
 
-    @property
+    @cached_property
     def cache_names(self) -> tuple[str, ...]:
         """The states with an entry for each token, in graph order: key_0, value_0, key_1, …"""
         return tuple(state.name for state in self.of_kind(TOKEN))
@@ -135,7 +136,7 @@ class Contract:
             rows, capacity = "pool", BLOCK_TOKENS
         return TensorSpec(f"{prefix}_{state.name}", state.dtype, state.memory(rows, capacity))
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         return (
             TensorSpec("input_ids", "int64", ("batch", "width")),
@@ -148,7 +149,7 @@ class Contract:
             *(self._memory("past", state) for state in self.states),
         )
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return (
             TensorSpec("logits", "float32", ("batch", "rows", self.vocab_size)),
@@ -156,7 +157,7 @@ class Contract:
             *(self._memory("present", state) for state in self.states if STATE_KINDS[state.kind].output),
         )
 
-    @property
+    @cached_property
     def aliases(self) -> dict[str, str]:
         """Each output that must be bound to the memory of an input."""
         return {
