@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .contract import BLOCK_TOKENS, CAPABILITIES, Contract, TensorSpec
+from .contract import BLOCK_TOKENS, CAPABILITIES, ROW, Contract, TensorSpec
 from .engine import Engine, Step
 
 if TYPE_CHECKING:
@@ -34,20 +34,22 @@ def make_step(
     """Make a step over the rows of `cache`; all tensors go by contract name.
 
     `inputs` and `outputs` need not name everything. Without `depths` and `ancestors` the tokens are a line, without
-    `logit_rows` the last ones give logits. The cache and the tensors of a capability are added, too.
+    `logit_rows` the last ones give logits. The cache and the tensors of a capability are added, too. A state of a row
+    is computed beside the cache and copied into it after the call, since a graph may read it to its end.
     """
     import torch
 
     contract, device = engine.contract, engine.device
     (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
-    buffers = {name: cache[name] for name in contract.cache_names}
+    buffers = {state.name: cache[state.name] for state in contract.states}
     inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)
     if contract.in_blocks:
         inputs["blocks"] = cache["blocks"]
     if "depths" not in inputs:
         inputs |= line(batch, width, device)
     inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
-    outputs = {f"present_{name}": tensor for name, tensor in buffers.items()} | dict(outputs)
+    replaced = {state.name: torch.empty_like(buffers[state.name]) for state in contract.of_kind(ROW)}
+    outputs = {f"present_{name}": tensor for name, tensor in (buffers | replaced).items()} | dict(outputs)
     sizes = {"batch": batch, "width": width, "rows": rows}
 
     def blank(spec: TensorSpec) -> "Tensor":
@@ -62,13 +64,15 @@ def make_step(
         inputs |= {spec.name: blank(spec) for spec in absent}
         outputs |= {spec.name: blank(spec) for spec in capability.outputs if spec.name not in outputs}
     step = engine.step(inputs, outputs)
-    if not fills:
+    if not fills and not replaced:
         return step
 
     def run() -> None:
         for fill in fills:
             fill(inputs)
         step.run()
+        for name, found in replaced.items():
+            buffers[name].copy_(found)
 
     return Step(inputs, outputs, run)
 
@@ -89,18 +93,20 @@ def blank_step(
 
 def cache_rows(contract: Contract, cache: "Mapping[str, Tensor]", first_row: int, rows: int) -> "dict[str, Tensor]":
     """Return the part of a cache that a step over these rows takes."""
-    own = ("blocks",) if contract.in_blocks else contract.cache_names  # these have a part for each row
-    return {name: tensor[first_row : first_row + rows] if name in own else tensor for name, tensor in cache.items()}
+    shared = contract.cache_names if contract.in_blocks else ()  # all else has a part for each row
+    return {name: tensor if name in shared else tensor[first_row : first_row + rows] for name, tensor in cache.items()}
 
 
 def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
     """Make a cache by contract name, all zero, in which every row has its memory."""
     import torch
 
-    size, table = (rows, contract.kv_heads, capacity, contract.head_dim), {}
+    table, size = {}, (rows, capacity)
     if contract.in_blocks:
         each = -(-capacity // BLOCK_TOKENS)
-        size = (1 + rows * each, contract.kv_heads, BLOCK_TOKENS, contract.head_dim)  # the first is spare
+        size = 1 + rows * each, BLOCK_TOKENS  # the first is spare
         table = {"blocks": torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)}
-    dtype = getattr(torch, contract.dtype)
-    return {name: torch.zeros(size, dtype=dtype, device=device) for name in contract.cache_names} | table
+    return {
+        state.name: torch.zeros(state.memory(*size), dtype=getattr(torch, state.dtype), device=device)
+        for state in contract.states
+    } | table

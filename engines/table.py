@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from .contract import Contract
+from .contract import ROW, TOKEN, Contract
 from .engine import Engine
 from .errors import EngineError
 
@@ -19,6 +19,7 @@ class EngineKind:
     packages: tuple[str, ...]  # its results depend on torch and on those of these that are installed
     extras: dict[str, tuple[str, ...]]  # by device: one of these extras of the package brings the library
     computes_in: str | None = None  # a dtype other than the bundle's own, which makes it another model
+    states: tuple[str, ...] = (TOKEN,)  # the kinds that it takes
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -35,6 +36,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime",),
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
+            states=(TOKEN, ROW),
         ),
         EngineKind(
             "openvino",
@@ -60,6 +62,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
+            states=(TOKEN, ROW),
         ),
         EngineKind(
             "torch-compiled",
@@ -68,6 +71,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},
+            states=(TOKEN, ROW),
         ),
         EngineKind(
             "tensorrt",
@@ -76,6 +80,7 @@ ENGINES: dict[str, EngineKind] = {
             ("tensorrt", "tensorrt_rtx"),
             ("tensorrt", "tensorrt-rtx"),
             {"cuda": ("tensorrt", "tensorrt-rtx")},
+            states=(TOKEN, ROW),
         ),
     )
 }
@@ -117,6 +122,8 @@ def open_engines(
     for name in names:
         if name not in ENGINES:
             raise EngineError(f"there is no engine {name!r}; this version has: {', '.join(ENGINES)}")
+    for name, (graph, contract) in zip(names, models, strict=True):
+        _refuse_states(ENGINES[name], graph, contract)
     opened: dict[int, Engine] = {}
     try:
         for name in dict.fromkeys(names):
@@ -130,3 +137,14 @@ def open_engines(
             engine.close()
         raise
     return [opened[place] for place in range(len(names))]
+
+
+def _refuse_states(engine: EngineKind, graph: Path, contract: Contract) -> None:
+    """Refuse a graph with a state of a kind that the engine does not take."""
+    for state in contract.states:
+        if state.kind not in engine.states:
+            others = [one.name for one in ENGINES.values() if state.kind in one.states]
+            raise EngineError(
+                f"engine {engine.name} takes no state of the kind {state.kind!r}, {graph} has {state}; "
+                f"{'use engine ' + ' or '.join(others) if others else 'no engine of this version does, update it'}"
+            )

@@ -1,7 +1,7 @@
 """Compare the written graph in ONNX Runtime with the checkpoint in torch, call by call: every export checks itself."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,7 +41,7 @@ class Reference:
 def make_reference(
     model: Any, contract: Contract, window: int | None, sample: Sample, sample_logits: Tensor
 ) -> Reference:
-    contract = replace(contract, dtype="float32")  # in which both sides compute
+    contract = contract.in_dtype("float32")  # in which both sides compute
     script = write_script(sample.vocab_size, contract.max_length)
     branches = branch_logits(model, script.branches)
     deep = _deep_calls(contract, sample.vocab_size, window)
@@ -60,7 +60,7 @@ def check_graph(
     wide_copy = contract.dtype != "float32"
     if wide_copy:
         graph = _write_wide_copy(graph)
-        contract = replace(contract, dtype="float32")
+        contract = contract.in_dtype("float32")
     errors: dict[str, float] = {}  # the worst absolute error of each scenario
 
     def compare(scenario: str, found: Tensor, expected: Tensor) -> None:
@@ -152,14 +152,13 @@ def _deep_logits(model: Any, contract: Contract, call: RowCall) -> Tensor:
 def _random_rows(contract: Contract, rows: int) -> Iterator[Tensor]:
     """Give the same rows for each cache buffer, in the contract's order, whenever they are asked for."""
     generator = torch.Generator().manual_seed(SEED)
-    for _ in contract.cache_names:
-        yield torch.randn(1, contract.kv_heads, rows, contract.head_dim, generator=generator)
+    for state in contract.states:
+        yield torch.randn(state.memory(1, rows), generator=generator)
 
 
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
     """Make buffers full of garbage, which a graph must never read."""
-    shape = (rows, contract.kv_heads, capacity, contract.head_dim)
-    return {name: torch.full(shape, 1e4) for name in contract.cache_names}
+    return {state.name: torch.full(state.memory(rows, capacity), 1e4) for state in contract.states}
 
 
 def _cache_holding(contract: Contract, start: int, width: int) -> dict[str, Tensor]:

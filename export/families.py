@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines import Contract, ExportError
+from ..engines import Contract, ExportError, keys_and_values
 from .family_table import REFUSED, WORKS
 
 STATIC_ROTARY = (
@@ -28,7 +28,8 @@ class ModelShape:
     window: int | None  # the widest sliding window of a layer
 
     def contract(self, max_length: int, dtype: str) -> Contract:
-        return Contract(self.layers, self.heads, self.kv_heads, self.head_dim, self.vocab_size, max_length, dtype)
+        states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype)
+        return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
 
 
 def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:

@@ -55,10 +55,8 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
 
 
 def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
-    dtype = getattr(torch, contract.dtype)
     batch, width, rows, capacity = 2, 3, 2, 40  # any sizes, all different from one another and from 1
-    shape = (batch, contract.kv_heads, capacity, contract.head_dim)
-    past = [torch.zeros(shape, dtype=dtype) for _ in contract.cache_names]
+    past = [torch.zeros(state.memory(batch, capacity), dtype=getattr(torch, state.dtype)) for state in contract.states]
     ids = torch.zeros(batch, width, dtype=torch.int64)
     start = torch.zeros(batch, dtype=torch.int64)
     depths = torch.zeros(batch, width, dtype=torch.int64)

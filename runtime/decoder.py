@@ -28,7 +28,7 @@ from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
 from .memory.budget import tokens_in
-from .memory.model import Model
+from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
 from .memory.shortage import MemoryShortage
 from .requests.metrics import Speculation
@@ -72,7 +72,7 @@ class Decoder:
             for one in opens:
                 opened.callback(one.close)
             contracts = [one.contract for one in opens]
-            room = tokens_in(contracts, cache_bytes, "cache_bytes")
+            room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch)
             self._room = max_batch * bundle.capacity if room is None else room
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
             models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]
@@ -338,6 +338,7 @@ class Decoder:
 
     def _open_engines(self, device: str) -> list[Engine]:
         """Open the target's engine, and those of the drafts."""
+        refuse_drafts(self.bundle)
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
         return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)

@@ -1,4 +1,4 @@
-"""Drafters, filters, an engine, a graph's input and its output that stand in this file alone work end to end."""
+"""Drafters, filters, an engine, a graph's input, its output and its states that tests alone have work end to end."""
 
 import json
 import shutil
@@ -41,6 +41,7 @@ from trt_spec.runtime.state.rows import Columns
 from trt_spec.tools.cli import main
 
 from .bundles import Pair, save_graph
+from .toys import Toy, with_toys
 
 PROMPTS = [[5, 6, 7, 8], [9, 30, 9, 31, 9], [40]]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -537,3 +538,81 @@ def test_a_bundle_with_a_capability_of_another_version_is_refused(
     monkeypatch.delitem(CAPABILITIES, "lift")
     with pytest.raises(BundleError, match="lists the capability 'lift', which this version does not know"):
         Decoder.open(bundle)
+
+
+# States of a graph.
+
+LENGTHS = [(0, "none"), (1, "model"), (4, "model"), (4, "lookup"), ("3+2", "model"), ("3/9", "model"), (3, "cascade")]
+
+
+def greedy_of(toy: Toy, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    found = []
+    for prompt in prompts:
+        context = list(prompt)
+        while len(context) < len(prompt) + tokens:
+            context.append(int(toy.logits(context).argmax()))
+        found.append(context[len(prompt) :])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "toy", "lengths"),
+    [
+        ("onnxruntime", Toy(), LENGTHS),
+        ("torch", Toy(), LENGTHS),
+        ("onnxruntime", Toy(summary=False), LENGTHS),
+        ("openvino", Toy(features=False, summary=False), LENGTHS[:4]),
+    ],
+    ids=["onnxruntime, all states", "torch, all states", "onnxruntime, no state per row", "openvino, keys and values"],
+)
+def test_states_of_other_shapes_and_kinds_are_kept_in_every_round(
+    llama: Pair, tmp_path: Path, engine_name: str, toy: Toy, lengths: list[tuple[Any, str]]
+) -> None:
+    """Values larger than keys, features of each token and a summary of each row; requests come, go and move."""
+    bundle = with_toys(llama, tmp_path / "toys", toy)
+    prompts = [*PROMPTS, [3, 1, 4, 1, 5, 9, 2, 6] * 5]
+    expected = greedy_of(toy, prompts, 30)
+    with Decoder.open(bundle, engine=engine_name, max_batch=3) as decoder:
+        for draft_length, drafter in lengths:
+            requests = [
+                decoder.submit(
+                    prompt, replace(GREEDY, max_new_tokens=30 - 7 * i), draft_length=draft_length, drafter=drafter
+                )
+                for i, prompt in enumerate(prompts)
+            ]
+            while decoder.step():
+                pass
+            for i, request in enumerate(requests):
+                assert request.token_ids == expected[i][: 30 - 7 * i], (draft_length, drafter)
+        assert texts(decoder, COUPLED, 4) == texts(decoder, COUPLED)
+        assert 0.2 < decoder.speculation.acceptance < 1
+
+
+def test_what_a_row_has_swallowed_is_not_found_by_others(llama: Pair, tmp_path: Path) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 16
+    for toy, found in ((Toy(), 0), (Toy(summary=False), 64)):
+        bundle = with_toys(llama, tmp_path / str(found), toy)
+        expected = greedy_of(toy, [prompt], 8)[0]
+        with Decoder.open(bundle, prefix_bytes=2**20) as decoder:
+            outputs = [decoder.generate(prompt, replace(GREEDY, max_new_tokens=8))[0] for _ in range(2)]
+        assert [output.usage.cached_tokens for output in outputs] == [0, found]
+        assert [list(output.token_ids) for output in outputs] == [expected, expected]
+
+
+def test_an_engine_and_a_draft_refuse_by_name_the_states_that_they_cannot_keep(llama: Pair, tmp_path: Path) -> None:
+    for toy, message in (
+        (
+            Toy(),
+            "openvino takes no state of the kind 'row', .*model.onnx has summary .* per row; use engine onnxruntime",
+        ),
+        (
+            Toy(summary=False),
+            "its state features .* per token is not the keys or values of an attention; use engine onnxruntime",
+        ),
+    ):
+        with pytest.raises(EngineError, match=message):
+            Decoder.open(with_toys(llama, tmp_path / str(toy.summary), toy), engine="openvino")
+    bundle = Bundle.open(tmp_path / "True")
+    swallowing = replace(bundle, models=bundle.models | {"draft": replace(bundle.target, kind="draft")})
+    with pytest.raises(BundleError, match=r"the draft with summary .* per row, which could not be taken back"):
+        Decoder.open(swallowing)

@@ -104,7 +104,9 @@ class Bundle:
         fields = {
             "format": FORMAT,
             "made_by": self.made_by,
-            "models": {name: asdict(model) for name, model in self.models.items()},
+            "models": {
+                name: asdict(model) | {"contract": model.contract.to_json()} for name, model in self.models.items()
+            },
             "tokenizer": asdict(self.tokenizer),
             "files": self.files,
         }

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import BundleError
 from .layout import GRAPH, MANIFEST, WEIGHTS
 
-FORMAT = 3
+FORMAT = 4
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

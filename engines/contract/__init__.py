@@ -12,9 +12,9 @@ from .contract import (
     WIDEST_STEP,
     Capability,
     Contract,
-    Dim,
     TensorSpec,
 )
+from .states import ROW, SOURCE, STATE_KINDS, TOKEN, Dim, State, StateKind, keys_and_values
 
 __all__ = [
     "ALIGNMENT",
@@ -23,11 +23,18 @@ __all__ = [
     "GRANULE",
     "MAX_DRAFT_LENGTH",
     "PREFILL_WIDTH",
+    "ROW",
     "SLACK",
+    "SOURCE",
     "SPARE_BLOCK",
+    "STATE_KINDS",
+    "TOKEN",
     "WIDEST_STEP",
     "Capability",
     "Contract",
     "Dim",
+    "State",
+    "StateKind",
     "TensorSpec",
+    "keys_and_values",
 ]

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
+from .states import DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,8 +20,6 @@ ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
 BLOCK_TOKENS = 32  # entries in each block of a cache that is read by a table of blocks
 SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its entries are never read
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
-
-Dim = int | str
 
 
 @dataclass(frozen=True)
@@ -61,28 +61,31 @@ CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts lis
 
 @dataclass(frozen=True)
 class Contract:
-    """The numbers that fix a graph's interface; `inputs` and `outputs` spell them out."""
+    """The numbers and states that fix a graph's interface; `inputs` and `outputs` spell them out."""
 
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    layers: int  # that attend
+    heads: int  # of their queries
+    states: tuple[State, ...]  # in graph order
     vocab_size: int  # columns of the logits, padding included
     max_length: int  # longest sequence the positions allow
-    dtype: str  # of weights and cache; logits are always float32
+    dtype: str  # of weights; logits are always float32
     capabilities: tuple[str, ...] = ()  # names of those that this graph has
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name not in ("dtype", "capabilities") and (type(value) is not int or value < 1):
+        for name in ("layers", "heads", "vocab_size", "max_length"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
                 raise ContractError(f"contract field {name} is {value!r}, expected a positive integer")
         for name in self.capabilities:
             if name not in CAPABILITIES:
                 raise ContractError(
                     f"contract lists the capability {name!r}, which this version does not know; update it"
                 )
-        if self.dtype not in ("float32", "float16", "bfloat16"):
+        if self.dtype not in DTYPE_BYTES:
             raise ContractError(f"contract dtype is {self.dtype!r}, expected float32, float16 or bfloat16")
+        names = [state.name for state in self.states]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ContractError(f"contract lists the state {twice[0]!r} twice, expected each once; export it again")
 
     @classmethod
     def from_json(cls, fields: Any) -> "Contract":
@@ -90,12 +93,27 @@ class Contract:
         if not isinstance(fields, dict) or set(fields) != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise ContractError(f"contract has the fields {found}, expected {sorted(names)}")
-        return cls(**fields | {"capabilities": tuple(fields["capabilities"])})
+        states, capabilities = tuple(map(State.parse, fields["states"])), tuple(fields["capabilities"])
+        return cls(**fields | {"states": states, "capabilities": capabilities})
 
-    @property
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON has them, each state as one line of text."""
+        return asdict(self) | {"states": list(map(str, self.states)), "capabilities": list(self.capabilities)}
+
+    def of_kind(self, kind: str) -> tuple[State, ...]:
+        return tuple(state for state in self.states if state.kind == kind)
+
+    def alike(self, kind: str) -> list[list[State]]:
+        """Return the states of this kind, those of one shape and dtype together: one list for an ordinary model."""
+        groups: dict[tuple[object, ...], list[State]] = {}
+        for state in self.of_kind(kind):
+            groups.setdefault((state.shape, state.dtype), []).append(state)
+        return list(groups.values())
+
+    @cached_property
     def cache_names(self) -> tuple[str, ...]:
-        """The cache buffers in graph order: key_0, value_0, key_1, …"""
-        return tuple(f"{kind}_{layer}" for layer in range(self.layers) for kind in ("key", "value"))
+        """The states with an entry for each token, in graph order: key_0, value_0, key_1, …"""
+        return tuple(state.name for state in self.of_kind(TOKEN))
 
     @property
     def in_blocks(self) -> bool:
@@ -106,13 +124,19 @@ class Contract:
         """Return the contract of an engine that runs this graph over a cache in blocks."""
         return replace(self, capabilities=(*self.capabilities, BLOCKS))
 
-    @property
-    def cache_shape(self) -> tuple[Dim, ...]:
-        if self.in_blocks:
-            return ("pool", self.kv_heads, BLOCK_TOKENS, self.head_dim)
-        return ("batch", self.kv_heads, "capacity", self.head_dim)
+    def in_dtype(self, dtype: str) -> "Contract":
+        """Return the contract of this graph in another dtype; states that had a dtype of their own keep it."""
+        states = tuple(replace(one, dtype=dtype) if one.dtype == self.dtype else one for one in self.states)
+        return replace(self, states=states, dtype=dtype)
 
-    @property
+    def _memory(self, prefix: str, state: State) -> TensorSpec:
+        rows: Dim = "batch"
+        capacity: Dim = STATE_KINDS[state.kind].capacity
+        if self.in_blocks and state.kind == TOKEN:
+            rows, capacity = "pool", BLOCK_TOKENS
+        return TensorSpec(f"{prefix}_{state.name}", state.dtype, state.memory(rows, capacity))
+
+    @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         return (
             TensorSpec("input_ids", "int64", ("batch", "width")),
@@ -122,26 +146,36 @@ class Contract:
             TensorSpec("ancestors", "bool", ("batch", "width", "width")),  # which of the call's tokens it sees
             TensorSpec("logit_rows", "int64", ("batch", "rows")),
             *(spec for name in self.capabilities for spec in CAPABILITIES[name].inputs),
-            *(TensorSpec(f"past_{name}", self.dtype, self.cache_shape) for name in self.cache_names),
+            *(self._memory("past", state) for state in self.states),
         )
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return (
             TensorSpec("logits", "float32", ("batch", "rows", self.vocab_size)),
             *(spec for name in self.capabilities for spec in CAPABILITIES[name].outputs),
-            *(TensorSpec(f"present_{name}", self.dtype, self.cache_shape) for name in self.cache_names),
+            *(self._memory("present", state) for state in self.states if STATE_KINDS[state.kind].output),
         )
 
-    @property
+    @cached_property
     def aliases(self) -> dict[str, str]:
         """Each output that must be bound to the memory of an input."""
-        return {f"present_{name}": f"past_{name}" for name in self.cache_names}
+        return {
+            f"present_{state.name}": f"past_{state.name}" for state in self.states if STATE_KINDS[state.kind].in_place
+        }
 
     @property
     def cache_bytes_per_token(self) -> int:
-        size = 4 if self.dtype == "float32" else 2
-        return 2 * self.layers * self.kv_heads * self.head_dim * size
+        return sum(state.bytes for state in self.of_kind(TOKEN))
+
+    @property
+    def cache_bytes_per_row(self) -> int:
+        """What each row takes beside its tokens."""
+        return sum(state.bytes for state in self.of_kind(ROW))
+
+    def cache_bytes(self, rows: int, tokens: int) -> int:
+        """Return what so many rows of so many tokens each take."""
+        return rows * (tokens * self.cache_bytes_per_token + self.cache_bytes_per_row)
 
     def sizes(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
         """Return the size of each symbol in the shapes of these tensors, which must be all that the contract lists."""

@@ -1,7 +1,6 @@
 """OpenVINO on the CPU: the bundle's own graph, over a cache in blocks, with the tokens of all rows in one call."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class OpenVinoEngine(Engine):
             raise EngineError("this processor cannot compute in bfloat16; use engine openvino")
         from .graph import paged_model
 
-        self.contract, self.device = replace(contract.with_blocks(), dtype=dtype), device
+        self.contract, self.device = contract.with_blocks().in_dtype(dtype), device
         settings = {
             "INFERENCE_NUM_THREADS": usable_cores(),
             "INFERENCE_PRECISION_HINT": DTYPES[dtype],

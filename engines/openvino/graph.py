@@ -4,7 +4,7 @@ OpenVINO's frontend reads the graph with operators of ours in it. The graph runs
 each of width 1, and `start` as their positions. So it takes lines of tokens only, no trees.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,21 +57,23 @@ def paged_model(graph: Path, contract: Contract) -> Any:
     inputs = _specs(model.inputs, contract.inputs, shapes=True)
     contract.check(str(graph), inputs, _specs(model.outputs, contract.outputs, shapes=False))  # these are new rows now
     _refuse_experts(model, graph)
-    return _packed(model, graph)
+    return _packed(model, graph, contract)
 
 
-def _packed(model: Any, graph: Path) -> Any:
+def _packed(model: Any, graph: Path, contract: Contract) -> Any:
     """Connect the inputs of a call, and drop every node that the logits do not need."""
     added = {name: _parameter(name, kind, [-1] * rank) for name, (_, kind, rank) in CALL_INPUTS.items()}
-    caches = []
-    attentions = [node for node in model.get_ordered_ops() if node.get_type_name() == "PagedAttentionExtension"]
-    for layer, node in enumerate(attentions):
-        for place, kind in ((KEY_CACHE, "key"), (VALUE_CACHE, "value")):
-            _refuse_other_readers(node, place - 2, f"{kind}_{layer}", graph)
-            caches.append(_parameter(f"{kind}_{layer}", Type.dynamic, [-1] * 4))  # the plugin chooses type and shape
-            node.input(place).replace_source_output(caches[-1].output(0))
+    caches: dict[str, Any] = {}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "PagedAttentionExtension":
+            continue
+        for place in (KEY_CACHE, VALUE_CACHE):
+            state = _state_read(node, place - 2, graph)
+            caches[state] = _parameter(state, Type.dynamic, [-1] * 4)  # the plugin chooses type and shape
+            node.input(place).replace_source_output(caches[state].output(0))
         for name, (place, *_) in CALL_INPUTS.items():
             node.input(place).replace_source_output(added[name].output(0))
+    _refuse_other_states(contract, caches.keys(), graph)
     [result] = [one for one in model.get_results() if "logits" in one.input_value(0).get_names()]
     rows = _parameter("rows", Type.i64, [-1])
     [gather] = [node for node in model.get_ordered_ops() if WANTED in node.get_rt_info()]
@@ -82,7 +84,7 @@ def _packed(model: Any, graph: Path) -> Any:
     for name, value in (("depths", np.int64(0)), ("ancestors", np.bool_(True))):  # each token stands alone
         sizes = ops.concat([tokens, *[ints(1)] * (given[name].get_partial_shape().rank.get_length() - 1)], 0)
         given[name].output(0).replace(ops.broadcast(ops.constant(value), sizes).output(0))
-    inputs = [given["input_ids"], given["start"], rows, *added.values(), *caches]
+    inputs = [given["input_ids"], given["start"], rows, *added.values(), *caches.values()]
     packed = ov.Model([result], inputs, "packed")
     packed.validate_nodes_and_infer_types()
     return packed
@@ -100,16 +102,31 @@ def _refuse_experts(model: Any, graph: Path) -> None:
                 )
 
 
-def _refuse_other_readers(node: Any, place: int, name: str, graph: Path) -> None:
-    """Refuse a cache that anything beside its attention reads: such an operator would see the new rows alone."""
-    transposed = node.input_value(place).get_node().input_value(0).get_node()
-    readers = [one.get_node().get_type_name() for one in transposed.input_value(0).get_target_inputs()]
+def _state_read(node: Any, place: int, graph: Path) -> str:
+    """Name the state that an attention reads in one place.
+
+    It is refused if anything else reads it: such an operator would see the new rows alone.
+    """
+    rows = node.input_value(place).get_node().input_value(0).get_node().input_value(0)
+    name = min(str(name).removeprefix("present_") for name in rows.get_names() if name.startswith("present_"))
+    readers = [one.get_node().get_type_name() for one in rows.get_target_inputs()]
     others = sorted(set(readers) - {"Result"})
     if readers.count("Transpose") != 1 or others != ["Transpose"]:
         raise EngineError(
             f"engine openvino cannot run {graph}: its cache {name} is read by more than one attention; use engine "
             "onnxruntime"
         )
+    return name
+
+
+def _refuse_other_states(contract: Contract, read: Set[str], graph: Path) -> None:
+    """Refuse states that no attention reads: nothing would write them."""
+    for state in contract.states:
+        if state.name not in read:
+            raise EngineError(
+                f"engine openvino cannot run {graph}: its state {state} is not the keys or values of an attention; "
+                "use engine onnxruntime"
+            )
 
 
 def _parameter(name: str, kind: Any, shape: list[int]) -> Any:

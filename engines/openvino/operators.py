@@ -6,6 +6,7 @@ GatherElements    a gather over all tokens of the call, if it picks the rows who
 DequantizeLinear  Convert, Multiply, Reshape: only in this order are the weights kept small and multiplied as integers
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,25 +14,23 @@ import openvino as ov
 from openvino import opset15 as ops
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
-from ..contract import BLOCK_TOKENS, Contract
+from ..contract import BLOCK_TOKENS, TOKEN, Contract, State
 from .masks import reads, window_of
 
 WANTED = "wanted_rows"  # marks the gather of the rows whose logits are wanted
 
 
 def attention(contract: Contract, context: Any) -> Any:
-    heads, kv_heads, size = contract.heads, contract.kv_heads, contract.head_dim
     if context.has_attribute("softcap") and context.get_attribute("softcap"):
         raise ValueError("its attention has a soft-cap, which PagedAttention lacks")
     query, key, value, mask = (context.get_input(place) for place in range(4))
+    states = _state_of(contract, key, "keys"), _state_of(contract, value, "values")
+    heads, size = contract.heads, states[0].shape[1]
     window = window_of(mask)
-    given = [
-        _tokens_first(query, heads * size),
-        _tokens_first(key, kv_heads * size),
-        _tokens_first(value, kv_heads * size),
-    ]
+    given = [_tokens_first(query, heads * size)]
+    given += [_tokens_first(x, prod(state.shape)) for x, state in zip((key, value), states, strict=True)]
     # No parameters can be made here, so constants stand in for the two caches and the four inputs of a call.
-    given += [_nothing(np.float32, 1, kv_heads, BLOCK_TOKENS, size)] * 2
+    given += [_nothing(np.float32, *state.memory(1, BLOCK_TOKENS)) for state in states]
     given += [_nothing(np.int32, 1)] * 4
     given += [ops.constant(np.float32(context.get_attribute("scale", size**-0.5)))]
     given += [ops.constant(np.int32(window)), _nothing(np.float32, 0), _nothing(np.int32)]  # alibi, max_context_len
@@ -40,10 +39,18 @@ def attention(contract: Contract, context: Any) -> Any:
     given += [_nothing(np.float32, 0, 0, 0, 0), _nothing(np.int32)] + [_nothing(np.int32, 0)] * 4  # sinks, eviction
     given += [_nothing(np.uint8, 0), _nothing(np.int32, 0)]  # the masks of trees
     node = PagedAttention([one if isinstance(one, ov.Output) else one.output(0) for one in given])
-    for name in ("k", "v"):
-        node.get_rt_info()[f"num_{name}_heads"], node.get_rt_info()[f"{name}_head_size"] = kv_heads, size
-    found = ops.reshape(node.output(0), ints(-1, 1, heads, size), False)
+    for name, state in zip(("k", "v"), states, strict=True):
+        node.get_rt_info()[f"num_{name}_heads"], node.get_rt_info()[f"{name}_head_size"] = state.shape
+    found = ops.reshape(node.output(0), ints(-1, 1, heads, states[1].shape[1]), False)
     return ops.transpose(found, ints(0, 2, 1, 3)).outputs()  # [tokens, heads, 1, D]
+
+
+def _state_of(contract: Contract, rows: Any, role: str) -> State:
+    """Return the state to which the graph writes these rows, those of a call's tokens."""
+    for state in contract.of_kind(TOKEN):
+        if f"present_{state.name}" in rows.get_names():
+            return state
+    raise ValueError(f"the {role} of its attention are not the entries of one state")
 
 
 def _tokens_first(x: Any, columns: int) -> Any:

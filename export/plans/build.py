@@ -87,7 +87,7 @@ def _write(bundle: Bundle, role: str, key: PlanKey, compile_: Compile) -> None:
         with claimed(file, PARTIAL) as (partial, stream):
             order = {
                 "key": asdict(key),
-                "contract": asdict(contract),
+                "contract": contract.to_json(),
                 "graph": str(bundle.graph(key.model).resolve()),
                 "file": str(partial),
                 "timing_cache": str(file.with_name(TIMING_CACHE)),

@@ -61,9 +61,10 @@ class Compiler:
             parser = self.trt.OnnxParser(network, builder.logger)
             if not parser.parse(prepared, str(graph)):
                 problem = parser.get_error(0)
+                reason = complaints[0] if complaints else first_line(problem.desc())
                 raise ExportError(
                     f"{self.engine} {key.version} cannot read node {problem.node_name()} "
-                    f"({problem.node_operator()}) of the {key.model} graph: {first_line(problem.desc())}"
+                    f"({problem.node_operator()}) of the {key.model} graph: {reason}"
                 )
             unfused = key.unfused_attention or contract.dtype == "float32"  # of which there are no fused kernels
             if unfused:

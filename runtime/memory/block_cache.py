@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, SPARE_BLOCK, Contract
+from ...engines import BLOCK_TOKENS, ROW, SPARE_BLOCK, Contract
 from .cache import CacheFull, KVCache
 
 FIRST_BLOCKS = 64  # of a pool that may grow
@@ -49,10 +49,10 @@ class BlockPool:
 
 
 class BlockCache(KVCache):
-    """Holds a pool [blocks, kv_heads, 32, head_dim] and a table [rows, blocks of a row].
+    """Holds states of tokens in a pool [blocks, heads, 32, size], and a table [rows, blocks of a row].
 
     Places of the table that have no block name the spare one. With `most_tokens` all memory is taken at once;
-    without, the pool grows as rows need it.
+    without, the pool grows as rows need it. States of rows have no place in it.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class BlockCache(KVCache):
         kept_blocks: int = 0,
     ) -> None:
         super().__init__(contract, device, max_rows)
+        assert not contract.of_kind(ROW), "an engine that reads blocks refuses them"
         self.table = torch.full(
             (max_rows, _blocks(capacity)), SPARE_BLOCK, dtype=torch.int32, device=device
         )  # [rows, blocks]
@@ -104,7 +105,7 @@ class BlockCache(KVCache):
         self._release(row, 0)
 
     def read(self, row: int, name: str) -> Tensor:
-        blocks = self.buffers[name][self._owned[row]]  # [blocks, kv_heads, 32, head_dim]
+        blocks = self.buffers[name][self._owned[row]]  # [blocks, heads, 32, size]
         return blocks.transpose(0, 1).flatten(1, 2)
 
     def keep(self, row: int, place: int) -> int:
@@ -154,10 +155,10 @@ class BlockCache(KVCache):
         blocks = min(blocks, self._most_with_kept)
         if blocks + 1 <= self.pool.size and self.buffers:
             return
-        whole = self._allocate(blocks + 1, BLOCK_TOKENS)
-        if self.buffers:
-            whole[:, : self.whole.shape[1]] = self.whole
-        self._use(whole)
+        memory = self._allocate(blocks + 1, BLOCK_TOKENS)
+        for new, old in zip(memory.tokens, self.memory.tokens, strict=bool(self.buffers)):
+            new[:, : old.shape[1]] = old
+        self._use(memory)
         self.pool.grow(blocks + 1)
 
 

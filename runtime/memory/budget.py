@@ -1,18 +1,22 @@
 """One budget of bytes for the caches of all models: what requests may need of them decides who may join."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ...engines import Contract, RequestError
 from .cache import KVCache
 
 
-def tokens_in(contracts: Iterable[Contract], size: int | None, name: str) -> int | None:
-    """Return how many tokens fit into so many bytes of all caches, each the same number; None: no budget is set."""
+def tokens_in(contracts: Sequence[Contract], size: int | None, name: str, rows: int = 0) -> int | None:
+    """Return how many tokens fit into so many bytes of all caches, each the same number; None: no budget is set.
+
+    What so many rows take beside their tokens is set aside.
+    """
     if size is None:
         return None
     if type(size) is not int or size < 1:
         raise RequestError(f"{name} is {size!r}, expected a positive whole number")
-    return size // sum(contract.cache_bytes_per_token for contract in contracts)
+    aside = rows * sum(contract.cache_bytes_per_row for contract in contracts)
+    return max(0, size - aside) // sum(contract.cache_bytes_per_token for contract in contracts)
 
 
 class Budget:

@@ -1,28 +1,42 @@
-"""The key and value cache of one model. To truncate is to lower an index: nothing is ever sliced off or zeroed."""
+"""The states that one model keeps of its rows. To truncate is to lower an index: nothing is ever sliced off."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...engines import Contract, EngineError, cache_rows
+from ...engines import ROW, TOKEN, Contract, EngineError, cache_rows
 
 
 class CacheFull(EngineError):
     """A cache cannot grow; what it held is as it was."""
 
 
+class Memory(NamedTuple):
+    """All states of one shape and dtype lie in one tensor, so that one operation moves them all.
+
+    An ordinary model has a single tensor, of its keys and values.
+    """
+
+    tokens: list[Tensor]  # each [states, rows or blocks, heads, T, size]
+    rows: list[Tensor]  # each [states, rows, …]
+
+
 class KVCache(ABC):
     """Only a cache knows where a row is in memory. The first `entries[row]` entries of a row are valid.
 
-    What lies beyond them is garbage, and the next step overwrites it.
+    What lies beyond them is garbage, and the next step overwrites it. A state of a row cannot be truncated: it stands
+    for its first `bases[row]` tokens at least, and no call may begin before them. It is zero where a row holds nothing.
     """
 
     def __init__(self, contract: Contract, device: str, max_rows: int) -> None:
         self.contract, self.device = contract, device
         self.entries = [0] * max_rows
-        self.whole = torch.zeros(0)  # all buffers in one
+        self.bases = [0] * max_rows
+        self.memory = Memory([], [])
         self.buffers: dict[str, Tensor] = {}  # parts of it, by contract name
         self.version = 0  # changes when the buffers move
 
@@ -43,7 +57,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def read(self, row: int, name: str) -> Tensor:
-        """Return all entries [kv_heads, T, head_dim] that a row has memory for in one of the buffers."""
+        """Return all entries [heads, T, size] that a row has memory for in one of the states of tokens."""
 
     @abstractmethod
     def holds(self, lengths: Sequence[int]) -> bool:
@@ -61,16 +75,24 @@ class KVCache(ABC):
     def drop(self, block: int) -> None:
         """Keep a block no longer."""
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether a block of a row can begin another row: nobody has kept what a state of a row was at its end."""
+        return not self.contract.of_kind(ROW)
+
     def wrote(self, row: int, begin: int, end: int) -> None:
         """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.
 
         Nothing before `begin` may be missing; an `end` below what was valid takes back what lies beyond it.
         """
         assert 0 <= begin <= self.entries[row], f"row {row} has {self.entries[row]} entries, a call began at {begin}"
+        if self.memory.rows:
+            assert self.bases[row] <= begin <= end, f"row {row} stands for {self.bases[row]} tokens, not for {begin}"
+            self.bases[row] = begin
         self.entries[row] = end
 
     def free(self, row: int) -> None:
-        self.entries[row] = 0
+        self.entries[row] = self.bases[row] = 0
 
     def clear(self) -> None:
         """Free all rows."""
@@ -79,7 +101,7 @@ class KVCache(ABC):
 
     def close(self) -> None:
         """Free the memory."""
-        self.whole, self.buffers = torch.zeros(0), {}
+        self.memory, self.buffers = Memory([], []), {}
 
     @property
     def everything(self) -> dict[str, Tensor]:
@@ -90,22 +112,34 @@ class KVCache(ABC):
         """Return the memory that a step over these rows takes, by contract name."""
         return cache_rows(self.contract, self.everything, first_row, rows)
 
-    def _use(self, whole: Tensor) -> None:
+    def _use(self, memory: Memory) -> None:
         """Take other memory; steps over the old are void."""
-        self.whole, self.buffers = whole, dict(zip(self.contract.cache_names, whole, strict=True))
+        states = chain(*self.contract.alike(TOKEN), *self.contract.alike(ROW))
+        tensors = chain(*memory.tokens, *memory.rows)
+        self.memory = memory
+        self.buffers = {state.name: tensor for state, tensor in zip(states, tensors, strict=True)}
         self.version += 1
 
-    def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> Tensor:
-        """Make all buffers, of so many rows, or blocks, of so many tokens."""
-        contract = self.contract
-        size = (len(contract.cache_names), rows, contract.kv_heads, tokens, contract.head_dim)
+    def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> Memory:
+        """Make the memory of all states, of so many rows, or blocks, of so many tokens."""
+
+        def all_of(kind: str) -> list[Tensor]:
+            return [
+                make(
+                    (len(alike), *alike[0].memory(rows, tokens)),
+                    dtype=getattr(torch, alike[0].dtype),
+                    device=self.device,
+                )
+                for alike in self.contract.alike(kind)
+            ]
+
         try:
             # Masked entries are multiplied by zero, so they must be finite.
-            return make(size, dtype=getattr(torch, contract.dtype), device=self.device)
+            return Memory(all_of(TOKEN), all_of(ROW))
         except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
             raise
         except RuntimeError as error:
-            need = contract.cache_bytes_per_token * rows * tokens
+            need = self.contract.cache_bytes(rows, tokens)
             raise CacheFull(
                 f"no memory for a cache of {rows} × {tokens} tokens: it takes {need / 2**20:,.0f} MiB; "
                 "lower max_batch or the lengths of prompts and outputs, or set cache_bytes"

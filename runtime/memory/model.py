@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...engines import Engine, RequestError, Step, last_rows, line, make_step
+from ...engines import ROW, Bundle, BundleError, Engine, RequestError, Step, last_rows, line, make_step
 from ...engines.engine import chunks
 from .block_cache import BlockCache
 from .bucket import bucket
@@ -84,7 +84,7 @@ class Model:
         inputs |= self._line(batch, width) if tree is None else {"depths": tree.depths, "ancestors": tree.ancestors}
         cache = self.cache.tensors(first_row, batch)
         if self.engine.reads_prefixes:
-            cache = {name: tensor[:, :, :live] for name, tensor in cache.items()}
+            cache |= {name: cache[name][:, :, :live] for name in self.engine.contract.cache_names}
         if widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = widths
         return make_step(self.engine, cache, inputs, {"logits": logits})
@@ -124,7 +124,7 @@ class Model:
             begin = torch.full((1,), start, device=tokens.device)
             start += width
             self.step(row, tokens[None, start - width : start], begin, logits, self.bucket(start)).run()
-        self.cache.wrote(row, self.cache.entries[row], start)
+            self.cache.wrote(row, start - width, start)
         return logits
 
     def score(self, row: int, tokens: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ class Model:
             first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
             self.step(row, chunk[None], first, logits, self.bucket(start + width)).run()
             found.append(logits[0, :, : self.vocab_size].clone())
+            self.cache.wrote(row, start, start + width)
             start += width
-        self.cache.wrote(row, self.cache.entries[row], start)
         return torch.cat(found)
 
     def close(self) -> None:
@@ -159,3 +159,13 @@ def make_cache(engine: Engine, max_rows: int, capacity: int, most_tokens: int | 
             "lower max_batch, or raise cache_bytes"
         )
     return RowCache(contract, device, max_rows, max_rows, capacity, fixed=True, kept_blocks=kept_blocks)
+
+
+def refuse_drafts(bundle: Bundle) -> None:
+    """Refuse drafts with states of rows: their steps begin behind proposals, which may fall after all."""
+    for name in bundle.drafts:
+        for state in bundle.models[name].contract.of_kind(ROW):
+            raise BundleError(
+                f"bundle {bundle.path} has the {name} with {state}, which could not be taken back where a proposal is "
+                "rejected; expected drafts with states per token alone, export another"
+            )

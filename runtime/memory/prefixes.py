@@ -35,7 +35,10 @@ class Watcher(Protocol):
 
 
 class Prefixes:
-    """Keeps up to so many blocks of each cache; those go first that were not asked for longest."""
+    """Keeps up to so many blocks of each cache; those go first that were not asked for longest.
+
+    Of a model with states of rows it keeps none: nobody knows what such a state was at the end of a block.
+    """
 
     watcher: Watcher | None = None
 
@@ -74,7 +77,8 @@ class Prefixes:
     def leave(self, cache: KVCache, row: int, keys: Sequence[bytes], tokens: Sequence[int], salt: str) -> None:
         """Keep the whole blocks of a row that holds these tokens, as far as they fit."""
         kept = self._kept[cache]
-        places = min(len(keys), cache.entries[row] // BLOCK_TOKENS, self._most)
+        most = self._most if cache.keeps_blocks else 0
+        places = min(len(keys), cache.entries[row] // BLOCK_TOKENS, most)
         added, dropped = [], []
         for place in reversed(range(places)):
             if keys[place] in kept:

@@ -14,7 +14,7 @@ from .cache import CacheFull, KVCache
 
 
 class RowCache(KVCache):
-    """Holds buffers [rows, kv_heads, T, head_dim]."""
+    """Holds states of tokens as buffers [rows, heads, T, size], and those of rows as [rows, …]."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class RowCache(KVCache):
         kept_blocks: int = 0,
     ) -> None:
         super().__init__(contract, device, max_rows)
+        kept_blocks = kept_blocks if self.keeps_blocks else 0
         self._kept = self._allocate(kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
         self._unused = list(range(kept_blocks))
         self._fixed, self._most_tokens = fixed, most_tokens
@@ -37,31 +38,49 @@ class RowCache(KVCache):
         self.resize(rows, capacity)
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Reallocate, keeping the valid entries."""
-        whole = self._allocate(rows, capacity)
-        for row, length in enumerate(self.entries):
-            if length:
-                whole[:, row, :, :length] = self.whole[:, row, :, :length]
-        self._use(whole)
+        """Reallocate, keeping what is valid."""
+        memory, live = self._allocate(rows, capacity), [row for row, length in enumerate(self.entries) if length]
+        for new, old in zip(memory.tokens, self.memory.tokens, strict=bool(self.memory.tokens)):
+            for row in live:
+                new[:, row, :, : self.entries[row]] = old[:, row, :, : self.entries[row]]
+        for new, old in zip(memory.rows, self.memory.rows, strict=bool(self.memory.rows)):
+            new[:, live] = old[:, live]
+        self._use(memory)
         self.rows, self.capacity = rows, capacity
 
     def move(self, source: int, destination: int) -> None:
-        length, self.entries[source] = self.entries[source], 0
+        length, base = self.entries[source], self.bases[source]
+        self.free(destination)
         if length:  # a row that holds nothing may lie beyond the buffers
-            self.whole[:, destination, :, :length] = self.whole[:, source, :, :length]
-        self.entries[destination] = length
+            for tensor in self.memory.tokens:
+                tensor[:, destination, :, :length] = tensor[:, source, :, :length]
+            for tensor in self.memory.rows:
+                tensor[:, destination] = tensor[:, source]
+        self.entries[destination], self.bases[destination] = length, base
+        self.free(source)
+
+    def free(self, row: int) -> None:
+        if self.entries[row]:
+            for tensor in self.memory.rows:
+                tensor[:, row] = 0
+        super().free(row)
 
     def swap(self, one: int, other: int) -> None:
         if longest := max(self.entries[one], self.entries[other]):
             if not self._fixed:
                 self.fit(max(one, other) + 1, longest)
-            self.whole[:, [one, other], :, :longest] = self.whole[:, [other, one], :, :longest]
+            for tensor in self.memory.tokens:
+                tensor[:, [one, other], :, :longest] = tensor[:, [other, one], :, :longest]
+            for tensor in self.memory.rows:
+                tensor[:, [one, other]] = tensor[:, [other, one]]
         self.entries[one], self.entries[other] = self.entries[other], self.entries[one]
+        self.bases[one], self.bases[other] = self.bases[other], self.bases[one]
 
     def straighten(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the first rows, all [A, W] at once: those at start + path[i] to start + i."""
         row, to = self._numbers[: len(path), None], start[:, None] + self._numbers[: path.shape[1]]
-        self.whole[:, row, :, to] = self.whole[:, row, :, start[:, None] + path]
+        for tensor in self.memory.tokens:
+            tensor[:, row, :, to] = tensor[:, row, :, start[:, None] + path]
 
     def read(self, row: int, name: str) -> Tensor:
         return self.buffers[name][row]
@@ -72,13 +91,15 @@ class RowCache(KVCache):
 
     def keep(self, row: int, place: int) -> int:
         block, begin = self._unused.pop(), place * BLOCK_TOKENS
-        self._kept[:, block] = self.whole[:, row, :, begin : begin + BLOCK_TOKENS]
+        for kept, tensor in zip(self._kept.tokens, self.memory.tokens, strict=True):
+            kept[:, block] = tensor[:, row, :, begin : begin + BLOCK_TOKENS]
         return block
 
     def reuse(self, row: int, blocks: Sequence[int]) -> None:
         entries = len(blocks) * BLOCK_TOKENS
         self.make_room(row, [0], [entries])
-        self.whole[:, row, :, :entries] = self._kept[:, list(blocks)].transpose(1, 2).flatten(2, 3)
+        for kept, tensor in zip(self._kept.tokens, self.memory.tokens, strict=True):
+            tensor[:, row, :, :entries] = kept[:, list(blocks)].transpose(1, 2).flatten(2, 3)
         self.entries[row] = entries
 
     def drop(self, block: int) -> None:

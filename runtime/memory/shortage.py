@@ -24,10 +24,10 @@ class MemoryShortage:
             return
         bundle, rows = self._bundle, self._rows
         weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
-        per_token = sum(model.contract.cache_bytes_per_token for model in bundle.models.values()) / 2**20
+        caches = sum(model.contract.cache_bytes(rows, bundle.capacity) for model in bundle.models.values()) / 2**20
         raise EngineError(
             f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
-            f"{per_token * rows * bundle.capacity:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "
+            f"{caches:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "
             "engine needs a workspace; lower max_batch, or export with a shorter --max-length or smaller weights"
         ) from error
 

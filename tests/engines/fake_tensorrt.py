@@ -45,7 +45,7 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
         )
         contract = bundle.models[role.model].contract
         content = json.dumps(
-            {"graph": str(bundle.graph(role.model)), "key": asdict(key)} | {"contract": asdict(contract)}
+            {"graph": str(bundle.graph(role.model)), "key": asdict(key)} | {"contract": contract.to_json()}
         )
         file = path / key.path
         file.parent.mkdir(parents=True, exist_ok=True)

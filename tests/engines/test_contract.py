@@ -1,5 +1,6 @@
 """A graph that is not what its contract promises is refused before its first run, by the name of the tensor."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,12 +8,23 @@ from pathlib import Path
 
 import onnx
 import pytest
-from trt_spec.engines import Bundle, Contract, ContractError, EngineError, TensorSpec, open_engine
+from trt_spec.engines import (
+    ROW,
+    SOURCE,
+    Bundle,
+    Contract,
+    ContractError,
+    EngineError,
+    State,
+    TensorSpec,
+    keys_and_values,
+    open_engine,
+)
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, resave, save_graph
 
-CONTRACT = Contract(layers=2, heads=4, kv_heads=2, head_dim=16, vocab_size=64, max_length=256, dtype="float32")
+CONTRACT = Contract(2, 4, keys_and_values(2, 2, 16, "float32"), vocab_size=64, max_length=256, dtype="float32")
 
 
 def test_a_contract_spells_out_every_tensor():
@@ -29,7 +41,82 @@ def test_a_contract_spells_out_every_tensor():
     assert len(CONTRACT.outputs) == 1 + 4
     assert CONTRACT.aliases["present_value_1"] == "past_value_1"
     assert CONTRACT.cache_bytes_per_token == 2 * 2 * 2 * 16 * 4
-    assert replace(CONTRACT, dtype="bfloat16").cache_bytes_per_token == 2 * 2 * 2 * 16 * 2
+    assert CONTRACT.in_dtype("bfloat16").cache_bytes_per_token == 2 * 2 * 2 * 16 * 2
+
+
+def test_states_of_any_shape_dtype_and_kind_have_inputs_outputs_and_bytes():
+    states = (
+        State("key_0", (2, 16), "float16"),
+        State("value_0", (2, 8), "float16"),
+        State("features", (1, 32), "float16"),
+        State("summary", (3, 5), "float32", ROW),
+        State("seen", (2, 16), "float16", SOURCE),
+    )
+    contract = Contract(1, 4, states, vocab_size=64, max_length=256, dtype="float16")
+    assert [str(spec) for spec in contract.inputs[5:]] == [
+        "past_key_0 float16[batch, 2, capacity, 16]",
+        "past_value_0 float16[batch, 2, capacity, 8]",
+        "past_features float16[batch, 1, capacity, 32]",
+        "past_summary float32[batch, 3, 5]",
+        "past_seen float16[batch, 2, source, 16]",
+    ]
+    assert [spec.name for spec in contract.outputs[1:]] == [
+        "present_key_0",
+        "present_value_0",
+        "present_features",
+        "present_summary",
+    ]
+    assert list(contract.aliases) == ["present_key_0", "present_value_0", "present_features"]
+    assert contract.cache_bytes_per_token == 2 * (2 * 16 + 2 * 8 + 32)
+    assert contract.cache_bytes_per_row == 4 * 3 * 5
+    assert contract.cache_bytes(rows=3, tokens=100) == 3 * (100 * contract.cache_bytes_per_token + 60)
+    assert str(contract.with_blocks().inputs[7]) == "past_key_0 float16[pool, 2, 32, 16]"
+    assert [state.dtype for state in contract.in_dtype("bfloat16").states] == [*["bfloat16"] * 3, "float32", "bfloat16"]
+    assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
+
+
+def test_a_manifest_has_a_line_of_text_for_each_state(llama: Pair):
+    text = (llama.bundle / "manifest.json").read_text()
+    for state in CONTRACT.states:
+        assert f'"{state.name} float32[2, 16] per token"' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (["key_0"], r"lists \['key_0'\], expected a state such as key_0 float16\[2, 64\] per token; export it again"),
+        ("key_0 float32[2, -1] per token", r"lists 'key_0 float32\[2, -1\] per token', expected a state such as"),
+        ("key_0 float32[2, 0] per token", r"lists key_0 float32\[2, 0\] per token, expected heads and a size, both"),
+        ("key_0 float32[2, 3, 4] per token", "expected heads and a size, both positive; export it again"),
+        ("summary float32[0] per row", "expected positive sizes; export it again"),
+        ("key_0 int8[2, 16] per token", "expected a dtype of float32, float16, bfloat16; export it again"),
+        ("x float32[2, 16] per window", "per window, a kind of state that this version does not know; update it"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(text: object, message: str):
+    with pytest.raises(ContractError, match=message):
+        Contract.from_json(CONTRACT.to_json() | {"states": [text]})
+
+
+def test_a_state_that_is_listed_twice_is_refused():
+    with pytest.raises(ContractError, match="lists the state 'key_0' twice, expected each once; export it again"):
+        replace(CONTRACT, states=CONTRACT.states + CONTRACT.states[:1])
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "message"),
+    [
+        ("openvino", ROW, "use engine onnxruntime or torch or torch-compiled or tensorrt"),
+        ("onnxruntime", SOURCE, "no engine of this version does, update it"),
+    ],
+)
+def test_an_engine_refuses_states_of_a_kind_that_it_does_not_take(llama: Pair, engine: str, kind: str, message: str):
+    bundle = Bundle.open(llama.bundle)
+    odd = State("odd", (2, 16), "float32", kind)
+    contract = replace(bundle.target.contract, states=(*bundle.target.contract.states, odd))
+    expected = rf"engine {engine} takes no state of the kind '{kind}', .*model.onnx has odd float32\[2, 16\] per {kind}"
+    with pytest.raises(EngineError, match=f"{expected}; {message}"):
+        open_engine(engine, bundle.graph("target"), contract)
 
 
 @pytest.mark.parametrize(("field", "value"), [("layers", 0), ("heads", -1), ("vocab_size", 1.5), ("max_length", True)])
@@ -86,13 +173,16 @@ def change_graph(bundle: Path, change: Callable[[onnx.GraphProto], object]) -> N
     ("fields", "message"),
     [
         (
-            {"kv_heads": 4},
+            {"states": keys_and_values(2, 4, 16, "float32")},
             r"past_key_0 float32\[batch, 2, capacity, 16\], its contract promises past_key_0 float32\[batch, 4,",
         ),
-        ({"head_dim": 8}, r"promises past_key_0 float32\[batch, 2, capacity, 8\]"),
+        ({"states": keys_and_values(2, 2, 8, "float32")}, r"promises past_key_0 float32\[batch, 2, capacity, 8\]"),
         ({"vocab_size": 70}, r"has the output logits float32\[batch, rows, 64\], its contract promises .* 70\]"),
-        ({"layers": 3}, "has no input 'past_key_2'"),
-        ({"layers": 1}, "has the input 'past_key_1', which its contract does not know"),
+        ({"states": keys_and_values(3, 2, 16, "float32")}, "has no input 'past_key_2'"),
+        (
+            {"states": keys_and_values(1, 2, 16, "float32")},
+            "has the input 'past_key_1', which its contract does not know",
+        ),
     ],
 )
 def test_a_bundle_whose_contract_promises_another_shape_is_refused(bundle: Path, fields: dict, message: str):
@@ -155,7 +245,7 @@ def test_weights_outside_the_bundle_are_refused(bundle: Path):
 
 def test_a_half_precision_bundle_says_how_to_get_one_that_runs_here(bundle: Path):
     opened = Bundle.open(bundle)
-    contract = replace(opened.target.contract, dtype="float16")
+    contract = opened.target.contract.in_dtype("float16")
     with pytest.raises(EngineError, match="is float16, for which ONNX Runtime has no CPU kernels; export with --dtype"):
         open_engine("onnxruntime", opened.graph("target"), contract)
 

@@ -21,6 +21,7 @@ from trt_spec.engines import (
     blank_cache,
     blank_step,
     cache_rows,
+    keys_and_values,
     make_step,
     open_engine,
 )
@@ -246,7 +247,7 @@ def test_a_call_shrinks_after_several_that_needed_less(engine: Engine):
     ("kind", "reason"),
     [
         ("gemma2", "soft-cap"),
-        ("diffllama", "its cache key_0 is read by more than one attention"),
+        ("diffllama", "the values of its attention are not the entries of one state"),
         ("qwen3_moe", "experts have three dimensions"),
     ],
 )
@@ -254,6 +255,11 @@ def test_attention_that_it_cannot_run_is_refused_by_name(tmp_path: Path, kind: s
     pair = export_pair(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
     with pytest.raises(EngineError, match=rf"engine openvino cannot run .*{reason}.*; use engine onnxruntime"):
         opened(pair.bundle)
+
+
+def read_keys_of_another_layer(model: onnx.ModelProto) -> None:
+    first, second = nodes(model, "Attention")
+    second.input[1] = first.input[1]
 
 
 def window_alone(model: onnx.ModelProto) -> None:
@@ -270,12 +276,13 @@ def window_alone(model: onnx.ModelProto) -> None:
         ("mistral", see_all_before_in_the_call, "a mask by ScatterElementsUpdate"),
         ("mistral", measure_the_window_by_columns, "a mask by Greater"),
         ("mistral", window_alone, "not causal"),
+        ("llama", read_keys_of_another_layer, "its cache key_0 is read by more than one attention"),
     ],
 )
-def test_a_mask_that_it_does_not_know_is_refused_by_name(
+def test_a_mask_or_a_cache_that_it_does_not_know_is_refused_by_name(
     tmp_path: Path, kind: str, change: Callable[[onnx.ModelProto], None], reason: str
 ):
-    """Else it would compute what it takes for that mask."""
+    """Else it would compute what it takes for that mask, or see the new entries alone."""
     pair = export_pair(tiny_checkpoint(kind, tmp_path / "checkpoint"), tmp_path / "bundle")
     bundle = Bundle.open(pair.bundle)
     graph = bundle.graph("target")
@@ -296,7 +303,8 @@ def test_another_dtype_or_device_is_refused(llama: Pair, tmp_path: Path):
 
 def test_a_graph_that_breaks_its_contract_is_refused(llama: Pair):
     bundle = Bundle.open(llama.bundle)
-    wrong = replace(bundle.target.contract, head_dim=2 * bundle.target.contract.head_dim)
+    contract = bundle.target.contract
+    wrong = replace(contract, states=keys_and_values(contract.layers, 2, 32, "float32"))
     with pytest.raises(ContractError, match="has the input past_key_0"):
         open_engine("openvino", bundle.graph("target"), wrong)
 

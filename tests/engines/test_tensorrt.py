@@ -24,6 +24,7 @@ from trt_spec.runtime.state.verdict import TreeVerdict
 
 from ..bundles import Pair, noisy_draft
 from ..recorder import Recorder
+from ..toys import Toy, with_toys
 from . import fake_tensorrt
 from .fake_tensorrt import FakeTensorRT, write_plans
 
@@ -94,6 +95,21 @@ def test_text_is_that_of_onnx_runtime(
     batches = {batch for _, width, batch in library.runs if width == 4}
     assert max(batches) == 3
     assert len(batches) > 1
+
+
+def test_states_of_other_kinds_give_the_text_of_onnx_runtime(
+    llama: Pair, tmp_path: Path, library: FakeTensorRT
+) -> None:
+    """Keys and values alike, features of tokens and a summary of each row; steps are padded."""
+    path = with_toys(llama, tmp_path / "toys", Toy(value_size=16))
+    write_plans(path, batch=(1, 3))
+    for params in (RULES["greedy"], RULES["coupled"]):
+        with Decoder.open(path, max_batch=3) as decoder, open_decoder(path) as ours:
+            for length in (0, 2, 3):
+                expected = decoder.generate(PROMPTS, params, draft_length=length)
+                found = ours.generate(PROMPTS, params, draft_length=length)
+                assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+            assert 0.2 < ours.speculation.acceptance < 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 import onnx_ir as ir
 import pytest
 import torch
-from trt_spec.engines import blank_step, open_engine
+from trt_spec.engines import blank_cache, blank_step, open_engine
 from trt_spec.export.check import check_graph
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import SMALLEST_EXTERNAL
@@ -41,8 +41,7 @@ def test_every_position_up_to_the_last_one_equals_the_checkpoint(graphs, family:
     with torch.no_grad():
         expected = load_model(open_checkpoint(graph.checkpoint), "float32")(tokens).logits[0]
     engine = open_engine("onnxruntime", graph.file, graph.contract)
-    shape = (1, graph.contract.kv_heads, length + width, graph.contract.head_dim)
-    cache = {name: torch.zeros(shape) for name in graph.contract.cache_names}
+    cache = blank_cache(graph.contract, 1, length + width)
     for start in range(0, length, width):
         chunk = tokens[:, start : start + width]
         step = blank_step(engine, cache, 0, 1, width, width)

@@ -7,7 +7,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
-from trt_spec.engines import Contract, blank_step, open_engine
+from trt_spec.engines import Contract, blank_cache, blank_step, open_engine
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import trace
 from trt_spec.export.passes.fuse_norms import fuse_norms
@@ -48,8 +48,7 @@ def logits(graph: ir.Model, contract: Contract, folder: Path) -> torch.Tensor:
     folder.mkdir()
     ir.save(graph, folder / "model.onnx", external_data="weights.bin", size_threshold_bytes=64)
     engine = open_engine("onnxruntime", folder / "model.onnx", contract)
-    shape = (2, contract.kv_heads, 16, contract.head_dim)
-    cache = {name: torch.zeros(shape) for name in contract.cache_names}
+    cache = blank_cache(contract, 2, 16)
     found = []
     for start in (0, 5):
         step = blank_step(engine, cache, 0, 2, 5, 5)

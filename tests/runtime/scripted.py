@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry
+from trt_spec.engines import Bundle, Contract, ModelEntry, Step, TokenizerEntry, keys_and_values
 from trt_spec.engines.engine import chunks
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.lengths.costs import Costs
@@ -93,7 +93,7 @@ def scripted_decoder(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
-    contract = Contract(1, 1, 1, 1, size, max_length, "float32")
+    contract = Contract(1, 1, keys_and_values(1, 1, 1, "float32"), size, max_length, "float32")
     given = {"target": target, "draft": draft, "draft2": draft2}
     scripts = {name: script for name, script in given.items() if script is not None}
     models = {

@@ -254,7 +254,7 @@ def test_rounds_launched_ahead_leave_no_hole_in_the_cache_of_a_single_line(tmp_p
             for row, request in enumerate(occupant.request for occupant in decoder.live):
                 entries = decoder.draft.cache.entries[row]
                 if not request.finished and entries:
-                    found = decoder.draft.cache.whole[0, row, 0, :entries, 0].long().tolist()
+                    found = decoder.draft.cache.read(row, "key_0")[0, :entries, 0].long().tolist()
                     assert found == [*request.prompt, *request.token_ids][:entries], request.drafter
                     compared += 1
     assert recorder.most_unread == 2, "some were launched ahead"

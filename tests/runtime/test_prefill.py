@@ -92,11 +92,12 @@ def test_a_prompt_has_the_same_bits_beside_others(llama: Pair):
     with Decoder.open(llama.bundle, max_batch=len(prompts)) as decoder:
         target = decoder.target
         logits = target.prefill(range(len(prompts)), prompts).clone()
-        together = target.cache.whole.clone()
+        [memory] = target.cache.memory.tokens
+        together = memory.clone()
         for row, prompt in enumerate(prompts):
             target.cache.clear()
             assert torch.equal(target.prefill([0], [prompt])[0], logits[row])
-            assert torch.equal(target.cache.whole[:, 0, :, : len(prompt)], together[:, row, :, : len(prompt)])
+            assert torch.equal(memory[:, 0, :, : len(prompt)], together[:, row, :, : len(prompt)])
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_is_still_read(tmp_path):

@@ -15,7 +15,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from ...engines import Engine, Step
+from ...engines import Engine, Step, keys_and_values
 from ...runtime import Decoder
 from ...runtime.memory.model import Model
 from .first_tokens import DEPTH, Tokens
@@ -49,7 +49,8 @@ class RecallingEngine(Engine):
 
     def __init__(self, engine: Engine, capacity: int) -> None:
         contract = engine.contract
-        self.contract = replace(contract, layers=1, heads=1, kv_heads=1, head_dim=1, dtype="float32")
+        tokens = keys_and_values(1, 1, 1, "float32")
+        self.contract = replace(contract, layers=1, heads=1, states=tokens, dtype="float32")
         self.device, self.own_threads, self.verify_width = engine.device, engine.own_threads, engine.verify_width
         self.takes_trees, self.reads_together = engine.takes_trees, engine.reads_together
         self._at_once = AT_ONCE if engine.reads_together else 1

@@ -115,7 +115,7 @@ def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tu
     entries = len(tokens) - 1
     expected = probe.logits(tokens)
     error = 0.0
-    for name in model.cache.buffers:
+    for name in model.engine.contract.cache_names:
         fresh = probe.model.cache.read(0, name)[:, :entries].float()
         found = model.cache.read(row, name)[:, :entries].float()
         error = max(error, float(((found - fresh).norm(dim=-1) / fresh.norm(dim=-1)).max()))

@@ -68,14 +68,13 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
         "dtype": contract.dtype,
         "layers": contract.layers,
         "heads": contract.heads,
-        "kv_heads": contract.kv_heads,
-        "head_dim": contract.head_dim,
+        "states": list(map(str, contract.states)),
         "vocab_size": contract.vocab_size,
         "max_length": contract.max_length,
         "graph_bytes": bundle.files[f"{role}/model.onnx"]["bytes"],
         "weight_bytes": bundle.weight_bytes(role),
         "kv_bytes_per_token": contract.cache_bytes_per_token,
-        "kv_bytes_per_row": contract.cache_bytes_per_token * length,
+        "kv_bytes_per_row": contract.cache_bytes(1, length),
         "inputs": [str(spec) for spec in contract.inputs],
         "outputs": [str(spec) for spec in contract.outputs],
         "aliases": contract.aliases,
@@ -101,7 +100,7 @@ def _report(found: dict[str, Any]) -> str:
         ("parameters", lambda m: f"{m['parameters']:,}"),
         ("dtype", lambda m: m["dtype"]),
         ("layers", lambda m: str(m["layers"])),
-        ("heads (key/value)", lambda m: f"{m['heads']} ({m['kv_heads']}) of {m['head_dim']}"),
+        ("heads", lambda m: str(m["heads"])),
         ("vocabulary", lambda m: f"{m['vocab_size']:,}"),
         ("longest sequence", lambda m: f"{m['max_length']:,}"),
         ("graph", lambda m: in_bytes(m["graph_bytes"])),
@@ -125,7 +124,7 @@ def _report(found: dict[str, Any]) -> str:
             "contract of the target",
             *(f"  in   {line}" for line in _folded(contract["inputs"])),
             *(f"  out  {line}" for line in _folded(contract["outputs"])),
-            "  every present_* is the memory of its past_*",
+            "  every present_* becomes its past_*, those with a capacity in its memory",
             "",
             f"memory for {memory['batch']} × {memory['length']:,} tokens: {in_bytes(memory['weight_bytes'])} weights + "
             f"{in_bytes(memory['cache_bytes'])} cache = {in_bytes(memory['total_bytes'])}, plus what the engine needs",
@@ -147,8 +146,15 @@ def _ids(ids: list[int]) -> str:
 
 
 def _folded(specs: list[str]) -> list[str]:
-    """The cache tensors are so many that the first and the last stand for all."""
-    cached = [spec for spec in specs if spec.startswith(("past_", "present_"))]
-    plain = [spec for spec in specs if spec not in cached]
-    first, last = cached[0].split(" ")[0], cached[-1]
-    return [*plain, f"{first} … {last} ({len(cached)})"]
+    """The states are so many that the first and the last of each shape stand for all."""
+    lines: list[str] = []
+    cached: dict[str, list[str]] = {}  # by shape and dtype
+    for spec in specs:
+        if spec.startswith(("past_", "present_")):
+            cached.setdefault(spec.split(" ", 1)[1], []).append(spec)
+        else:
+            lines.append(spec)
+    for alike in cached.values():
+        first, last = alike[0].split(" ")[0], alike[-1]
+        lines.append(f"{first} … {last} ({len(alike)})" if len(alike) > 1 else last)
+    return lines

@@ -57,7 +57,8 @@ def exported_models(
         raise RequestError(f"--device is {arguments.device}, but OpenVINO GenAI is compared on the CPU; use cpu")
     for role, folder in named.items():
         contract = bundle.models[role].contract
-        expected = (contract.layers, contract.kv_heads, contract.head_dim, contract.vocab_size)
+        heads, width = contract.states[0].shape
+        expected = (contract.layers, heads, width, contract.vocab_size)
         if (found := _size(role, folder)) != expected:
             raise PairError(
                 f"{FLAGS[role]} {folder} is a model of {_in_words(*found)}, the bundle's {role} "
@@ -100,7 +101,7 @@ def open_models(arguments: argparse.Namespace, bundle: Bundle, folders: Mapping[
 
 def _cache_gigabytes(contracts: Sequence[Contract], batch: int, longest: int) -> int:
     """Twice what the texts need in float32, because the pipeline divides it between the models by their size."""
-    entry = sum(2 * 4 * contract.layers * contract.kv_heads * contract.head_dim for contract in contracts)
+    entry = sum(contract.in_dtype("float32").cache_bytes_per_token for contract in contracts)
     return -(-2 * entry * batch * (longest + SLACK) // 2**30)
 
 

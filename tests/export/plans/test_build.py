@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -30,10 +31,11 @@ from trt_spec.export.plans.roles import BuildOptions, Role, roles
 from trt_spec.export.scenarios import RowCall, random_tree
 from trt_spec.tools.cli import main
 
-from ...bundles import export_pair
+from ...bundles import export_pair, save_graph
 from ...families import tiny_checkpoint
 from ...faults import no_file_larger_than
 from ...models import tiny_llama
+from ...toys import Toy
 
 CAPACITY = 64 + SLACK
 VERIFY = PlanKey("target", "", "tensorrt-rtx", trt.__version__, "8.9", 5, 5, (1, 1), CAPACITY)
@@ -90,18 +92,48 @@ def test_the_passes_fire_where_they_should_and_keep_the_numbers(
 
     generator = np.random.default_rng(0)
     batch, start = 3, np.array([0, 7, 40])
-    shape = (batch, contract.kv_heads, CAPACITY, contract.head_dim)
     feeds = {
         "input_ids": generator.integers(64, size=(batch, 5)),
         "start": start,
         "logit_rows": np.tile(np.arange(5), (batch, 1)),
-        **{f"past_{name}": generator.standard_normal(shape, dtype=np.float32) for name in contract.cache_names},
+        **{
+            f"past_{state.name}": generator.standard_normal(state.memory(batch, CAPACITY), dtype=np.float32)
+            for state in contract.states
+        },
     }
     for places in (line(batch, 5, "cpu"), trees(batch, 5)):
         given = feeds | {name: tensor.numpy() for name, tensor in places.items()}
         expected = run(ir.load(graph), given, graph.parent)
         for ours, theirs in zip(run(prepared, given, graph.parent), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.fixture
+def toy_graph(tmp_path: Path) -> Callable[[Toy], Path]:
+    def saved(toy: Toy) -> Path:
+        (tmp_path / "target").mkdir()
+        save_graph(toy.graph(), tmp_path, "target")
+        return tmp_path / "target" / "model.onnx"
+
+    return saved
+
+
+def test_states_of_other_kinds_have_the_same_numbers_in_what_tensorrt_gets(toy_graph: Callable[[Toy], Path]) -> None:
+    """It is given keys and values alike, features of tokens and a summary of each row."""
+    toy = Toy(value_size=16)
+    graph, generator, start = toy_graph(toy), np.random.default_rng(0), np.array([0, 7, 40])
+    feeds = {
+        "input_ids": generator.integers(64, size=(3, 5)),
+        "start": start,
+        "logit_rows": np.tile(np.arange(5), (3, 1)),
+    }
+    for state in toy.contract.states:
+        feeds[f"past_{state.name}"] = generator.standard_normal(state.memory(3, CAPACITY), dtype=np.float32)
+    feeds["past_summary"][:, 0] = [0, 3, 40]
+    given = feeds | {name: tensor.numpy() for name, tensor in trees(3, 5).items()}
+    found = run(prepare(graph, VERIFY)[0], given, graph.parent)
+    for ours, theirs in zip(found, run(ir.load(graph), given, graph.parent), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def trees(batch: int, width: int) -> dict[str, torch.Tensor]:
@@ -180,6 +212,23 @@ def test_the_plan_of_a_draft_that_reads_trees_is_compiled_and_its_mask_is_that_o
         audit(trt, kept[0], contract, key.sizes)
 
 
+@pytest.mark.parametrize("shape", [{}, {"width": 1, "rows": 1, "batch": (1, 3)}], ids=["verify", "decode"])
+def test_states_of_other_kinds_are_compiled(
+    tmp_path: Path, toy_graph: Callable[[Toy], Path], shape: dict[str, Any]
+) -> None:
+    toy, key = Toy(value_size=16), replace(VERIFY, **shape)
+    plan = Compiler("tensorrt-rtx").compile(toy_graph(toy), toy.contract, key, tmp_path / "timings")
+    assert len(bytes(plan)) > 10_000
+
+
+def test_keys_and_values_of_unlike_sizes_are_refused_by_name(tmp_path: Path, toy_graph: Callable[[Toy], Path]) -> None:
+    toy = Toy(value_size=24)
+    with pytest.raises(
+        ExportError, match=r"cannot read node \S+ \(Attention\) of the target graph: .*Key and Value must have the same"
+    ):
+        Compiler("tensorrt-rtx").compile(toy_graph(toy), toy.contract, VERIFY, tmp_path / "timings")
+
+
 def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: Path) -> None:
     flags = []
 
@@ -223,7 +272,7 @@ def test_attention_of_several_tokens_skips_what_no_row_sees(
     with patch("trt_spec.export.plans.compiler.pack_queries", return_value=0):
         plan = bytes(Compiler("tensorrt-rtx").compile(graph, contract, key, tmp_path / "timings"))
     assert (plan.count(switch + b"1"), plan.count(switch)) == (without, contract.layers)
-    assert (copies in plan) == (contract.heads > contract.kv_heads)
+    assert (copies in plan) == (contract.heads > contract.states[0].shape[0])
 
 
 def test_another_shape_gpu_or_graph_needs_another_plan(tmp_path: Path) -> None:
@@ -474,7 +523,7 @@ def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
     assert len(shapes) == 4, "verify, first, decode, prefill"
     for (width, rows, batch), capability in product(sorted(shapes), ["8.0", "8.9"]):
         shape = {"compute_capability": capability, "width": width, "rows": rows, "batch": batch}
-        key = replace(VERIFY, **shape, unfused_attention=contract.head_dim < 16)
+        key = replace(VERIFY, **shape, unfused_attention=contract.states[0].shape[1] < 16)
         assert len(bytes(compiler.compile(graph, contract, key, folder / "timings"))) > 10_000
 
 

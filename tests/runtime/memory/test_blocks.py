@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trt_spec.engines import BLOCK_TOKENS, MAX_DRAFT_LENGTH, SPARE_BLOCK, Contract, EngineError, RequestError
+from trt_spec.engines import (
+    BLOCK_TOKENS,
+    MAX_DRAFT_LENGTH,
+    SPARE_BLOCK,
+    Contract,
+    EngineError,
+    RequestError,
+    keys_and_values,
+)
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.block_cache import BlockCache, BlockPool
 from trt_spec.runtime.memory.row_cache import RowCache
@@ -14,7 +22,8 @@ from trt_spec.runtime.memory.row_cache import RowCache
 from ...bundles import Pair
 
 ROWS, CAPACITY = 4, 320
-CONTRACT = Contract(1, 2, 1, 4, 16, 256, "float32").with_blocks()
+IN_ROWS = Contract(1, 2, keys_and_values(1, 1, 4, "float32"), 16, 256, "float32")
+CONTRACT = IN_ROWS.with_blocks()
 
 
 def block_cache(most_tokens: int | None = None) -> BlockCache:
@@ -233,10 +242,9 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(llama: Pair, cache_bytes
 def test_rows_never_outgrow_what_was_promised_for_them():
     """Whatever the lengths that a cache of rows accepts, what it allocates for them is within its limit."""
     choose = random.Random(1)
-    contract = Contract(1, 2, 1, 4, 16, 256, "float32")
     for _ in range(300):
         limit = choose.randint(64, 4000)
-        cache = RowCache(contract, "cpu", 8, most_tokens=limit)
+        cache = RowCache(IN_ROWS, "cpu", 8, most_tokens=limit)
         lengths = [choose.randint(1, 256 + MAX_DRAFT_LENGTH) for _ in range(choose.randint(1, 8))]
         if cache.holds(lengths):
             cache.make_room(0, [length - 1 for length in lengths], [1] * len(lengths))

@@ -1,10 +1,10 @@
 """Entries of a path that stands move behind one another, and no others."""
 
 import torch
-from trt_spec.engines import Contract
+from trt_spec.engines import Contract, keys_and_values
 from trt_spec.runtime.memory.row_cache import RowCache
 
-CONTRACT = Contract(layers=2, heads=1, kv_heads=2, head_dim=4, vocab_size=8, max_length=256, dtype="float32")
+CONTRACT = Contract(2, 1, keys_and_values(2, 2, 4, "float32"), vocab_size=8, max_length=256, dtype="float32")
 STARTS = [3, 61, 30]
 PATHS = [[0, 1, 5, 0], [0, 4, 0, 0], [0, 1, 2, 6]]  # behind the last node: 0
 
@@ -12,7 +12,8 @@ PATHS = [[0, 1, 5, 0], [0, 4, 0, 0], [0, 1, 2, 6]]  # behind the last node: 0
 def test_the_path_lies_in_order_and_what_is_around_it_stays():
     cache = RowCache(CONTRACT, "cpu", 3)
     cache.make_room(0, STARTS, [7] * 3)
-    cache.whole.copy_(torch.randn(cache.whole.shape, generator=torch.manual_seed(0)))
+    [memory] = cache.memory.tokens
+    memory.copy_(torch.randn(memory.shape, generator=torch.manual_seed(0)))
     before = {(row, name): cache.read(row, name).clone() for row in range(3) for name in CONTRACT.cache_names}
     cache.straighten(torch.tensor(STARTS), torch.tensor(PATHS))
     for (row, name), old in before.items():

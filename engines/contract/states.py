@@ -1,0 +1,88 @@
+"""The states of a model: what it keeps of a request between two calls, each in memory that the caller owns."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+from ..errors import ContractError
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+TOKEN, ROW, SOURCE = "token", "row", "source"
+WRITTEN = re.compile(r"(\w+) (\w+)\[(\d+(?:, \d+)*)\] per (\w+)")  # a state as text
+
+Dim = int | str
+Size = TypeVar("Size", int, Dim)
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """What there is a value of, how many values a row has, and how a graph writes them."""
+
+    capacity: str  # the symbol for how many values a row has room for, its entries; empty: a row has one value
+    output: bool  # a call gives the new values; without, it only reads them
+    in_place: bool = False  # its output is the memory of its input; else the caller copies it there after the call
+
+
+STATE_KINDS: dict[str, StateKind] = {  # by what there is a value of
+    # An entry is written when its token is read. To take a token back is to lower the row's length: the next call
+    # overwrites the entry. Keys and values, features, latents, inputs of convolutions.
+    TOKEN: StateKind("capacity", output=True, in_place=True),
+    # It stands for the first tokens of a row, at most those before the `start` of the last call, and can never be taken
+    # back. It begins as zeros. States of recurrent layers.
+    ROW: StateKind("", output=True),
+    # It is the same for the whole request. Keys and values of what an encoder has read.
+    SOURCE: StateKind("source", output=False),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """One state: its name, the kind, and shape and dtype of one value."""
+
+    name: str
+    shape: tuple[int, ...]  # heads and size, if a row has several values
+    dtype: str
+    kind: str = TOKEN
+
+    def __post_init__(self) -> None:
+        if self.kind not in STATE_KINDS:
+            raise ContractError(f"contract lists {self}, a kind of state that this version does not know; update it")
+        if self.dtype not in DTYPE_BYTES:
+            raise ContractError(f"contract lists {self}, expected a dtype of {', '.join(DTYPE_BYTES)}; export it again")
+        several = bool(STATE_KINDS[self.kind].capacity)
+        positive = all(type(size) is int and size > 0 for size in self.shape)
+        if not positive or not self.shape or (several and len(self.shape) != 2):
+            expected = "heads and a size, both positive" if several else "positive sizes"
+            raise ContractError(f"contract lists {self}, expected {expected}; export it again")
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}] per {self.kind}"
+
+    @classmethod
+    def parse(cls, text: object) -> "State":
+        """Read a state that was written as text."""
+        found = WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise ContractError(
+                f"contract lists {text!r}, expected a state such as {cls('key_0', (2, 64), 'float16')}; export it again"
+            )
+        name, dtype, shape, kind = found.groups()
+        return cls(name, tuple(map(int, shape.split(", "))), dtype, kind)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of one value."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def memory(self, rows: Size, capacity: Size) -> tuple[Size | int, ...]:
+        """Return the shape of its memory for so many rows, with room for so many entries each if it has entries."""
+        if not STATE_KINDS[self.kind].capacity:
+            return (rows, *self.shape)
+        heads, size = self.shape
+        return (rows, heads, capacity, size)
+
+
+def keys_and_values(layers: int, heads: int, size: int, dtype: str) -> tuple[State, ...]:
+    """Return the states of layers that keep keys and values alike: key_0, value_0, key_1, …"""
+    return tuple(State(f"{name}_{layer}", (heads, size), dtype) for layer in range(layers) for name in ("key", "value"))
