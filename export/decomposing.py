@@ -20,15 +20,15 @@ ASKED = {torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int, torch.
 @contextmanager
 def decomposed_in_place() -> Iterator[None]:
     """Let `run_decompositions` trace anew only what takes more than one operator to decompose."""
-    trace_anew = ExportedProgram.run_decompositions
+    trace_anew: Callable[[ExportedProgram, Table], ExportedProgram] = ExportedProgram.run_decompositions
 
     def run_decompositions(program: ExportedProgram, table: Table) -> ExportedProgram:
         graph = program.graph
         if not all(map(_stands_alone, graph.nodes)):
-            return trace_anew(program, dict(table))
+            return trace_anew(program, table)
         parts = {node: _parts(node, table) for node in graph.nodes if _is_composed(node, table)}
         if any(part.target in ASKED for made in parts.values() for part in made.nodes):
-            return trace_anew(program, dict(table))
+            return trace_anew(program, table)
         for node, made in parts.items():
             for old, new in _put_in_place(graph, node, made):
                 program.graph_signature.replace_all_uses(old, new)

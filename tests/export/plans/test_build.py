@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 import tensorrt_rtx as trt
 import torch
+from filelock import FileLock
 from trt_spec.engines import SLACK, Bundle, EngineError, ExportError, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export.family_table import WORKS
@@ -31,12 +32,15 @@ from trt_spec.export.plans.roles import BuildOptions, Role, roles
 from trt_spec.export.scenarios import RowCall, random_tree
 from trt_spec.tools.cli import main
 
+from ... import bundles
 from ...bundles import export_pair, save_graph
 from ...families import tiny_checkpoint
 from ...faults import no_file_larger_than
 from ...models import tiny_llama
 from ...toys import Toy
+from .forms import forms, forms_of_plan
 
+ONE_LAYER = {"num_hidden_layers": 1}
 CAPACITY = 64 + SLACK
 VERIFY = PlanKey("target", "", "tensorrt-rtx", trt.__version__, "8.9", 5, 5, (1, 1), CAPACITY)
 
@@ -71,19 +75,20 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray], folder: Path) -> list[np.
 @pytest.mark.parametrize(
     ("family", "weights", "fired"),
     [
-        ("llama", "none", {"pack_queries": 2}),
-        ("mistral", "none", {"pack_queries": 2}),
+        ("llama", "none", {"pack_queries": 1}),
+        ("mistral", "none", {"pack_queries": 1}),
         ("gemma2", "none", {"spell_softcap": 2}),
-        ("diffllama", "none", {"merge_attentions": 2}),
-        ("persimmon", "none", {"spell_picks": 6, "pack_queries": 2}),
-        ("llama", "int8", {"widen_lookups": 1, "pack_queries": 2}),
+        ("diffllama", "none", {"merge_attentions": 1}),
+        ("persimmon", "none", {"spell_picks": 3, "pack_queries": 1}),
+        ("llama", "int8", {"widen_lookups": 1, "pack_queries": 1}),
     ],
 )
 def test_the_passes_fire_where_they_should_and_keep_the_numbers(
     tmp_path: Path, family: str, weights: str, fired: dict[str, int]
 ) -> None:
     settings = {} if weights == "none" else {"weights": Quantisation(weights)}
-    export_pair(tiny_checkpoint(family, tmp_path / "checkpoint"), tmp_path / "bundle", **settings)
+    layers = {} if family == "gemma2" else ONE_LAYER  # of two kinds
+    export_pair(tiny_checkpoint(family, tmp_path / "checkpoint", **layers), tmp_path / "bundle", **settings)
     bundle = Bundle.open(tmp_path / "bundle")
     contract, graph = bundle.target.contract, bundle.graph("target")
     prepared, counted = prepare(graph, VERIFY)
@@ -245,10 +250,12 @@ def test_plans_are_compiled_so_that_they_may_be_captured(half: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("dtype", "family", "settings", "capability", "without"),
     [
-        ("float16", "llama", {}, "8.9", 2),
+        ("float16", "llama", ONE_LAYER, "8.9", 1),
         ("float16", "gemma3_text", {}, "8.9", 1),
-        pytest.param("float16", "llama", {"num_key_value_heads": 4}, "12.0", 2, marks=pytest.mark.exhaustive),
-        pytest.param("bfloat16", "llama", {}, "8.0", 2, marks=pytest.mark.exhaustive),
+        pytest.param(
+            "float16", "llama", ONE_LAYER | {"num_key_value_heads": 4}, "12.0", 1, marks=pytest.mark.exhaustive
+        ),
+        pytest.param("bfloat16", "llama", ONE_LAYER, "8.0", 1, marks=pytest.mark.exhaustive),
     ],
     ids=["grouped", "one layer with a window", "each head its own keys", "bfloat16"],
 )
@@ -276,7 +283,8 @@ def test_attention_of_several_tokens_skips_what_no_row_sees(
 
 
 def test_another_shape_gpu_or_graph_needs_another_plan(tmp_path: Path) -> None:
-    pair = export_pair(tiny_llama(tmp_path / "checkpoint"), tmp_path / "bundle", max_length=64, dtype="float16")
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
+    pair = export_pair(checkpoint, tmp_path / "bundle", max_length=64, dtype="float16")
     keys = [
         plan.key.path
         for settings in (
@@ -331,7 +339,7 @@ def test_a_gpu_that_the_library_does_not_know_or_that_is_not_here_is_refused(hal
 def test_attention_without_a_fused_kernel_is_compiled_only_when_asked_for(
     tmp_path: Path, shape: dict[str, int], draft_length: int
 ) -> None:
-    checkpoint = tiny_llama(tmp_path / "checkpoint", **shape)
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, **shape)
     export_pair(checkpoint, tmp_path / "bundle", max_length=64, dtype="float16")
     settings = {"prefill_width": 0, "draft_length": draft_length}
     with pytest.raises(ExportError, match="no fused kernel for this attention; --unfused-attention allows"):
@@ -515,25 +523,92 @@ def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(hal
 
 # Every family, exhaustively.
 
+# Between them these have every form of layer that any family has. Another family with one of its own is compiled, too.
+OF_ALL_FORMS = """
+apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe flint gemma2 gpt_neox gpt_oss helium
+hunyuan_v1_dense laguna llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon phi
+phimoe vaultgemma
+"""
+COMPILED = OF_ALL_FORMS.split()
+
+
+def keys(bundle: Bundle, **settings: Any) -> list[PlanKey]:
+    """The shapes of all roles; a draft's plans would be those of this same graph."""
+    shapes = sorted({(role.width, role.rows, role.batch) for role in roles(options(**settings), ["draft"])})
+    assert len(shapes) == 4, "verify, first, decode, prefill"
+    unfused = bundle.target.contract.states[0].shape[1] < 16
+    return [
+        replace(VERIFY, width=width, rows=rows, batch=batch, unfused_attention=unfused) for width, rows, batch in shapes
+    ]
+
 
 def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
-    """In this process, which starts faster than one of its own; a draft's plans would be those of this same graph."""
+    """In this process, which starts faster than one of its own."""
     contract, graph, compiler = bundle.target.contract, bundle.graph("target"), Compiler("tensorrt-rtx")
-    shapes = {(role.width, role.rows, role.batch) for role in roles(options(**settings), ["draft"])}
-    assert len(shapes) == 4, "verify, first, decode, prefill"
-    for (width, rows, batch), capability in product(sorted(shapes), ["8.0", "8.9"]):
-        shape = {"compute_capability": capability, "width": width, "rows": rows, "batch": batch}
-        key = replace(VERIFY, **shape, unfused_attention=contract.states[0].shape[1] < 16)
-        assert len(bytes(compiler.compile(graph, contract, key, folder / "timings"))) > 10_000
+    for key, capability in product(keys(bundle, **settings), ["8.0", "8.9"]):
+        plan = compiler.compile(graph, contract, replace(key, compute_capability=capability), folder / "timings")
+        assert len(bytes(plan)) > 10_000
+
+
+def in_half_precision(kind: str, folder: Path) -> Bundle:
+    checkpoint = tiny_checkpoint(kind, folder / "checkpoint")
+    dtype = "bfloat16" if kind in ("llama", "gemma2") else "float16"
+    return Bundle.open(export_pair(checkpoint, folder / "bundle", max_length=64, dtype=dtype).bundle)
+
+
+def forms_of(kind: str, folder: Path) -> set[str]:
+    """The forms of all plans of a family, each parsed and audited; worked out once in a run of the tests."""
+    kept = bundles.exports / f"{kind}.forms"
+    with FileLock(kept.with_suffix(".lock")):
+        if not kept.exists():
+            bundle, compiler = in_half_precision(kind, folder), Compiler("tensorrt-rtx")
+            contract, graph = bundle.target.contract, bundle.graph("target")
+            found = (forms_of_plan(compiler, graph, contract, key) for key in keys(bundle, prefill_width=32))
+            kept.write_text("\n".join(sorted(set().union(*found))))
+    return set(kept.read_text().splitlines())
+
+
+def not_compiled(kind: str, folder: Path, compiled: Sequence[str] = COMPILED) -> set[str]:
+    """The forms of a family that none of those that are compiled has."""
+    covered = (forms_of(other, folder / other) for other in compiled)
+    return forms_of(kind, folder / kind).difference(*covered)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", WORKS)
+@pytest.mark.parametrize("kind", [*COMPILED, *(kind for kind in WORKS if kind not in COMPILED)])
 def test_every_family_compiles_in_half_precision(tmp_path: Path, kind: str) -> None:
-    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
-    dtype = "bfloat16" if kind in ("llama", "gemma2") else "float16"
-    pair = export_pair(checkpoint, tmp_path / "bundle", max_length=64, dtype=dtype)
-    compile_all_roles(Bundle.open(pair.bundle), tmp_path, prefill_width=32)
+    """All are parsed and audited. Those are compiled that have forms of layers which no other has that is compiled."""
+    forms_of(kind, tmp_path / "forms")
+    if kind in COMPILED or not_compiled(kind, tmp_path):
+        compile_all_roles(in_half_precision(kind, tmp_path), tmp_path, prefill_width=32)
+
+
+@pytest.mark.exhaustive
+def test_a_family_with_a_form_of_its_own_is_noticed(tmp_path: Path) -> None:
+    assert not not_compiled("diffllama", tmp_path)
+    assert not_compiled("diffllama", tmp_path, [kind for kind in COMPILED if kind != "diffllama"])
+
+
+def other_operator(model: onnx.ModelProto) -> None:
+    nodes(model, "Sigmoid")[0].op_type = "Tanh"
+
+
+def mask_of_floats(model: onnx.ModelProto) -> None:
+    [attention] = nodes(model, "Attention")[:1]
+    place = list(model.graph.node).index(attention)
+    cast = onnx.helper.make_node("Cast", [attention.input[3]], ["as floats"], to=onnx.TensorProto.FLOAT16)
+    model.graph.node.insert(place, cast)
+    attention.input[3] = "as floats"
+
+
+@pytest.mark.parametrize("change", [other_operator, mask_of_floats, unmasked])
+def test_a_layer_of_another_form_is_seen_among_those_of_a_network(half: Path, change: Any) -> None:
+    graph = Bundle.open(half).graph("target")
+    model = ir.to_proto(prepare(graph, replace(VERIFY, width=1, rows=1))[0])
+    before = forms(parse(model, graph)[0])
+    assert forms(parse(model, graph)[0]) == before
+    change(model)
+    assert forms(parse(model, graph)[0]) - before
 
 
 @pytest.mark.exhaustive
