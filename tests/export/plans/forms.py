@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import tensorrt_rtx as trt
 from trt_spec.engines import Contract
-from trt_spec.engines.tensorrt_plans import PlanKey
+from trt_spec.engines.tensorrt import PlanKey
 from trt_spec.export.plans.compiler import Compiler
 
 CLASSES = {name.lower(): kind for name, kind in vars(trt).items() if name.endswith("Layer")}

@@ -10,7 +10,7 @@ from trt_spec.engines import BLOCK_TOKENS, Bundle, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.prefixes import Block
-from trt_spec.runtime.scheduling import scheduler
+from trt_spec.runtime.scheduling import results
 from trt_spec.runtime.scheduling.prefill import NARROWEST
 
 from ...bundles import Pair
@@ -175,7 +175,7 @@ def test_after_an_error_nothing_is_found(decoder: Decoder, monkeypatch: pytest.M
     decoder.step()
     assert decoder.prefixes.blocks > 0
     with monkeypatch.context() as failing:
-        failing.setattr(scheduler, "Outcome", lambda *_: 1 / 0)
+        failing.setattr(results, "Outcome", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             decoder.step()
     assert decoder.prefixes.blocks == 0
