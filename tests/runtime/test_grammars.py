@@ -18,8 +18,9 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
-from trt_spec.runtime.acceptance.filters.grammar import Allowed, exclude, seat, unpacked
+from trt_spec.runtime.acceptance.filters.grammar import Allowed, exclude, unpacked
 from trt_spec.runtime.acceptance.one_line import residual
+from trt_spec.runtime.acceptance.seat import follow_guide
 from trt_spec.runtime.acceptance.transform import draft_transform, transform
 from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
 from trt_spec.runtime.state.proposal import Ahead, Proposal
@@ -426,7 +427,7 @@ def test_one_round_by_enumeration_gives_exactly_p_under_the_grammar(
     assert guide is not None
     assert guide.follow(prefix) == len(prefix)
     rows, plan = make_rows([PLAIN], 64), make_plan([PLAIN], 1)
-    seat(rows.columns, 0, guide)
+    follow_guide(rows, 0, guide)
     generator = torch.Generator().manual_seed(3)
     target, draft = torch.randn(1, 2, 64, generator=generator), torch.randn(1, 1, 64, generator=generator)
     q = draft_transform(

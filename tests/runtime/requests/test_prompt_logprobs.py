@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.scheduling import prefill, scheduler
+from trt_spec.runtime.scheduling import prefill, reading
 
 from ...bundles import Pair
 
@@ -42,7 +42,7 @@ def test_they_are_those_of_transformers(llama: Pair, decoder: Decoder, length: i
 
 def test_they_survive_the_move_of_their_row_between_two_steps(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     """Each step scores a part of the prompt, while the row before it is freed."""
-    for module in (prefill, scheduler):
+    for module in (prefill, reading):
         monkeypatch.setattr(module, "PREFILL_WIDTH", 40)
     prompt = PROMPT
     with Decoder.open(llama.bundle, max_batch=2) as decoder:

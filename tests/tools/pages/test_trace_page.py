@@ -28,7 +28,8 @@ def ended_request(tokens, stop=()):
     params = SamplingParams(max_new_tokens=len(tokens), stop=stop)
     text = TextStream(TOKENIZER, prompt, stop)
     rules = DraftingRules({}, 16, 64, None, {})
-    request = Request(prompt, params, 3, "none", frozenset({END}), text, rules, trace=True)
+    drafting = rules.check(3, "none", params)
+    request = Request(prompt, params, frozenset({END}), text, drafting, rules.check, trace=True)
     while not request.finished:
         done = len(request.token_ids)
         group = tokens[done : done + 1 + done % 4]
