@@ -25,7 +25,8 @@ minimax_m3_vl_text mixtral olmoe phimoe qwen2_moe qwen3_moe solar_open
 """
 REFUSED_BY_OPENVINO = {
     **dict.fromkeys(("gemma2", "vaultgemma"), "soft-cap"),
-    **dict.fromkeys(("diffllama", "granite_swa"), "is read by more than one attention"),
+    "diffllama": "the values of its attention are not the entries of one state",
+    "granite_swa": "is read by more than one attention",
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
 }
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
