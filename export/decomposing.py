@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,13 @@ from torch.utils import _pytree as pytree
 
 Table = Mapping[Any, Callable[..., Any]]
 
-# Asked of a tensor within an operator, where a whole trace knows the answer. ONNX has no operator for either.
-ASKED = {torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_storage_offset.default}
+# Asked of a tensor within an operator: a trace of the whole knows the answer, or gets it from the inputs.
+ASKED = {
+    torch.ops.aten.sym_size.int,
+    torch.ops.aten.sym_numel.default,
+    torch.ops.aten.sym_stride.int,
+    torch.ops.aten.sym_storage_offset.default,
+}
 
 
 @contextmanager
@@ -26,9 +32,11 @@ def decomposed_in_place() -> Iterator[None]:
         graph = program.graph
         if not all(map(_stands_alone, graph.nodes)):
             return trace_anew(program, table)
-        parts = {node: _parts(node, table) for node in graph.nodes if _is_composed(node, table)}
-        if any(part.target in ASKED for made in parts.values() for part in made.nodes):
-            return trace_anew(program, table)
+        parts = {}
+        for node in filter(partial(_is_composed, table=table), graph.nodes):
+            parts[node] = _parts(node, table)
+            if any(part.target in ASKED for part in parts[node].nodes):
+                return trace_anew(program, table)
         for node, made in parts.items():
             for old, new in _put_in_place(graph, node, made):
                 program.graph_signature.replace_all_uses(old, new)
