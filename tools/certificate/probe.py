@@ -34,9 +34,9 @@ class Probe:
         with self._lock:
             cache = self.model.cache
             cache.clear()
-            cache.make_room(0, [0] * batch, [len(context)] * batch)
             for row in range(batch if begin else 0):
                 self.model.prefill([row], [tokens[:begin]])
+            cache.make_room(0, [0] * batch, [len(context)] * batch)  # after the reading, which may shrink it
             step = blank_step(self.engine, cache.everything, 0, batch, width, width)
             for start in range(begin, len(context), width):
                 step.input_ids.copy_(tokens[start : start + width])
