@@ -15,11 +15,10 @@ from .requests.metrics import Speculation
 from .requests.output import Output, Piece, TokenLogprob, TracedRound, TracedSibling, Usage
 from .requests.request import Request
 from .state.asked import EntropyRule
-from .state.shapes import CombLength, TreeLength
+from .state.shapes import Shape
 
 __all__ = [
     "BundleError",
-    "CombLength",
     "ContractError",
     "Decoder",
     "EngineError",
@@ -31,11 +30,11 @@ __all__ = [
     "Request",
     "RequestError",
     "SamplingParams",
+    "Shape",
     "Speculation",
     "TokenLogprob",
     "TracedRound",
     "TracedSibling",
-    "TreeLength",
     "TrtSpecError",
     "Usage",
 ]

@@ -1,4 +1,4 @@
-"""Drafters, filters, an engine, a graph's input, its output and its states that tests alone have work end to end."""
+"""Drafters, shapes, filters, an engine, a graph's input, output and states that tests alone have work end to end."""
 
 import json
 import shutil
@@ -38,6 +38,7 @@ from trt_spec.runtime.acceptance.filters import FILTERS, Change, Cut
 from trt_spec.runtime.drafters import DRAFTERS, Copier, Drafter, Offer, Resources, Sampler
 from trt_spec.runtime.state.proposal import Ahead
 from trt_spec.runtime.state.rows import Columns
+from trt_spec.runtime.state.shapes import FORMS, Branch, Levels, Shape
 from trt_spec.tools.cli import main
 
 from .bundles import Pair, save_graph
@@ -49,7 +50,9 @@ COUPLED = replace(GREEDY, temperature=1.0, rule="coupled", seed=6)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=6)
 
 
-def texts(decoder: Decoder, params: SamplingParams, draft_length: int = 0, drafter: str = "model") -> list[list[int]]:
+def texts(
+    decoder: Decoder, params: SamplingParams, draft_length: int | str = 0, drafter: str = "model"
+) -> list[list[int]]:
     outputs = decoder.generate(PROMPTS, params, draft_length=draft_length, drafter=drafter)
     return [list(output.token_ids) for output in outputs]
 
@@ -82,7 +85,7 @@ class Again(Copier):
         self._known: dict[tuple[int, ...], list[int]] = {}
         self._tokens = torch.zeros(resources.max_batch, 16, dtype=torch.int64, device=resources.target.engine.device)
 
-    def ready(self, request: Any, most: int) -> int:
+    def ready(self, request: Any, most: int, turn: int) -> int:
         return len(self._next(request)[:most])
 
     def load(self, requests: Sequence[Any], draft_length: int) -> None:
@@ -96,8 +99,8 @@ class Again(Copier):
     def forget(self) -> None:
         self._known.clear()
 
-    def offer(self, rows: Any, plan: Any, frame: Any, noise: Any, span: int) -> Offer:
-        return Offer(self._tokens[: plan.batch, : plan.draft_length], self.asked(rows))
+    def offer(self, rows: Any, plan: Any, frame: Any, noise: Any, span: int) -> Callable[[int], Offer]:
+        return lambda line: Offer(self._tokens[: plan.batch, : plan.draft_length], self.asked(line, rows))
 
     def _next(self, request: Any) -> list[int]:
         return self._known.get(request.prompt, [])[len(request.token_ids) :]
@@ -199,6 +202,59 @@ def test_the_command_line_takes_the_added_drafter(
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
     assert "|again|successor|elsewhere|none|mixed" in capfd.readouterr().out
+
+
+# Shapes.
+
+
+class Whisk(Shape):
+    """A line, written 3:2, whose last token has so many others beside it, each followed by nothing or by two."""
+
+    @property
+    def levels(self) -> Levels:
+        ends = tuple(Branch(0, 1 + number) for number in range(self.beyond))
+        if self.leaves:
+            return (tuple(Branch(self.length - 1, branch.rank) for branch in ends),)
+        return *((),) * (self.length - 2), (Branch(0, 1),), tuple(Branch(1, rank) for rank in range(self.beyond - 1))
+
+
+@pytest.fixture
+def whisks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(length: int, beyond: int) -> Shape:
+        return Whisk(f"{length}:{beyond}", length, beyond, leaves=True, fixed=True)
+
+    def followed(length: int, beyond: int) -> Shape:
+        return Whisk(f"{length}::{beyond}", length, beyond, fixed=True)
+
+    monkeypatch.setitem(FORMS, r"\d+:\d+", leaves)
+    monkeypatch.setitem(FORMS, r"\d+::\d+", followed)
+
+
+@pytest.mark.parametrize("length", ["3:2", "3::3"])
+def test_an_added_shape_proposes_and_changes_no_text(llama: Pair, whisks: None, length: str) -> None:
+    with Decoder.open(llama.bundle) as decoder:
+        for params in (GREEDY, COUPLED):
+            expected = texts(decoder, params)
+            assert texts(decoder, params, length) == expected
+            requests = [
+                decoder.submit(prompt, params, draft_length=k) for k in (length, "3+3", "4/8") for prompt in PROMPTS
+            ]
+            while decoder.step():
+                pass
+            assert [request.token_ids for request in requests] == 3 * expected
+        [sampled] = decoder.generate(PROMPTS[:1], SAMPLED, draft_length=length, trace=True)
+        places = {(one.place, one.after) for traced in sampled.trace for one in traced.siblings}
+        assert places == ({(2, None)} if length == "3:2" else {(1, None), (2, 0)})
+        with pytest.raises(RequestError, match="draft_length is 3:5, expected 1 to 16 levels, at most 4 children"):
+            decoder.submit("x", SAMPLED, draft_length="3:5")
+
+
+def test_the_command_line_takes_the_added_shape(llama: Pair, whisks: None, command: Callable[..., Any]) -> None:
+    request = ("--bundle", llama.bundle, "--prompt", "def f(", "--max-new-tokens", 12, "--ignore-eos")
+    plain = command("generate", *request, "--draft-length", 0)
+    found = command("generate", *request, "--draft-length", "3:2", "--trace")
+    assert found["token_ids"] == plain["token_ids"]
+    assert max(len(one["siblings"]) for one in found["trace"]) == 2
 
 
 # Filters.

@@ -54,5 +54,4 @@ def _round_json(traced: TracedRound) -> dict[str, Any]:
         "next_p": traced.next_p,
         "entropies": list(traced.entropies),
         "siblings": [asdict(one) for one in traced.siblings],
-        "beside": [list(line) for line in traced.beside],
     }

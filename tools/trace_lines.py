@@ -1,6 +1,7 @@
 """Print a round of speculation on one line: accepted tokens green, the rejected one red, what replaces it blue."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -29,34 +30,36 @@ class Marks:
         )
 
     def line(self, number: int, traced: TracedRound, tokenizer: Any) -> str:
-        """Proposals after the first that does not stand are left out; other lines are in brackets."""
-        left = any(one.stands for one in traced.siblings)  # the line, for another branch
-        goes_on = traced.accepted < len(traced.proposal) and traced.next_token is not None and not left
-        examined = traced.accepted + goes_on
-        parts = [f"{number:4}"]
-        for i, (token, p, q) in enumerate(zip(traced.proposal, traced.p, traced.q, strict=True)):
-            if i < examined:
-                stands = traced.standing[i : i + 1] == (token,)
-                entropy = f" H {traced.entropies[i]:.2f}" if traced.entropies else ""
-                parts.append(self._proposal(token, p, q, stands, tokenizer) + entropy)
-                if not stands:
-                    after, place = None, i  # of those that were tested next
-                    for at, one in enumerate(traced.siblings):
-                        if (one.after, one.place) == (after, place):
-                            parts.append(self._proposal(one.token, one.p, one.q, one.stands, tokenizer))
-                            after, place = (at, place + 1) if one.stands else (after, place)
-                    break
+        """Proposals that were not tested, behind one that does not stand, are left out."""
+        parts = [f"{number:4}", *(self._proposal(*each, tokenizer) for each in tested(traced))]
         if traced.next_token is not None:
             parts.append(f"{self._mark(NEXT, shown(traced.next_token, tokenizer))} {traced.next_p:.2f}")
-        parts += [f"({' '.join(shown(token, tokenizer) for token in line)})" for line in traced.beside]
         return "  ".join(parts)
 
-    def _proposal(self, token: int, p: float, q: float, stands: bool, tokenizer: Any) -> str:
+    def _proposal(self, token: int, p: float, q: float, stands: bool, entropy: float | None, tokenizer: Any) -> str:
         kind = ACCEPTED if stands else REJECTED
-        return f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}"
+        said = "" if entropy is None else f" H {entropy:.2f}"
+        return f"{self._mark(kind, shown(token, tokenizer))} {p:.2f}/{q:.2f}{said}"
 
     def _mark(self, kind: str, text: str) -> str:
         return f"{COLOURS[kind]}{text}{RESET}" if self.coloured else kind + text
+
+
+def tested(traced: TracedRound) -> Iterator[tuple[int, float, float, bool, float | None]]:
+    """Yield the proposals in the order of their tests: token, p, q, whether it stands, and the draft's entropy."""
+    after: int | None = None  # the last that stands, if it is not of the line
+    for place in range(traced.accepted + (traced.next_token is not None)):
+        stood = False
+        if after is None and place < len(traced.proposal):
+            stood = traced.standing[place : place + 1] == traced.proposal[place : place + 1]
+            entropy = traced.entropies[place] if traced.entropies else None
+            yield traced.proposal[place], traced.p[place], traced.q[place], stood, entropy
+        for at, one in enumerate(traced.siblings) if not stood else ():
+            if (one.after, one.place) == (after, place):
+                yield one.token, one.p, one.q, one.stands, None
+                if one.stands:
+                    after = at
+                    break
 
 
 def shown(token: int, tokenizer: Any) -> str:

@@ -24,7 +24,7 @@ def admit(rows: Rows, row: int, prompt: Sequence[int], params: SamplingParams, s
     """Begin a request in a row."""
     rows.tokens[row, : len(prompt)] = torch.tensor(prompt)
     rows.length[row] = len(prompt)
-    rows.levels[row] = 0  # no tree yet
+    rows.begins[row] = 0  # no branches yet
     rows.coupled[row] = params.test == "coupled"
     rows.block[row] = params.test == "rejection"
     rows.seed[row] = torch.tensor([seed & 0xFFFFFFFF, seed >> 32])

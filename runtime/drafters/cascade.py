@@ -4,6 +4,7 @@ One pass of the draft model tests the copied tokens just as the target tests any
 one that follows them are therefore distributed as if the draft model had sampled them one by one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,15 +69,14 @@ class Cascade(Copier):
             steps = [step(input_ids, frame.position[0], memory)]
         return PreparedCascade(steps, logits=logits, verdict=Verdict(logits))
 
-    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:
         """Test the copies; rows with other proposals are fed these, so that their caches keep the same content."""
         k, prepared = plan.draft_length, frame.prepared[self.name]
         assert isinstance(prepared, PreparedCascade)
-        verdict, asked = prepared.verdict, self.asked(rows)
-        copied, found = look_up(rows, plan, span)
+        verdict, asked = prepared.verdict, self.asked(0, rows)
+        [(copied, found)] = look_up(rows, plan, span)
         guesses = torch.where(asked[:, None] > 0, copied[:, : k - 1], frame.proposed[:, : k - 1])
         if frame.levels:
-            frame.put_own(rows)
             frame.proposed[:, : k - 1] = guesses
         else:
             torch.cat([frame.recent, guesses], 1, out=prepared.steps[0].input_ids)
@@ -91,4 +91,5 @@ class Cascade(Copier):
         draw, test = (None, None) if noise.draw is None else (noise.draw[:, :1], noise.draw[:, 1:])
         accept(proposal, scores, rows, inner, Noise(gumbel, draw, test), verdict)
         verdict.tokens.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
-        return Offer(verdict.tokens, torch.where(asked > 0, verdict.accepted + 1, 0), verdict.target_probabilities)
+        outcome = Offer(verdict.tokens, torch.where(asked > 0, verdict.accepted + 1, 0), verdict.target_probabilities)
+        return lambda line: outcome

@@ -1,9 +1,10 @@
 """The interface of every drafter: a source of proposals, with a part on the host and a part on the device."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ...engines import Bundle
@@ -11,6 +12,7 @@ from ...engines.bundle import DRAFTS
 from ..acceptance.params import SamplingParams
 from ..memory.model import Model
 from ..state.frame import Frame
+from ..state.indexing import pick
 from ..state.plan import LEAST_WINDOW, Plan, Prepared
 from ..state.proposal import Noise
 from ..state.rows import Rows
@@ -24,7 +26,6 @@ class Resources:
     target: Model
     drafts: Sequence[Model]
     max_batch: int
-    opened: dict[str, "Drafter"] = field(default_factory=dict)  # drafters that were made before, by name
 
 
 class Asking(Protocol):
@@ -43,7 +44,7 @@ class Drafter:
     samples: ClassVar[bool] = False  # a Sampler, else a Copier
     needs_model: ClassVar[bool] = False  # runs a draft model, whose cache must be complete by then
     which_draft: ClassVar[int] = 0  # of the bundle's, if it needs one
-    before: ClassVar[tuple[str, ...]] = ()  # continuations of the same source, without which it has no line
+    has_copies: ClassVar[bool] = False  # a row may have several lines of it, each with another copy
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
     in_mixed: ClassVar[bool] = False  # drafter mixed chooses among these
@@ -73,8 +74,11 @@ class Drafter:
 
     # On the host, between rounds.
 
-    def ready(self, request: Asking, most: int) -> int:
-        """Return how many tokens, at most `most`, it will propose in the next round of this request."""
+    def ready(self, request: Asking, most: int, turn: int) -> int:
+        """Return how many tokens, at most `most`, it will propose in the next round of this request.
+
+        It is asked for each line that the request has of it, which are counted by `turn`.
+        """
         return most
 
     def load(self, requests: Sequence[Asking], draft_length: int) -> None:
@@ -96,13 +100,9 @@ class Drafter:
         """Make the draft model's steps that it runs over the frame's tensors; asked only if it needs the model."""
         return Prepared([])
 
-    def asked(self, rows: Rows) -> Tensor:
-        """Return how many proposals [A] each row takes from it."""
-        return rows.asked[:, self.place]
-
-    def asked_for(self, line: int, rows: Rows, plan: Plan) -> Tensor:
+    def asked(self, line: int, rows: Rows) -> Tensor:
         """Return how many proposals [A] each row takes from it for this line."""
-        return self.asked(rows) * (rows.line[:, self.place] == line) if plan.beside else self.asked(rows)
+        return rows.asked[:, line, self.place]
 
 
 class Sampler(Drafter):
@@ -116,7 +116,7 @@ class Sampler(Drafter):
 
 
 class Offer(NamedTuple):
-    """Tokens for all rows; rows that did not ask for them propose none."""
+    """Tokens for a line of all rows; rows that did not ask for them propose none."""
 
     tokens: Tensor  # [A, K]
     proposed: Tensor  # [A], how many of the tokens each row proposes
@@ -124,13 +124,13 @@ class Offer(NamedTuple):
 
 
 class Copier(Drafter):
-    """Offers all its tokens at once."""
+    """Offers all its tokens at once; where a row has several lines of it, each has another copy."""
 
-    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        """Return its proposals; every committed length is below `span`."""
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:
+        """Return a function that gives the proposals of a line; every committed length is below `span`."""
         raise NotImplementedError
 
 
-def continuations(source: str, count: int) -> tuple[str, ...]:
-    """Return the names of the first so many continuations that a source has: suffix, suffix2, …"""
-    return source, *(f"{source}{number}" for number in range(2, count + 1))
+def of_turn(copies: Sequence[Tensor], rows: Rows, line: int) -> Tensor:
+    """Return which of these copies [A, …] each row has in this line."""
+    return copies[0] if len(copies) == 1 else pick(torch.stack(list(copies), 1), rows.turns[:, line])

@@ -1,4 +1,6 @@
-"""Drafter lookup copies what followed the same tokens earlier; lookup2 and its like copy other continuations."""
+"""Drafter lookup copies what followed the same tokens earlier; in further lines of a row, what else followed them."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from ..state.frame import Frame
 from ..state.plan import Plan
 from ..state.proposal import Noise
 from ..state.rows import Rows
-from .drafter import Copier, Offer, continuations
+from .drafter import Copier, Offer, of_turn
 
 LONGEST_MATCH = 4  # tokens at the end of the context that are compared
 
@@ -15,28 +17,23 @@ LONGEST_MATCH = 4  # tokens at the end of the context that are compared
 class Lookup(Copier):
     name = "lookup"
     may_come_short = True
+    has_copies = True
 
-    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        copied, found = look_up(rows, plan, span, len(self.before))
-        return Offer(copied, self.asked(rows) * found)
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:
+        copies = look_up(rows, plan, span, plan.lines_of(self))
 
+        def of_line(line: int) -> Offer:
+            tokens, found = (of_turn(each, rows, line) for each in zip(*copies, strict=True))
+            return Offer(tokens, self.asked(line, rows) * found)
 
-def further_lookup(number: int) -> type[Lookup]:
-    """Make the drafter of continuation `number`, counted from 1."""
-    *better, own = continuations(Lookup.name, number)
-
-    class FurtherLookup(Lookup):
-        name = own
-        before = tuple(better)
-
-    return FurtherLookup
+        return of_line
 
 
-def look_up(rows: Rows, plan: Plan, span: int, better: int = 0) -> tuple[Tensor, Tensor]:
+def look_up(rows: Rows, plan: Plan, span: int, copies: int = 1) -> list[tuple[Tensor, Tensor]]:
     """Return the tokens [A, K] that followed the longest earlier match of the context's end, and which rows have one.
 
-    The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself. Beside
-    `better` continuations, it is the best match followed by a token that none of them begins with.
+    The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself. Each further
+    copy is of the best match followed by a token that none before it begins with.
     """
     context = rows.tokens[:, :span]  # [A, L]
     position = torch.arange(span, device=context.device)
@@ -48,12 +45,14 @@ def look_up(rows: Rows, plan: Plan, span: int, better: int = 0) -> tuple[Tensor,
         shifted = context if back == 0 else torch.nn.functional.pad(context[:, :-back], (back, 0), value=-1)
         alive = alive & (shifted == suffix) & (back <= last)
         matched = matched + alive
-    best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
-    following = context.roll(-1, 1) if better else context
-    for _ in range(better):
-        matched = matched * (following != following.gather(1, best))
-        best = (matched * span + position).argmax(1, keepdim=True)
-    found = matched.gather(1, best)[:, 0] > 1
-    period = last - best
-    ahead = torch.arange(plan.draft_length, device=context.device) % period.clamp(min=1)
-    return context.gather(1, (best + 1 + ahead).clamp(max=span - 1)), found
+    following = context.roll(-1, 1) if copies > 1 else context
+    steps, each = torch.arange(plan.draft_length, device=context.device), list[tuple[Tensor, Tensor]]()
+    best: Tensor | None = None
+    for _ in range(copies):
+        if best is not None:
+            matched = matched * (following != following.gather(1, best))
+        best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
+        found = matched.gather(1, best)[:, 0] > 1
+        ahead = steps % (last - best).clamp(min=1)
+        each.append((context.gather(1, (best + 1 + ahead).clamp(max=span - 1)), found))
+    return each

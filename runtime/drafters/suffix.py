@@ -1,13 +1,13 @@
 """Drafter suffix: copies what followed the longest match in the request's own context or in earlier outputs.
 
 The host finds the matches. The longer the match, the more tokens it proposes. A predicted output is part of the
-context: the end of the prompt leads into it, and after each miss the next match finds the way back. Drafter suffix2 and
-its like copy other continuations of that match, then continuations of shorter ones.
+context: the end of the prompt leads into it, and after each miss the next match finds the way back. Further lines of a
+row copy other continuations of that match, then continuations of shorter ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
-from itertools import repeat
+from itertools import repeat, zip_longest
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,10 +15,11 @@ import torch
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.params import SamplingParams
 from ..state.frame import Frame
+from ..state.noise import MOST_LINES
 from ..state.plan import Plan
 from ..state.proposal import Noise
 from ..state.rows import Rows
-from .drafter import Asking, Copier, Offer, Resources, continuations
+from .drafter import Asking, Copier, Offer, Resources, of_turn
 from .suffix_automaton import SuffixAutomaton
 
 CONTEXT, POOL = 2**14, 2**14  # tokens remembered of one request, and of all earlier outputs together
@@ -32,36 +33,47 @@ class Suffix(Copier):
     name = "suffix"
     reads_outputs = True
     in_mixed = True
+    has_copies = True
     costs_as = "lookup"  # both copy
 
     def __init__(self, place: int, resources: Resources) -> None:
         super().__init__(place, resources)
         self._pool = SuffixAutomaton(POOL)
         self._contexts: WeakKeyDictionary[Asking, SuffixAutomaton] = WeakKeyDictionary()
-        self._found: WeakKeyDictionary[Asking, list[int]] = WeakKeyDictionary()  # for the next round
-        self.others: WeakKeyDictionary[Asking, Iterator[list[int]]] = WeakKeyDictionary()  # further continuations
+        self._found: WeakKeyDictionary[Asking, list[list[int]]] = WeakKeyDictionary()  # for the lines of the next round
+        self._others: WeakKeyDictionary[Asking, Iterator[list[int]]] = WeakKeyDictionary()  # what else may follow
         self._tokens = torch.zeros(
-            resources.max_batch, MAX_DRAFT_LENGTH, dtype=torch.int64, device=resources.target.engine.device
+            MOST_LINES,
+            resources.max_batch,
+            MAX_DRAFT_LENGTH,
+            dtype=torch.int64,
+            device=resources.target.engine.device,
         )
 
-    def ready(self, request: Asking, most: int) -> int:
-        found = self._found[request] = self.suggest(request, most)
+    def ready(self, request: Asking, most: int, turn: int) -> int:
+        if not turn:
+            self._found[request] = []
+        found = next(self._others[request], []) if turn else self.suggest(request, most)
+        self._found[request].append(found)
         return len(found)
 
     def load(self, requests: Sequence[Asking], draft_length: int) -> None:
-        padded = [(self._found.get(one, []) + [0] * draft_length)[:draft_length] for one in requests]
-        self._tokens[: len(padded), :draft_length] = torch.tensor(padded)
+        each = [[one for one in self._found.get(request, ()) if one] for request in requests]
+        for copy, of_rows in enumerate(zip_longest(*each, fillvalue=list[int]())):
+            padded = [(one + [0] * draft_length)[:draft_length] for one in of_rows]
+            self._tokens[copy, : len(padded), :draft_length] = torch.tensor(padded)
 
     def ended(self, request: Asking) -> None:
-        self.others.pop(request, None)  # these hold its context
+        self._others.pop(request, None)  # these hold its context
         if self._contexts.pop(request, None) is not None:
             self._pool.extend([*request.prompt[-OPENING:], *request.token_ids, END])
 
     def forget(self) -> None:
         self._pool = SuffixAutomaton(POOL)
 
-    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Offer:
-        return Offer(self._tokens[: plan.batch, : plan.draft_length], self.asked(rows))
+    def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:
+        copies = [self._tokens[copy, : plan.batch, : plan.draft_length] for copy in range(plan.lines_of(self))]
+        return lambda line: Offer(of_turn(copies, rows, line), self.asked(line, rows))
 
     def suggest(self, request: Asking, most: int) -> list[int]:
         """Return at most `most` tokens: fewer after a short match, none without a match."""
@@ -80,29 +92,8 @@ class Suffix(Copier):
             if matched > context.matched:
                 found = copied(self._pool, self._pool.end(state) + 1, matched, most)
         found = found or copied(context, context.match_end + 1, context.matched, most)
-        self.others[request] = other_continuations(found, matches, most)
+        self._others[request] = other_continuations(found, matches, most)
         return found
-
-
-def further_suffix(number: int) -> type[Suffix]:
-    """Make the drafter of continuation `number`, counted from 1."""
-    *better, own = continuations(Suffix.name, number)
-
-    class FurtherSuffix(Suffix):
-        name = own
-        before = tuple(better)
-
-        def __init__(self, place: int, resources: Resources) -> None:
-            super().__init__(place, resources)
-            first = resources.opened[Suffix.name]
-            assert isinstance(first, Suffix)
-            self.others = first.others
-
-        def suggest(self, request: Asking, most: int) -> list[int]:
-            """Return the next of the continuations that this round's match of the first one has led to."""
-            return next(self.others[request], [])
-
-    return FurtherSuffix
 
 
 def copied(text: SuffixAutomaton, start: int, matched: int, most: int) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..memory.model import Model
-from ..state.asked import BESIDE, Wanted
+from ..state.asked import Wanted
 from ..state.plan import LEAST_WINDOW
 from .drafter import Drafter
 
@@ -24,7 +24,7 @@ class Windows:
 
         TensorRT's plans may be too narrow for that; the draft then reads what it lacks before the round.
         """
-        if not any(BESIDE in one.drafter and self.of(one) for one in wanted):  # nearly always
+        if not any(len(one.names) > 1 and self.of(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
         widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
         return LEAST_WINDOW if any(draft.engine.verify_width < widest for draft in self._drafts) else widest

@@ -6,17 +6,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..state.noise import MOST_SIBLINGS
-from ..state.shapes import TreeLength
+from ..state.noise import MOST_CHILDREN
+from ..state.shapes import Shape, comb, line
 from .costs import Costs
 
 Numbers = npt.NDArray[np.float64]
 
 
 class Shapes(NamedTuple):
-    """Each shape is nothing, so many siblings, or the branches of a tree, whose line has the tree's own length."""
+    """Each shape is nothing, so many leaves beside any line, or a tree, whose line has the tree's own length."""
 
-    each: tuple[int | TreeLength, ...]  # [S]
+    each: tuple[int | Shape, ...]  # [S]
     stood: Mapping[str, Numbers]  # by drafter [S]: how many tokens of them stood where its line fell
     most: Numbers  # [S], how many can stand
     beyond: npt.NDArray[np.int64]  # [S], how many proposals they are
@@ -33,7 +33,10 @@ class Shapes(NamedTuple):
             most=np.array([1.0] * len(few) + [float(tree.length) for tree in trees]),
             beyond=np.array([*few, *(tree.beyond for tree in trees)]),
             fits=np.array(
-                [*(count <= MOST_SIBLINGS * lengths for count in few), *(tree.length == lengths for tree in trees)]
+                [
+                    *(count <= (MOST_CHILDREN - 1) * lengths for count in few),
+                    *(tree.length == lengths for tree in trees),
+                ]
             ),
         )
 
@@ -45,7 +48,15 @@ class Shapes(NamedTuple):
         expected: Numbers = np.where(self.beyond <= beyond, self.stood[drafter] * gain, 0.0).clip(max=self.most)
         return expected
 
-    def as_measured(self, drafter: str, shape: int | TreeLength) -> float:
+    def as_measured(self, drafter: str, shape: Shape) -> float:
         """Return how many tokens of this shape stood; 0 if that is not known."""
-        known = drafter in self.stood and shape in self.each
-        return float(self.stood[drafter][self.each.index(shape)]) if known else 0.0
+        measured = shape.beyond if shape.leaves else shape
+        known = drafter in self.stood and measured in self.each
+        return float(self.stood[drafter][self.each.index(measured)]) if known else 0.0
+
+    def beside(self, length: int, shape: int) -> Shape:
+        """Return a line of this length with one of these shapes beside it."""
+        found = self.each[shape]
+        if isinstance(found, Shape):
+            return found
+        return comb(length, found) if found else line(length)

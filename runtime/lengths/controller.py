@@ -14,7 +14,7 @@ from ...engines import WIDEST_STEP
 from ..drafters import DRAFTERS
 from ..requests.metrics import Beside, Outcome
 from ..state.asked import NOTHING, Wanted
-from ..state.shapes import TreeLength
+from ..state.shapes import line
 from .beside import Numbers, Shapes
 from .chooser import Chooser, Pause
 from .costs import Costs
@@ -77,16 +77,14 @@ class ByCosts(Chooser):
                 if estimate.pause.over and name != self.best:
                     chosen = name
             tries = chosen not in choice.drafters
-            self._wanted = Wanted(min(k, TRIAL), chosen) if tries else self._with_beside(k, chosen, choice)
+            self._wanted = Wanted(line(min(k, TRIAL)), chosen) if tries else self._with_beside(k, chosen, choice)
 
     def _has_beside(self, drafter: str, choice: "Choice") -> bool:
         return drafter == choice.hanger and self._shapes.beyond[choice.shape] <= self.beyond
 
     def _with_beside(self, k: int, drafter: str, choice: "Choice") -> Wanted:
-        shape = self._shapes.each[choice.shape] if self._has_beside(drafter, choice) else 0
-        if isinstance(shape, TreeLength):
-            return Wanted(k, drafter, tree=shape)
-        return Wanted(k, drafter, siblings=shape)
+        shape = self._shapes.beside(k, choice.shape) if self._has_beside(drafter, choice) else line(k)
+        return Wanted(shape, drafter)
 
     def _worth(self, name: str, choice: "Choice") -> float:
         k, levels = choice.draft_length, self.estimates[name].levels
@@ -98,7 +96,7 @@ class ByCosts(Chooser):
     def count(self) -> None:
         """Count a round that has ended: all drafters but the best have waited one round more."""
         self.stood = 0  # until that is observed
-        if self.beyond and not (self._wanted.siblings or self._wanted.tree):
+        if self.beyond and not self._wanted.shape.beyond:
             for estimate in self.estimates.values():
                 estimate.forget_beside()
         if self.best is not None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...engines import Bundle, BundleError, usable_cores
 from ...engines.bundle import COSTS, graph_identity
 from ...engines.bundle.whole_files import write_whole
-from ..state.shapes import TreeLength
+from ..state.shapes import Shape, read_shape
 
 FORMAT = 1
 BEFORE_TREES = {"siblings": "beside", "siblings_ms": "beside_ms", "sibling_acceptance": "beside_tokens"}
@@ -88,8 +88,8 @@ class Costs:
         return [one for one in self.beside if type(one) is int]
 
     @property
-    def trees(self) -> list[TreeLength]:
-        return [tree for one in self.beside if isinstance(one, str) and (tree := TreeLength.read(one))]
+    def trees(self) -> list[Shape]:
+        return [tree for one in self.beside if isinstance(one, str) and (tree := read_shape(one)) and not tree.leaves]
 
     def times_beside(self, drafter: str, batch: int) -> list[float]:
         """Return the milliseconds that each shape adds to a round of its line, straight between batches."""

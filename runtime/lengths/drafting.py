@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ..acceptance.filters import FILTERS
 from ..acceptance.params import SamplingParams
-from ..drafters import CONTINUATIONS, DRAFTERS
+from ..drafters import DRAFTERS
 from ..state.asked import AUTO, BESIDE, MIXED, NONE, Drafting, DraftLength, EntropyRule, Wanted
-from ..state.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES, MOST_SIBLINGS
-from ..state.shapes import CombLength, DraftShape, TreeLength, read_shape
+from ..state.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES
+from ..state.shapes import Shape, line, read_shape
 from .chooser import Chooser
 from .controller import Controller
 from .entropy import ByEntropy
@@ -30,13 +30,13 @@ class DraftingRules:
     ) -> None:
         self.unavailable = unavailable  # drafters that the decoder lacks, and why
         self.longest = longest  # the most proposals in a line
-        self.most = most  # the most in a comb or a tree; None: the engine takes lines only
+        self.most = most  # the most in a shape; None: the engine takes single lines only
         self.controller = controller
         self.treeless = treeless  # drafters that it has but that can grow no tree, and why
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The sources of proposals that the decoder has, each by its first continuation."""
+        """The sources of proposals that the decoder has."""
         return tuple(name for name in DRAFTERS if name not in self.unavailable)
 
     @property
@@ -47,7 +47,7 @@ class DraftingRules:
     def check(self, length: object, drafter: object, params: SamplingParams) -> Drafting:
         """Refuse a choice that is impossible here or contradicts itself."""
         names = drafter.split(BESIDE) if isinstance(drafter, str) else []
-        known = {*DRAFTERS, *CONTINUATIONS, *(() if len(names) > 1 else (NONE, MIXED))}
+        known = {*DRAFTERS, *(() if len(names) > 1 else (NONE, MIXED))}
         if not isinstance(drafter, str) or not known.issuperset(names):
             listed = ", ".join((*self._listed, NONE, MIXED))
             raise RequestError(
@@ -56,33 +56,28 @@ class DraftingRules:
         for name in names:
             if name in self.unavailable:
                 raise RequestError(self.unavailable[name], "drafter")
-        _require_better(names)
-        if isinstance(length, str) and length != AUTO:
-            length = read_shape(length) or length
+        asked = _parsed(length)
         if len(names) > 1:
-            self._check_lines(length, names, params)
+            self._check_lines(asked, length, names, params)
         elif length == AUTO:
             self._require_costs(drafter)
+            return Drafting(None, drafter, self._beyond_of_auto(params))
         elif drafter == MIXED:
             raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
-        elif isinstance(length, EntropyRule):
+        elif isinstance(asked, EntropyRule):
             self._require_sampler(drafter, "has no entropy to choose a draft length by")
-            if length.longest > self.longest:
-                raise RequestError(f"longest is {length.longest}, expected at most {self.longest}")
-        elif isinstance(length, CombLength):
-            self._check_comb(length, drafter, params)
-        elif isinstance(length, TreeLength):
-            self._check_tree(length, drafter, params)
-        elif type(length) is not int or not 0 <= length <= self.longest:
+            if asked.longest > self.longest:
+                raise RequestError(f"longest is {asked.longest}, expected at most {self.longest}")
+        elif asked is None or (asked == line(asked.length) and asked.length > self.longest):
             raise RequestError(
                 f"draft_length is {length!r}, expected auto, a whole number from 0 to {self.longest}{self._limit}, "
                 "a comb like 5+3, or a tree like 4/12 or 3x2x1",
                 "draft_length",
             )
-        assert isinstance(length, int | str | DraftShape | EntropyRule)
-        if isinstance(length, DraftShape):
-            return Drafting(length, drafter, length.beyond)
-        return Drafting(length, drafter, self._beyond_of_auto(params) if length == AUTO else 0)
+        elif asked != line(asked.length):
+            self._check_shape(asked, drafter, params)
+        assert asked is not None
+        return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0)
 
     def _beyond_of_auto(self, params: SamplingParams) -> int:
         """Return the most that a round may choose to have beside its line, of what was measured."""
@@ -108,12 +103,8 @@ class DraftingRules:
         length, drafter = drafting.length, drafting.drafter
         if isinstance(length, EntropyRule):
             return ByEntropy(length, drafter)
-        if isinstance(length, int):
+        if length is not None:
             return Chooser(Wanted(length, drafter))
-        if isinstance(length, CombLength):
-            return Chooser(Wanted(length.length, drafter, siblings=length.siblings))
-        if isinstance(length, TreeLength):
-            return Chooser(Wanted(length.length, drafter, tree=length if length.beyond else None))
         if drafter == NONE:
             return Chooser()
         assert self.controller is not None
@@ -132,60 +123,48 @@ class DraftingRules:
     def _limit(self) -> str:
         return "" if self.longest == MAX_DRAFT_LENGTH else ", the most that a plan was compiled for"
 
-    def _check_comb(self, comb: CombLength, drafter: str, params: SamplingParams) -> None:
-        self._require_sampler(drafter, "can hang no siblings beside its proposals")
-        most = self._require_trees(comb)
-        line, siblings = comb.length, comb.siblings
-        if not (1 <= line <= self.longest and 0 <= siblings <= MOST_SIBLINGS * line and line + siblings <= most):
-            raise RequestError(
-                f"draft_length is {comb}, expected a line of 1 to {self.longest} proposals, at most {MOST_SIBLINGS} "
-                f"siblings for each of them, and at most {most} together{self._limit}",
-                "draft_length",
-            )
-        self._check_beyond(comb, "siblings", "sibling", params)
-
-    def _check_tree(self, tree: TreeLength, drafter: str, params: SamplingParams) -> None:
-        most = self._require_trees(tree)
-        if drafter in self.treeless:
-            able = " or ".join(name for name in self._listed if name in self.growing)
-            instead = f"use {able}, or give a number" if able else "give a number, or a comb like 5+3"
-            raise RequestError(f"drafter {drafter} {self.treeless[drafter]}; {instead}", "drafter")
-        depth, branches = tree.length, tree.beyond
-        few = max(tree.children, default=1) <= MOST_CHILDREN
-        if not (few and 1 <= depth <= self.longest and 0 <= branches <= MOST_BRANCHES and tree.nodes <= most):
-            raise RequestError(
-                f"draft_length is {tree}, expected a tree of 1 to {self.longest} levels, at most {MOST_CHILDREN} "
-                f"children of a node, {MOST_BRANCHES} proposals beside its line, and {most} together{self._limit}",
-                "draft_length",
-            )
-        self._check_beyond(tree, "branches", "branch", params)
-
-    def _require_trees(self, shape: DraftShape) -> int:
-        """Return how many proposals of a tree the engine can verify."""
+    def _check_shape(self, shape: Shape, drafter: str, params: SamplingParams) -> None:
+        """Refuse branches that the drafter cannot make, the engine cannot verify, or these parameters cannot have."""
         if self.most is None:
             raise RequestError(
                 f"this engine verifies lines of proposals only, not {shape}; give a number", "draft_length"
             )
-        return self.most
-
-    def _check_beyond(self, shape: DraftShape, several: str, one: str, params: SamplingParams) -> None:
-        """Refuse what the engine, or these parameters, cannot have beside a line."""
-        assert self.most is not None
+        if shape.leaves:
+            self._require_sampler(drafter, "can put nothing beside its proposals")
+        elif drafter in self.treeless:
+            able = " or ".join(name for name in self._listed if name in self.growing)
+            instead = f"use {able}, or give a number" if able else "give a number, or a comb like 5+3"
+            raise RequestError(f"drafter {drafter} {self.treeless[drafter]}; {instead}", "drafter")
+        small = 1 <= shape.length <= self.longest and 0 <= shape.beyond <= MOST_BRANCHES and shape.nodes <= self.most
+        if not small or not _has_places(shape):
+            raise RequestError(
+                f"draft_length is {shape}, expected 1 to {self.longest} levels, at most {MOST_CHILDREN} children of a "
+                f"node, {MOST_BRANCHES} proposals beside the line, and at most {self.most} together{self._limit}",
+                "draft_length",
+            )
         if shape.beyond > self.most - self.longest and params.draft_decides:
             raise RequestError(
                 f"draft_length {shape} needs steps of {self.longest + shape.beyond + 1} tokens where lines are long, "
-                f"this engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no {one}",
+                f"this engine verifies at most {self.most + 1}; use rule coupled, whose text depends on no branch",
                 "draft_length",
             )
         if shape.beyond and (lack := _judged_in_lines_only(params)):
             raise RequestError(
-                f"draft_length {shape} has {several}, which {lack} cannot be used with; give a number", "draft_length"
+                f"draft_length {shape} has branches, which {lack} cannot be used with; give a number", "draft_length"
             )
 
-    def _check_lines(self, length: object, names: Sequence[str], params: SamplingParams) -> None:
+    def _check_lines(
+        self, asked: Shape | EntropyRule | None, length: object, names: Sequence[str], params: SamplingParams
+    ) -> None:
         drafter, count = BESIDE.join(names), len(names)
-        if len(set(names)) < count:
-            raise RequestError(f"drafter {drafter} names a source twice; name each once", "drafter")
+        for name in names:
+            if names.count(name) > 1 and not DRAFTERS[name].has_copies:
+                able = " or ".join(other for other, kind in DRAFTERS.items() if kind.has_copies)
+                raise RequestError(
+                    f"drafter {drafter} names {name} twice, which has one line to propose; name it once, or {able} "
+                    "again",
+                    "drafter",
+                )
         if "cascade" in names:
             raise RequestError(
                 f"drafter {drafter} has a line of cascade, which goes with no other; leave it out", "drafter"
@@ -195,8 +174,8 @@ class DraftingRules:
         if count > MOST_LINES:
             raise RequestError(f"drafter {drafter} names {count} sources, expected at most {MOST_LINES}", "drafter")
         most = self._longest_of(count)
-        if type(length) is not int or not 0 <= length <= most:
-            given = str(length) if isinstance(length, DraftShape) else repr(length)
+        if not isinstance(asked, Shape) or asked != line(asked.length) or asked.length > most:
+            given = str(asked) if isinstance(asked, Shape) else repr(length)
             raise RequestError(
                 f"draft_length is {given}, expected a whole number from 0 to {most} for each source of {drafter}",
                 "draft_length",
@@ -232,15 +211,19 @@ class DraftingRules:
             raise RequestError(f"drafter {drafter} {lack}; use {' or '.join(samplers)}, or give a number")
 
 
-def _require_better(names: Sequence[str]) -> None:
-    """Refuse a continuation that is not named after all those of its source that come before it."""
-    for place, name in enumerate(names):
-        before = CONTINUATIONS[name].before if name in CONTINUATIONS else ()
-        if not set(before).issubset(names[:place]):
-            raise RequestError(
-                f"drafter {name} must come after {' and '.join(before)}; use {BESIDE.join((*before, name))}",
-                "drafter",
-            )
+def _parsed(length: object) -> Shape | EntropyRule | None:
+    """Return what a draft length means; None if it is none, or auto."""
+    if isinstance(length, Shape | EntropyRule):
+        return length
+    if type(length) is int:
+        return line(length) if length >= 0 else None
+    return read_shape(length) if isinstance(length, str) else None
+
+
+def _has_places(shape: Shape) -> bool:
+    """Whether all of its branches have a place."""
+    placed = [branch for level in shape.levels for branch in level]
+    return len(placed) == shape.beyond and all(branch.rank < MOST_CHILDREN for branch in placed)
 
 
 def _judged_in_lines_only(params: SamplingParams) -> str | None:

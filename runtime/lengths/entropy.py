@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..requests.metrics import Beside, Outcome
 from ..state.asked import NONE, NOTHING, EntropyRule, Wanted
+from ..state.shapes import line
 from .chooser import Chooser, Pause
 
 TRIAL = 2  # proposals in a round that tests whether the draft has become surer
@@ -36,7 +37,7 @@ class ByEntropy(Chooser):
         length = self._length or (min(TRIAL, self.rule.longest) if self._pause.over else 0)
         if not length or self._drafter == NONE:
             return NOTHING._replace(entropy_limit=self.rule.stop_above)
-        return Wanted(length, self._drafter, self.rule.stop_above)
+        return Wanted(line(length), self._drafter, self.rule.stop_above)
 
     def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float], beside: Beside | None = None) -> None:
         self._pause.count(used=self._length > 0)

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..state.shapes import TreeLength
+from ..state.shapes import Shape
 
 
 class Outcome(NamedTuple):
@@ -26,9 +26,9 @@ class Outcome(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """The shape beside a line that fell, so many siblings or a tree, and how many of its tokens stood."""
+    """The shape of a line that fell, and how many of the tokens beside it stood."""
 
-    shape: int | TreeLength
+    shape: Shape
     stood: int
 
 
@@ -39,9 +39,8 @@ class Speculation:
     The first token after a prompt of several comes with the reading of the prompt, and belongs to no round.
     `acceptance` is accepted ÷ examined (the α of the theory); the first proposal that does not stand is the last
     one examined, also where a rule judges them together.
-    `yield_` is accepted ÷ proposed. Of a comb, the places of its line count, at which any of several tokens may stand;
-    a round that ends with a sibling has proposed as many as it has accepted, since nothing follows a sibling. Of a
-    tree, its levels count.
+    `yield_` is accepted ÷ proposed. Where tokens are beside one another their places count, at which any of them may
+    stand, down to the deepest behind what has stood: a round that ends with a leaf has proposed what it has accepted.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)

@@ -23,7 +23,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class TracedSibling:
-    """A token that was proposed beside the one at this place of the line: its sibling, or a branch of a tree."""
+    """A token that was proposed beside the one at this place of the first line."""
 
     place: int
     token: int
@@ -45,11 +45,10 @@ class TracedRound:
     next_p: float
     entropies: tuple[float, ...] = ()  # the draft's at each proposal, under an EntropyRule
     siblings: tuple[TracedSibling, ...] = ()  # place by place; after the same token in the order of their tests
-    beside: tuple[tuple[int, ...], ...] = ()  # other lines that were proposed; `proposal` is the one that went furthest
 
     @property
     def standing(self) -> tuple[int, ...]:
-        """The tokens that stand: those of the line, the last of them perhaps a sibling."""
+        """The tokens that stand: those of the first line, and then of what was beside it."""
         ends = [one.token for one in self.siblings if one.stands and one.place < self.accepted]
         return (*self.proposal[: self.accepted - len(ends)], *ends)
 

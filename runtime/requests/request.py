@@ -85,7 +85,7 @@ class Request:
 
     @property
     def draft_length(self) -> DraftLength:
-        return self.drafting.length
+        return self.drafting.draft_length
 
     @property
     def drafter(self) -> str:

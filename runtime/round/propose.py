@@ -12,8 +12,7 @@ from ..state.frame import Frame
 from ..state.plan import Plan
 from ..state.proposal import Ahead, Noise, Proposal
 from ..state.rows import Rows
-from .branches import Growth
-from .siblings import hang_siblings
+from .growth import Growth, all_k
 
 
 class Drawn(NamedTuple):
@@ -22,45 +21,44 @@ class Drawn(NamedTuple):
     proposed: Tensor
     probabilities: Tensor | None = None  # None: every proposal was certain
     entropies: Tensor | None = None
-    after: Tensor | None = None  # q [A, N+1, V] of what follows each node of trees
 
 
 def propose(rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Proposal:
     """Return K tokens for each line of every row, how many it proposes, and their q; every length is below `span`."""
     if not plan.draft_length:
         return Proposal(frame.all_proposed, frame.nothing, None)
-    if frame.tree is not None:
-        frame.tree.begin()
-    lines = [
-        draw(rows, plan, frame, noise, number) if samplers else Drawn(frame.nothing)  # and grow or hang what is beside
-        for number, samplers in enumerate(plan.samplers)
-    ]
-    frame.line_up()
+    tree, growth = frame.tree, Growth(rows, plan, frame, noise) if plan.branches else None
+    if tree is not None:
+        tree.begin()
+    lines = [Drawn(frame.nothing) for _ in plan.lines]
+    for number in reversed(range(len(lines))):  # the first writes its branches over what is no line of their rows
+        if plan.samplers[number]:
+            lines[number] = draw(rows, plan, frame, noise, number, None if number else growth)
+        frame.line_up(number)
     for source in plan.copiers:
         offer = cast(Copier, source).offer(rows, plan, frame, noise, span)
         for number, sources in enumerate(plan.lines):
             if source in sources:
-                asked = source.asked_for(number, rows, plan)
-                lines[number] = add(offer, asked, lines[number], number, plan, frame)
-    frame.put_own(rows)
-    (proposed, q, entropies, after), tree = lines[0], frame.tree
+                lines[number] = add(offer(number), source.asked(number, rows), lines[number], number, plan, frame)
+    proposed, q, entropies = lines[0]
     if tree is None:
         return Proposal(frame.all_proposed, proposed, q, entropies)
-    counts = torch.stack([line.proposed for line in lines], 1)
-    tree.end_lines(counts)
-    laws = tuple(line.probabilities for line in lines)
-    return Proposal(frame.all_proposed, proposed, q, entropies, tree, counts, laws, after)
+    for number, line in enumerate(lines):
+        tree.end_line(number, line.proposed)
+    laws = [line.probabilities for line in lines if line.probabilities is not None]
+    laws += growth.laws if growth is not None else []
+    joined = torch.cat(laws, 1) if len(laws) > 1 else laws[0] if laws else None
+    return Proposal(frame.all_proposed, proposed, q, entropies, tree, joined)
 
 
 def add(offer: Offer, asked: Tensor, drawn: Drawn, number: int, plan: Plan, frame: Frame) -> Drawn:
     """Put offered tokens into a line of the rows that `asked` [A] for them; the others keep what was drawn."""
     proposed = frame.lines[number].proposed
-    if len(plan.lines[number]) == 1:
+    if len(plan.lines[number]) == 1 and not (number and plan.branches):
         proposed.copy_(offer.tokens)
-        return Drawn(offer.proposed * (asked > 0) if plan.beside else offer.proposed, offer.probabilities)
-    mine = asked[:, None] > 0
-    count = drawn.proposed + (offer.proposed * mine[:, 0] if plan.beside else offer.proposed)
-    return drawn._replace(proposed=count, probabilities=merge(offer, mine, proposed, drawn.probabilities, frame))
+        return Drawn(offer.proposed, offer.probabilities)
+    probabilities = merge(offer, asked[:, None] > 0, proposed, drawn.probabilities, frame)
+    return drawn._replace(proposed=drawn.proposed + offer.proposed, probabilities=probabilities)
 
 
 def merge(offer: Offer, mine: Tensor, proposed: Tensor, others: Tensor | None, frame: Frame) -> Tensor | None:
@@ -80,20 +78,18 @@ def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
     return torch.zeros(*tokens.shape, vocab_size, device=tokens.device).scatter_(2, tokens[:, :, None], 1.0)
 
 
-def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Drawn:
-    """Sample K tokens of a line one after another, each by the request's transform and rule.
+def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth: Growth | None) -> Drawn:
+    """Sample K tokens of a line one after another, each by the request's transform and rule; growth is beside it.
 
     Sampling ends early if the host sees that too high an entropy has stopped all rows.
     """
     line, samplers = frame.lines[number], plan.samplers[number]
     probabilities: list[Tensor] = []
     entropies: list[Tensor] = []
-    found: list[Tensor] = []  # scores with noise, which siblings are chosen by
     uniforms = noise.to_draw(number, plan.draft_length)
     draws = None if uniforms is None else uniforms[:, :, None].unbind(1)
-    each = [(one.asked_for(number, rows, plan), cast(Sampler, one).logits(rows, line)) for one in samplers]
+    each = [(one.asked(number, rows), cast(Sampler, one).logits(rows, line)) for one in samplers]
     count, entropic = each[0][0], plan.entropies and not number
-    growth = Growth(rows, plan, frame, noise) if plan.levels and not number else None
     for i, winners in enumerate(line.winners):
         token = winners.tokens  # [A, 1]
         logits = each[0][1](i)  # [A, 1, V]; of a tree [A, P, V], after the line's own token and others of its level
@@ -107,29 +103,28 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int) -> Dra
         laws = scores.softmax(-1) if plan.probabilities else None
         if laws is not None:
             probabilities.append(laws[:, :1])
-        gumbel = None if noise.gumbel is None else noise.gumbel[:, i : i + 1]
         if plan.coupled:
-            noisy = winners.pick(scores if scores.shape[1] == 1 else scores[:, :1], gumbel)
-            if plan.siblings and not number:
-                found.append(noisy.clone() if gumbel is None else noisy)  # the next step may write over the scores
+            gumbel = None if noise.gumbel is None else noise.gumbel[:, i : i + 1]
+            if scores.shape[1] > 1 and gumbel is not None:
+                scores, gumbel = scores + gumbel, None
+            picked = winners.pick(scores if scores.shape[1] == 1 else scores[:, :1], gumbel)
+            scores = picked if scores.shape[1] == 1 else scores
         if plan.draws:
             assert draws is not None
             drawn = inverse_cdf(probabilities[-1][:, 0], draws[i])
             drawn.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
             token.copy_(torch.where(rows.coupled[:, None], token, drawn) if plan.coupled else drawn)
-        if growth is not None and i < len(plan.levels):
-            growth.grow(i, token, scores if gumbel is None else scores + gumbel, laws)
+        if growth is not None:
+            growth.follow(i, token, scores, laws)
     for asked, _ in each[1:]:
         count = count + asked
     sure = all_k(entropies, plan)
     if sure is not None:
         count = torch.minimum(count, (sure <= rows.entropy_limit[:, None]).cumprod(1).sum(1))
     q = all_k(probabilities, plan)
-    if growth is not None and growth.after is not None and q is not None:
-        growth.after[:, : plan.draft_length] = q  # of the line, which may be longer than any tree
-    if plan.siblings and not number:
-        hang_siblings(rows, plan, frame, noise, all_k(found, plan), q, count)
-    return Drawn(count, q, sure, None if growth is None else growth.after)
+    if growth is not None:
+        growth.end(count, q)
+    return Drawn(count, q, sure)
 
 
 def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Ahead | None:
@@ -139,12 +134,6 @@ def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Ahead | None:
     if i < len(frame.levels):
         return Ahead(frame.all_proposed, frame.tree, frame.levels[i])
     return Ahead(torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0])
-
-
-def all_k(parts: list[Tensor], plan: Plan) -> Tensor | None:
-    """Join the parts [A, 1, …] of K proposals; ones, which nothing reads, stand for those never drawn."""
-    missing = plan.draft_length - len(parts)
-    return torch.cat(parts + [torch.ones_like(parts[0])] * missing, 1) if parts else None
 
 
 def normalised_entropy(logits: Tensor) -> Tensor:

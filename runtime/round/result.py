@@ -12,8 +12,7 @@ from ..acceptance.one_line import chosen
 from ..requests.output import TokenLogprob, TracedRound, TracedSibling
 from ..state.indexing import at_nodes, pick
 from ..state.plan import Plan
-from ..state.proposal import Proposal
-from ..state.tree import Tree
+from ..state.tree import CERTAIN, Tree
 from ..state.verdict import TreeVerdict
 from .round import Round
 
@@ -21,7 +20,7 @@ from .round import Round
 class RowResult(NamedTuple):
     accepted: int
     proposed: int
-    beside: int  # how many of those accepted are siblings or branches, in a row that has some
+    beside: int  # how many of those accepted are not of its first line
     tokens: list[int]  # accepted proposals and the next token
     logprobs: list[TokenLogprob]
     trace: TracedRound | None
@@ -31,11 +30,9 @@ class RowResult(NamedTuple):
 def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     """Gather all that the host needs of a round in one tensor, one row per request."""
     parts = [done.verdict.table]
-    if plan.is_tree:
-        parts.append(done.verdict.last[:, None])
-    if plan.branches:
-        assert isinstance(done.verdict, TreeVerdict)
-        parts.append((done.verdict.path > plan.draft_length).sum(1, keepdim=True))
+    if isinstance(done.verdict, TreeVerdict):
+        beside = (done.verdict.path > plan.draft_length).sum(1, keepdim=True)
+        parts += [done.verdict.last[:, None], beside]
     if plan.entropies:
         assert done.proposal.entropies is not None
         parts.append(done.proposal.entropies)
@@ -54,21 +51,21 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = No
     numbers = None if logits is None else logits.numpy()
     for index, row in enumerate(table.tolist()):
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
-        last = int(row[at]) if plan.is_tree else accepted  # the node after which the next token comes
+        # The node after which the next token comes.
+        last, beside = (int(row[at]), int(row[at + 1])) if plan.is_tree else (accepted, 0)
         tokens = [int(token) for token in row[2 : 3 + accepted]]
         if proposed < 0 or (numbers is not None and not _finite(numbers[index, last], tokens[-1])):
             raise EngineError(
                 "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
                 "export the pair in bfloat16 or float32"
             )
-        beside = int(row[at + 1]) if plan.branches else int(last > k)
-        trace, entropies, at = None, (), at + plan.is_tree + (plan.branches > 0)
+        trace, entropies, at = None, (), at + 2 * plan.is_tree
         if plan.entropies:
             entropies, at = tuple(row[at : at + proposed]), at + k
         if plan.traced:
             traced = Traced(row[at:], plan)
             at += traced.width
-            trace = traced.round(accepted, last, tokens[-1], entropies)
+            trace = traced.round(accepted, tokens[-1], last, entropies)
         logprobs = [] if plan.logprobs is None else _logprobs(row[at:], tokens, width, plan.logprobs)
         results.append(RowResult(accepted, proposed, beside, tokens, logprobs, trace, entropies))
     return results
@@ -84,79 +81,52 @@ def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:
     tokens, tree = proposal.tokens, proposal.tree
     next_token = done.verdict.tokens.gather(1, done.verdict.next_index)
     next_p = pick(target, done.verdict.last).gather(1, next_token)
-    if tree is None or proposal.counts is None:
-        return [
-            tokens,
-            chosen(target, tokens),
-            chosen(proposal.probabilities, tokens),
-            next_p,
-            proposal.proposed[:, None],
-        ]
-    p = chosen(at_nodes(target, tree.parents), tokens)
-    shape = [proposal.counts, tree.parents, tree.ranks, tree.exists]
-    return [tokens, p, _q_of_nodes(proposal, tree, plan.draft_length), next_p, *shape]
-
-
-def _q_of_nodes(proposal: Proposal, tree: Tree, k: int) -> torch.Tensor:
-    """Return the probability [A, N] of each token where it was drawn: siblings by the first line's q."""
-    q, tokens, after = proposal.probabilities, proposal.tokens, proposal.after
-    if after is None:
-        found = chosen(q if q is None else at_nodes(q, tree.parents.clamp(max=k - 1)), tokens)
-    else:
-        found = chosen(at_nodes(after, tree.parents), tokens)
-        found[:, :k] = chosen(q, tokens[:, :k])  # a row that copies was certain of them
-    if tree.lines > 1:
-        each = [chosen(law, tokens[:, i * k : (i + 1) * k]) for i, law in enumerate(proposal.laws)]
-        lines = torch.cat(each, 1)
-        own = tree.hung.any(1, keepdim=True) | tree.grown.any(1, keepdim=True)
-        found[:, : lines.shape[1]] = torch.where(own, found[:, : lines.shape[1]], lines)
-    return found
+    if tree is None:
+        q = chosen(proposal.probabilities, tokens)
+        return [tokens, chosen(target, tokens), q, next_p, proposal.proposed[:, None]]
+    p, q = chosen(at_nodes(target, tree.parents), tokens), torch.ones_like(tokens, dtype=target.dtype)
+    if proposal.laws is not None:
+        q = torch.where(tree.laws == CERTAIN, q, chosen(at_nodes(proposal.laws, tree.laws.clamp(min=0)), tokens))
+    return [tokens, p, q, next_p, tree.parents, tree.turns, tree.exists]
 
 
 class Traced:
     """A round's proposals as a table tells them: token, p and q of each node, and their shape."""
 
     def __init__(self, row: Sequence[float], plan: Plan) -> None:
-        nodes, self._k, lines = plan.draft_length + plan.beyond, plan.draft_length, len(plan.lines)
+        nodes, self._k = plan.draft_length + plan.beyond, plan.draft_length
         self._tokens, self._p, self._q = (row[i * nodes : (i + 1) * nodes] for i in range(3))
         self._next_p, at = row[3 * nodes], 3 * nodes + 1
-        self._counts = [int(count) for count in row[at : at + lines]]
-        at += lines
-        self.width = at + 3 * nodes if plan.is_tree else at
-        self._parents, self._ranks, self._exist = (
-            [int(number) for number in row[at + i * nodes : at + (i + 1) * nodes]] if plan.is_tree else []
-            for i in range(3)
-        )
+        self.width = at + (3 * nodes if plan.is_tree else 1)
+        numbers = [int(number) for number in row[at : self.width]]
+        if plan.is_tree:
+            self._parents, self._turns, self._exist = (numbers[i * nodes : (i + 1) * nodes] for i in range(3))
+        else:
+            self._parents, self._turns, self._exist = [*range(nodes)], [0] * nodes, [1] * numbers[0]
 
-    def round(self, accepted: int, last: int, next_token: int, entropies: tuple[float, ...]) -> TracedRound:
-        siblings = self._siblings(last)
-        line = next((i for i, count in enumerate(self._counts) if count), 0)
-        if accepted and not any(one.stands for one in siblings):
-            line = (last - 1) // self._k
-        proposal, *others = (self._line(i) for i in (line, *range(line), *range(line + 1, len(self._counts))))
-        own = slice(line * self._k, line * self._k + self._counts[line])
-        p, q = tuple(self._p[own]), tuple(self._q[own])
-        beside = tuple(filter(None, others))
-        return TracedRound(proposal, accepted, next_token, p, q, self._next_p, entropies, siblings, beside)
+    def round(self, accepted: int, next_token: int, last: int, entropies: tuple[float, ...]) -> TracedRound:
+        own = slice(sum(self._exist[: self._k]))
+        proposal, p, q = tuple(map(int, self._tokens[own])), tuple(self._p[own]), tuple(self._q[own])
+        beside = self._beside(proposal, self._said(last))
+        return TracedRound(proposal, accepted, next_token, p, q, self._next_p, entropies, beside)
 
-    def _line(self, number: int) -> tuple[int, ...]:
-        begin = number * self._k
-        return tuple(map(int, self._tokens[begin : begin + self._counts[number]]))
+    def _said(self, node: int) -> tuple[int, ...]:
+        """Return the tokens of the path to a node."""
+        return tuple(int(self._tokens[each - 1]) for each in Tree.path_to(node, self._parents))
 
-    def _siblings(self, last: int) -> tuple[TracedSibling, ...]:
-        """Read the nodes beside a row's only line, level by level, as they follow their parents."""
-        if not self._exist or any(self._counts[1:]):
-            return ()
-        stand = Tree.path_to(last, self._parents)
-        nodes = [node for node in range(self._k + 1, len(self._exist) + 1) if self._exist[node - 1]]
-        depths = {node: len(Tree.path_to(node, self._parents)) for node in nodes}
-        found: dict[int, TracedSibling] = {}
-        after: dict[int, int] = {}  # the places in `found` of nodes that others follow
-        for node in sorted(nodes, key=lambda node: (depths[node], self._ranks[node - 1])):
-            i, parent = node - 1, self._parents[node - 1]
-            token, p, q = int(self._tokens[i]), self._p[i], self._q[i]
-            found[node] = TracedSibling(depths[node] - 1, token, p, q, node in stand, after.get(parent))
-            after[node] = len(after)
+    def _beside(self, line: tuple[int, ...], standing: tuple[int, ...]) -> tuple[TracedSibling, ...]:
+        """Read what is beside the first line, level by level; what was proposed twice is told once."""
+        nodes = (node for node in range(self._k + 1, len(self._exist) + 1) if self._exist[node - 1])
+        paths = {node: self._said(node) for node in nodes}
+        found: dict[tuple[int, ...], TracedSibling] = {}
+        places: dict[tuple[int, ...], int] = {}  # in `found`, of nodes that others follow
+        for node, path in sorted(paths.items(), key=lambda one: (len(one[1]), self._turns[one[0] - 1])):
+            if path not in found and path != line[: len(path)]:
+                stands, after = path == standing[: len(path)], places.get(path[:-1])
+                places[path] = len(places)
+                found[path] = TracedSibling(
+                    len(path) - 1, path[-1], self._p[node - 1], self._q[node - 1], stands, after
+                )
         return tuple(found.values())
 
 

@@ -15,38 +15,34 @@ from ..state.asked import BESIDE, Wanted
 from ..state.noise import MOST_CHILDREN
 from ..state.plan import LEAST_WINDOW, Level, Plan
 from ..state.rows import Rows
-from ..state.shapes import TreeLength
+from ..state.shapes import Shape, line
 
 AT_MOST = 2  # times as many branches as usual, on a level of a tree that adapts
 
 
 class Share(NamedTuple):
-    """One row's part in a round: how many tokens it proposes, from which source, and at which entropy it stops.
+    """One row's part in a round: the source of each line and how many tokens it proposes, and where that ends."""
 
-    Beside them it may have siblings, branches of a tree, or more lines of as many tokens from other sources.
-    """
-
-    length: int = 0
-    source: Drafter | None = None
+    lines: tuple[tuple[Drafter, int], ...] = ()
+    shape: Shape = line(0)  # of the first; the others are lines
     entropy_limit: float | None = None
-    siblings: int = 0
-    beside: tuple[tuple[Drafter, int], ...] = ()
-    tree: TreeLength | None = None
 
     @property
-    def lines(self) -> tuple[tuple[Drafter, int], ...]:
-        """The source of each line, and how many tokens it proposes."""
-        return () if self.source is None else ((self.source, self.length), *self.beside)
+    def length(self) -> int:
+        return self.lines[0][1] if self.lines else 0
 
     @property
     def longest(self) -> int:
         return max((length for _, length in self.lines), default=0)
 
     @property
-    def drafter(self) -> str | None:
-        if self.source is None:
-            return None
-        return BESIDE.join([self.source.name, *(source.name for source, _ in self.beside)])
+    def drafter(self) -> str:
+        return BESIDE.join(source.name for source, _ in self.lines)
+
+    @property
+    def more(self) -> bool:
+        """Whether it has more than one line."""
+        return len(self.lines) > 1 or self.shape.beyond > 0
 
 
 class Planner:
@@ -68,7 +64,7 @@ class Planner:
         self._most = most
         self._wanted: list[Wanted] = []
         self.window = LEAST_WINDOW
-        self._grown = False  # whether some live row had a tree in the last plan
+        self._grown = False  # whether some live row had branches in the last plan
         self.forget()
 
     def forget(self) -> None:
@@ -88,20 +84,15 @@ class Planner:
                 traced=any(request.trace is not None for request in live),
                 window=window,
             )
-            each = [{source: (length, line) for line, (source, length) in enumerate(one.lines)} for one in shares]
-            counts, lines = (
-                [[lines.get(source, (0, 0))[i] for source in self._drafters.values()] for lines in each] for i in (0, 1)
-            )
             self._rows.ask(
-                counts,
-                lines,
-                [one.siblings for one in shares],
+                [[(source.place, length) for source, length in one.lines] for one in shares],
+                [one.more for one in shares],
                 [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
             )
             if self._plan.branches or self._grown:
                 self._rows.grow(
-                    [one.tree.levels if one.tree else () for one in shares],
-                    [_adapts(one, request.params) for one, request in zip(shares, live, strict=True)],
+                    [one.shape if one.shape.beyond else None for one in shares],
+                    [_adapts(one.shape, request.params) for one, request in zip(shares, live, strict=True)],
                 )
                 self._grown = self._plan.branches > 0
             self.view = self._rows.view(self._plan.batch)
@@ -118,13 +109,13 @@ class Planner:
             return False
         if self._live_entries(live) != self._plan.live:
             return False
-        several = [source for one in self.shares if one.beside for source, _ in one.lines]
+        several = [source for one in self.shares if len(one.lines) > 1 for source, _ in one.lines]
         if self._plan.draft_length >= self.window and any(source.needs_model for source in several):
             return False  # a draft may lack more of what another line has committed than its first step reads
-        if [(one.siblings, one.tree) for one in self._wanted] != [(one.siblings, one.tree) for one in wanted]:
+        if self._wanted != wanted:
             return False
-        asked = [(one.length, one.drafter, one.entropy_limit) for one in self.shares]
-        return asked == [(one.length, one.drafter if one.length else None, one.entropy_limit) for one in wanted]
+        asked = [(one.length, one.drafter if one.length else "") for one in wanted]
+        return asked == [(one.length, one.drafter) for one in self.shares]
 
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
@@ -136,63 +127,70 @@ class Planner:
 
         Rows that lose something are never ones whose text depends on their siblings or on how many lines they have.
         """
-        if not any(one.siblings or one.beside or one.tree for one in shares):
+        if not any(one.more for one in shares):
             return shares
         longest = max(one.longest for one in shares)
         room = self._most - longest
-        lines = room // longest
         return tuple(
-            one._replace(
-                siblings=min(one.siblings, room),
-                beside=one.beside[:lines],
-                tree=one.tree if one.tree and one.tree.beyond <= room else None,
-            )
-            for one in shares
+            one._replace(lines=one.lines[: 1 + room // longest], shape=one.shape.within(room)) for one in shares
         )
 
     def _share(self, request: Request, wanted: Wanted, row: int, window: int) -> Share:
         """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
         lines = []
-        for source in filter(None, map(self._drafters.get, wanted.names)):
+        for number, source in enumerate(map(self._drafters.get, wanted.names)):
+            if source is None:
+                continue
             model = source.model
             if model is not None and not 2 <= request.length <= model.cache.entries[row] + source.window(window):
                 continue
-            if length := source.ready(request, wanted.length):
+            if length := source.ready(request, wanted.length, wanted.names[:number].count(source.name)):
                 lines.append((source, length))
         if not lines:
             return Share(entropy_limit=wanted.entropy_limit)
-        (source, length), *beside = lines
-        tree = wanted.tree if wanted.tree and wanted.tree.length == length else None
-        return Share(length, source, wanted.entropy_limit, wanted.siblings, tuple(beside), tree)
+        length = lines[0][1]
+        shape = wanted.shape if wanted.length == length else line(length)
+        return Share(tuple(lines), shape, wanted.entropy_limit)
 
 
-def _adapts(share: Share, params: SamplingParams) -> bool:
-    """Whether a row's tree grows where scores say; a neighbour's may let it grow more, so no text may depend on it."""
-    return share.tree is not None and not share.tree.children and not params.draft_decides
+def _adapts(shape: Shape, params: SamplingParams) -> bool:
+    """Whether branches go where scores say.
+
+    Where others may follow them, a neighbour's tree may let them grow more, so no text may depend on it.
+    """
+    return not shape.fixed and params.test == "coupled" and (shape.leaves or not params.draft_decides)
 
 
-def _levels(shares: Sequence[Share], params: Sequence[SamplingParams], vocab_size: int) -> tuple[Level, ...]:
-    """Return the most that trees have on each level, down to the last level where one has branches."""
+def _levels(
+    shares: Sequence[Share], params: Sequence[SamplingParams], vocab_size: int
+) -> tuple[tuple[Level, ...], Level]:
+    """Return the most that rows have on each level, down to the last that has branches, and the most leaves."""
     each = [
-        _widths(one.tree, _adapts(one, own), vocab_size) for one, own in zip(shares, params, strict=True) if one.tree
+        (one.shape.leaves, _widths(one.shape, _adapts(one.shape, own), vocab_size))
+        for one, own in zip(shares, params, strict=True)
+        if one.shape.beyond
     ]
-    found = [Level(*map(max, zip(*level, strict=True))) for level in zip_longest(*each, fillvalue=Level(0, 1))]
+    trees = zip_longest(*(widths for leaves, widths in each if not leaves), fillvalue=Level())
+    found = [Level(*map(max, zip(*level, strict=True))) for level in trees]
     while found and not found[-1].branches:
         found.pop()
-    return tuple(found)
+    leaves = [level for leaves, widths in each if leaves for level in widths]
+    return tuple(found), Level(*map(max, zip(Level(), *leaves, strict=True)))
 
 
-def _widths(tree: TreeLength, adapts: bool, vocab_size: int) -> list[Level]:
-    """Return the most that one tree may have on each level."""
+def _widths(shape: Shape, adapts: bool, vocab_size: int) -> list[Level]:
+    """Return the most that one row may have on each level, or leaves."""
     if not adapts:
-        ranks = [[branch.rank + 1 for branch in level] for level in tree.levels]
+        ranks = [[branch.rank + 1 for branch in level] for level in shape.levels]
         return [Level(len(each), min(max(each, default=1), vocab_size)) for each in ranks]
     found: list[Level] = []
     children = min(MOST_CHILDREN, vocab_size)
-    for level in tree.levels:
+    if shape.leaves:
+        return [Level(min(shape.beyond, shape.length * (children - 1)), children)]
+    for level in shape.levels:
         before = found[-1].branches if found else 0
         usual = max(children - 1, AT_MOST * len(level))
-        found.append(Level(min(tree.beyond, usual, (1 + before) * children - 1), children))
+        found.append(Level(min(shape.beyond, usual, (1 + before) * children - 1), children))
     return found
 
 
@@ -207,8 +205,8 @@ def make_plan(
     """Plan a round for rows with these parameters and shares, whose draft models first read `window` tokens."""
     longest = max(one.longest for one in shares)
     each_line = zip_longest(*(one.lines for one in shares))  # the shares that have a line of this number, or None
-    lines = [{source for source, _ in filter(None, line)} for line in each_line] or [set()]
-    sources, *beside = (tuple(sorted(line, key=lambda source: source.place)) for line in lines)
+    lines = [{source for source, _ in filter(None, own)} for own in each_line] or [set()]
+    levels, leaves = _levels(shares, params, vocab_size)
     filters = [one for one in FILTERS if any(map(one.active, params))]
     own_draft = any(one.own_draft_temperature != one.temperature for one in params)
     limited = any(one.entropy_limit not in (None, 1) for one in shares)
@@ -217,11 +215,10 @@ def make_plan(
     return Plan(
         batch=len(params),
         draft_length=longest,
-        siblings=max(one.siblings for one in shares),
-        branches=max(one.tree.beyond if one.tree else 0 for one in shares),
-        levels=_levels(shares, params, vocab_size),
-        sources=sources,
-        beside=tuple(beside),
+        lines=tuple(tuple(sorted(own, key=lambda source: source.place)) for own in lines),
+        branches=max(one.shape.beyond for one in shares),
+        levels=levels,
+        leaves=leaves,
         window=window,
         filters=tuple(filters),
         draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),

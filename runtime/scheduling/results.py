@@ -42,12 +42,9 @@ class Results:
 
     def commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
         kept = self.give(occupant, share, result)
-        stood = result.beside if share.siblings or share.tree else 0
-        ended = stood > 0 and not share.tree  # the round ended with a sibling, which nothing follows
-        outcome = Outcome(result.accepted if ended else result.proposed, result.accepted, kept)
-        shape = share.tree or share.siblings
-        fell = shape and (ended or result.accepted - stood < result.proposed)
-        beside = Beside(shape, stood) if fell else None
+        outcome = Outcome(result.proposed, result.accepted, kept)
+        fell = share.shape.beyond and (result.beside or result.accepted < result.proposed)
+        beside = Beside(share.shape, result.beside) if fell else None
         self.speculation.add_round(outcome, beside)
         occupant.request.speculation.add_round(outcome, beside)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
@@ -60,8 +57,8 @@ class Results:
         self._target.cache.wrote(row, before - 1, before + result.accepted)
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line
-                lost = share.beside or source in self._planner.run_twice
-                own = 0 if lost else result.accepted - (result.beside if share.siblings else 0)  # siblings are not read
+                lost = len(share.lines) > 1 or source in self._planner.run_twice
+                own = 0 if lost else result.accepted
                 begin = max(0, before - source.window(self._planner.window))
                 source.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))
         if request.trace is not None and result.trace is not None:

@@ -1,10 +1,10 @@
-"""The drafting that requests ask for: how many proposals, in which shape, and from where."""
+"""The drafting that requests ask for: how many proposals, in which shape, and from where; parsed once."""
 
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from .shapes import DraftShape, TreeLength
+from .shapes import Shape, line
 
 NONE = "none"  # the drafter that proposes nothing
 BESIDE = "+"  # between the names of drafters that give a line each
@@ -42,16 +42,22 @@ ENTROPY_HELP = {
 assert list(ENTROPY_HELP) == [field.name for field in fields(EntropyRule)]
 
 
-DraftLength = int | str | DraftShape | EntropyRule  # a number, a comb, a tree, "auto", or a rule of its own
+DraftLength = int | str | Shape | EntropyRule  # a number, a shape like 5+3, "auto", or a rule of its own
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """A draft length and a drafter that the decoder's rules have checked."""
+    """A draft length and drafters that the decoder's rules have checked."""
 
-    length: DraftLength
+    length: Shape | EntropyRule | None  # None: auto
     drafter: str
-    beyond: int = 0  # the most siblings or branches beside its lines
+    beyond: int = 0  # the most branches beside its line
+
+    @property
+    def draft_length(self) -> DraftLength:
+        """The length as it is asked for: a plain line is a number."""
+        length = AUTO if self.length is None else self.length
+        return length.length if isinstance(length, Shape) and length == line(length.length) else length
 
     @property
     def widest(self) -> int:
@@ -60,17 +66,18 @@ class Drafting:
 
 
 class Wanted(NamedTuple):
-    """The proposals wanted of a round: how many, from which drafter, and the draft's entropy at which they stop.
+    """The proposals wanted of a round: in which shape, from which drafters, and the draft's entropy at which they stop.
 
-    Beside them there may be siblings, or branches of a tree. Several drafters, as in model+suffix, give a line of that
-    length each.
+    The first drafter makes the shape, each other one a line as long.
     """
 
-    length: int
+    shape: Shape
     drafter: str
     entropy_limit: float | None = None
-    siblings: int = 0
-    tree: TreeLength | None = None
+
+    @property
+    def length(self) -> int:
+        return self.shape.length
 
     @property
     def names(self) -> list[str]:
@@ -78,4 +85,4 @@ class Wanted(NamedTuple):
         return self.drafter.split(BESIDE)
 
 
-NOTHING = Wanted(0, NONE)
+NOTHING = Wanted(line(0), NONE)

@@ -11,7 +11,6 @@ from copy import copy
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from ...engines import ALIGNMENT, Step
 from ..memory.model import Model
@@ -32,10 +31,7 @@ class Frame:
         self.draft_length, self.batch, self.live = k, batch, plan.live
         self._target = target
         self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
-        lines = len(plan.lines)
-        self.tree = None
-        if plan.is_tree:
-            self.tree = Tree(batch, k, lines, plan.siblings, torch.device(device), plan.branches)
+        self.tree = Tree(batch, k, plan.have_laws, plan.branches, torch.device(device)) if plan.is_tree else None
         nodes = k + plan.beyond + 1
         self._offset = torch.arange(-2, k + 2, device=device)[:, None]
         # Row i is length - 2 + i, never negative where a draft reads it; each begins at an address aligned as engines
@@ -57,13 +53,7 @@ class Frame:
         self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
         self.all_proposed = input_ids[:, 1:]
-        self._at_siblings, self._at_branches = (
-            input_ids[:, k + 1 : k + 1 + count] for count in (plan.siblings, plan.branches)
-        )
-        self._rows_differ = bool(plan.beside or (plan.siblings and plan.branches))  # in what they have behind the line
-        self.siblings, self.branches = (  # [A, M] and [A, B]
-            at.clone() if self._rows_differ else at for at in (self._at_siblings, self._at_branches)
-        )
+        self.branches = input_ids[:, k + 1 : k + 1 + plan.branches]  # [A, B], of rows that have some
         # What follows the nodes of a level is drawn after a step that reads the whole tree; the last reads only.
         widths = [1, *(1 + level.branches for level in plan.levels[:-1]), 1][:k] if plan.levels else []
         self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
@@ -83,7 +73,10 @@ class Frame:
             self.draft_logits = self.draft_memory[..., : target.vocab_size]  # [A, 1, V]
         self.winners: list[Winners] = []  # one for each of the K sampled proposals
         self.prepared: dict[str, Prepared] = {}
-        self.lines = [self, *(copy(self) for _ in plan.beside)]  # frames that share all but one line of proposals each
+        self.lines = [
+            self,
+            *(copy(self) for _ in plan.lines[1:]),
+        ]  # frames that share all but one line of proposals each
         for number, (line, sources) in enumerate(zip(self.lines, plan.lines, strict=True)):
             line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
             line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
@@ -119,27 +112,10 @@ class Frame:
                     assert isinstance(model.cache, RowCache), "an engine that takes trees reads rows"
                     model.cache.straighten(self.position[1], verdict.path)
 
-    def put_branches(self, mine: Tensor, tokens: Tensor) -> None:
-        """Write the tokens [A, B] of those branches that are `mine`, also to where the draft reads them."""
-        self.branches.copy_(torch.where(mine, tokens, self.branches))
-        if self._rows_differ:
-            self._at_branches.copy_(torch.where(mine, tokens, self._at_branches))
-
-    def put_own(self, rows: Rows) -> None:
-        """Write the siblings and branches of rows that have some, where other rows have something else."""
-        if self._rows_differ:
-            each = (
-                (self._at_siblings, self.siblings, rows.siblings > 0),
-                (self._at_branches, self.branches, rows.has_tree),
-            )
-            for memory, own, mine in each:
-                memory.copy_(torch.where(mine[:, None], own, memory))
-
-    def line_up(self) -> None:
-        """Write the sampled proposals behind the last committed token."""
-        for columns, line in zip(self._columns, self._lined_up, strict=True):
-            if columns:
-                torch.cat(columns, 1, out=line)
+    def line_up(self, number: int) -> None:
+        """Write the sampled proposals of a line; of the first, behind the last committed token."""
+        if columns := self._columns[number]:
+            torch.cat(columns, 1, out=self._lined_up[number])
 
 
 class Window:

@@ -17,10 +17,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
 LINE = MAX_DRAFT_LENGTH + 1  # uniforms of a line's proposals, and of the next token
-MOST_SIBLINGS = 3  # beside one proposal; each of them has uniforms behind those of the line
-MOST_LINES = 1 + MOST_SIBLINGS  # of one row; each further line has the uniforms that a rank of siblings would have
-MOST_CHILDREN = 1 + MOST_SIBLINGS  # of one node of a tree
-MOST_BRANCHES = MOST_SIBLINGS * MAX_DRAFT_LENGTH  # of a tree, beside its line; each has uniforms of its own there, too
+MOST_CHILDREN = 4  # of one node, counting the line's own
+MOST_LINES = 4  # of one row; each further line has uniforms of its own behind those of the first
+MOST_BRANCHES = (MOST_LINES - 1) * MAX_DRAFT_LENGTH  # beside a line; each has uniforms of its own there, too
 
 CACHED = 2**16  # counters at a time on a CPU: more leave its caches, and take up to three times as long
 
@@ -90,12 +89,7 @@ def uniforms(seed: Tensor, length: Tensor, width: int) -> Tensor:
     return torch.stack([uniform(words[0], words[1]), uniform(words[2], words[3])], -1)
 
 
-def of_rank(rank: int, length: int) -> slice:
-    """Return which of the uniforms beyond the line's belong to a rank of siblings, or to a further line."""
-    begin = (rank - 1) * MAX_DRAFT_LENGTH
+def of_line(number: int, length: int) -> slice:
+    """Return which of the uniforms beyond the first line's belong to a further line."""
+    begin = (number - 1) * MAX_DRAFT_LENGTH
     return slice(begin, begin + length)
-
-
-def of_sibling(rank: Tensor, place: Tensor) -> Tensor:
-    """Return which uniform beyond the line's belongs to the sibling of this rank beside this proposal."""
-    return (rank - 1) * MAX_DRAFT_LENGTH + place

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...engines import Step
 from ..memory.model import Model
-from .noise import MOST_SIBLINGS
 from .rows import Rows
 
 LEAST_WINDOW = 2  # tokens that a draft model reads first: it never saw the last proposal that stood, if it was its own
@@ -36,7 +35,7 @@ class Source(Protocol):
     @property
     def model(self) -> Model | None: ...
     def load(self, requests: Sequence[Any], draft_length: int) -> None: ...
-    def asked_for(self, line: int, rows: Rows, plan: Any) -> Tensor: ...
+    def asked(self, line: int, rows: Rows) -> Tensor: ...
     def prepare(self, frame: Any) -> Prepared: ...
 
 
@@ -51,10 +50,13 @@ class ReadingFilter(Protocol):
 
 
 class Level(NamedTuple):
-    """The most that any live row has on a level of its tree."""
+    """The most that any live row has on a level beside its line."""
 
-    branches: int = 0  # beside its line
-    children: int = 0  # ranks that those of one node may have
+    branches: int = 0
+    children: int = 1  # ranks that those of one node may have
+
+
+NO_LEVEL = Level()
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,12 @@ class Plan:
     """Equal plans run the same operations."""
 
     batch: int
-    draft_length: int  # K: the most that any live row proposes
-    siblings: int = 0  # M: the most that any live row proposes beside its line
-    branches: int = 0  # the most that any live row has beside the line of its tree
-    levels: tuple[Level, ...] = ()  # of all trees, down to the last level where one has branches
+    draft_length: int  # K: the most that any line of a live row proposes
+    lines: tuple[tuple[Source, ...], ...] = ((),)  # the drafters of all rows, of each line that rows may have
+    branches: int = 0  # the most that any live row has beside its line
+    levels: tuple[Level, ...] = ()  # of branches that others may follow, down to the last level that has some
+    leaves: Level = NO_LEVEL  # of branches that nothing follows, beside all of a line
     live: int | None = None  # entries of a row that its steps read; None: all
-    sources: tuple[Source, ...] = ()  # the drafters of all rows that propose, of the first line of each
-    beside: tuple[tuple[Source, ...], ...] = ()  # of the second line of rows that have one, the third, …
     window: int = LEAST_WINDOW  # committed tokens that a draft model reads first: as many as its cache may lack
     filters: tuple[ReadingFilter, ...] = ()  # filters that some row needs, in the order in which they apply
     draft_filters: tuple[ReadingFilter, ...] = ()  # if own_draft: the filters of the draft
@@ -91,23 +92,30 @@ class Plan:
         return hash(tuple(getattr(self, one.name) for one in fields(self)))
 
     def __post_init__(self) -> None:
-        if self.draft_length and not self.sources:
+        if self.draft_length and not any(self.lines):
             raise ValueError(f"a plan of {self.draft_length} proposals has no source that makes them")
-
-    @cached_property
-    def lines(self) -> tuple[tuple[Source, ...], ...]:
-        """The drafters of each line that rows may have."""
-        return self.sources, *self.beside
 
     @cached_property
     def is_tree(self) -> bool:
         """Whether some row has more than one line."""
-        return bool(self.siblings or self.beside or self.branches)
+        return len(self.lines) > 1 or self.branches > 0
 
     @cached_property
     def beyond(self) -> int:
         """The most proposals that a row may have behind its first line."""
-        return max(self.siblings, self.branches, len(self.beside) * self.draft_length)
+        return max(self.branches, (len(self.lines) - 1) * self.draft_length)
+
+    @cached_property
+    def turns(self) -> int:
+        """The most nodes that may follow the same tokens."""
+        return max(len(self.lines), self.leaves.children, *(level.children for level in self.levels))
+
+    @cached_property
+    def deepest(self) -> int:
+        """The most that may stand behind where a first line falls."""
+        if len(self.lines) > 1:
+            return self.draft_length
+        return max(len(self.levels), int(self.leaves.branches > 0))
 
     @cached_property
     def steps(self) -> tuple[object, ...]:
@@ -119,13 +127,17 @@ class Plan:
             (bool(samplers), *(source for source in sources if source.needs_model))
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
-        sizes = self.batch, self.draft_length, self.siblings, self.branches, self.levels, self.window
+        sizes = self.batch, self.draft_length, self.branches, self.levels, self.window
         return *sizes, self.ragged, *own
 
     @cached_property
     def drafters(self) -> tuple[Source, ...]:
         """The drafters of all lines."""
         return tuple(dict.fromkeys(source for sources in self.lines for source in sources))
+
+    def lines_of(self, source: Source) -> int:
+        """Return the most lines that a row may have of a source."""
+        return sum(source in sources for sources in self.lines)
 
     @cached_property
     def samplers(self) -> tuple[tuple[Source, ...], ...]:
@@ -148,15 +160,10 @@ class Plan:
         """The draft models that they run."""
         return tuple(dict.fromkeys(source.model for source in self.with_model if source.model is not None))
 
-    @property
-    def ranks(self) -> int:
-        """The most siblings beside one proposal."""
-        return min(self.siblings, MOST_SIBLINGS)
-
-    @property
-    def children(self) -> int:
-        """The most children of one node, counting siblings and the proposal that they are beside."""
-        return max(1 + self.ranks, *(level.children for level in self.levels)) if self.levels else 1 + self.ranks
+    @cached_property
+    def have_laws(self) -> tuple[bool, ...]:
+        """Whether tokens of each line are drawn from a law; what others copy is certain."""
+        return tuple(any(source.samples or source.needs_model for source in sources) for sources in self.lines)
 
     @cached_property
     def draws(self) -> bool:

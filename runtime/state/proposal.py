@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .indexing import pick
-from .noise import of_rank
-from .tree import Tree
+from .noise import of_line
+from .tree import CERTAIN, Tree
 
 
 class Ahead(NamedTuple):
@@ -23,20 +24,14 @@ class Noise(NamedTuple):
     gumbel: Tensor | None  # [A, K+1, V], zero in greedy rows
     draw: Tensor | None  # [A, 17] uniforms that draw tokens: column i draws proposal i, the last the next token
     test: Tensor | None  # [A, 17] uniforms that test proposals
-    beyond: Tensor | None = None  # [A, 48, 2] uniforms that draw and test siblings and further lines
+    beyond: Tensor | None = None  # [A, 48, 2] uniforms that draw and test what lies beyond the first line
 
     def to_draw(self, line: int, length: int) -> Tensor | None:
         """Return the uniforms [A, K] that draw the proposals of a line."""
-        return self._of_line(line, length, self.draw, 0)
-
-    def to_test(self, line: int, length: int) -> Tensor | None:
-        return self._of_line(line, length, self.test, 1)
-
-    def _of_line(self, line: int, length: int, first: Tensor | None, purpose: int) -> Tensor | None:
-        if first is None or not line:
-            return first if first is None else first[:, :length]
+        if self.draw is None or not line:
+            return None if self.draw is None else self.draw[:, :length]
         assert self.beyond is not None
-        return self.beyond[:, of_rank(line, length), purpose]
+        return self.beyond[:, of_line(line, length), 0]
 
 
 class Proposal(NamedTuple):
@@ -47,16 +42,16 @@ class Proposal(NamedTuple):
     probabilities: Tensor | None  # [A, K, V]; None: every proposal was certain
     entropies: Tensor | None = None  # [A, K] the draft's entropy at each, if asked for
     tree: Tree | None = None  # None: a line
-    counts: Tensor | None = None  # [A, D] how many each of several lines proposes
-    laws: tuple[Tensor | None, ...] = ()  # for each of several lines what `probabilities` is for the first
-    after: Tensor | None = None  # [A, N+1, V] what the children of each node were sampled from, if trees have grown
+    laws: Tensor | None = None  # [A, Q, V] what the nodes of a tree were drawn from; None: all were certain
 
-    def children_of(self, node: Tensor) -> Tensor:
-        """Return the q [A, V] that the children of a node [A] were sampled from; without trees, the first line's."""
-        if self.after is not None:
-            return pick(self.after, node)
-        assert self.probabilities is not None
-        return pick(self.probabilities, node.clamp(max=self.probabilities.shape[1] - 1))
+    def drawn_from(self, law: Tensor, token: Tensor, vocab_size: int) -> Tensor:
+        """Return the q [A, V] that a token [A, 1] of the tree was drawn from, by the number of its law [A]."""
+        if self.laws is None:
+            return torch.zeros(len(token), vocab_size, device=token.device).scatter_(1, token, 1.0)
+        q = pick(self.laws, law.clamp(min=0))
+        if self.tree is not None and self.tree.all_have_laws:
+            return q
+        return torch.where((law == CERTAIN)[:, None], torch.zeros_like(q).scatter_(1, token, 1.0), q)
 
     @property
     def ahead(self) -> Ahead:

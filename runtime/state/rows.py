@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import accumulate, chain
 
 import torch
@@ -9,12 +10,12 @@ from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP
 from .indexing import pick
-from .noise import LINE, MOST_BRANCHES, constants, uniforms
-from .shapes import Levels
+from .noise import LINE, MOST_BRANCHES, MOST_LINES, constants, uniforms
+from .shapes import Shape
 
 BLOCK = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
 
-NOWHERE = (0, 0)  # stands for a branch that a tree does not have
+LEAVES = MAX_DRAFT_LENGTH  # the level of what is placed once the line is known, behind all others
 
 Columns = dict[str, Tensor]  # by name, one entry per row: what the filters know of each request
 
@@ -25,11 +26,10 @@ class Rows:
 
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
-    asked: Tensor  # [M, sources] int64, how many proposals the row takes from each source
-    line: Tensor  # [M, sources] int64, for which of its lines
-    lines: Tensor  # [M] int64, how many it has
-    siblings: Tensor  # [M] int64, how many proposals it has beside its only line
-    levels: Tensor  # [M, 17] int64, how many branches its tree has before each level; the last: in all
+    asked: Tensor  # [M, 4, sources] int64, how many proposals each of the row's lines takes from each source
+    turns: Tensor  # [M, 4] int64, how many lines before it are of the same source
+    more: Tensor  # [M] bool: the row has more than one line
+    begins: Tensor  # [M, 18] int64, how many branches come before each level of its tree, before its leaves, and in all
     branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
     adapts: Tensor  # [M] bool: branches are not fixed; as many go where the draft's scores say, down to the same depth
     depth: Tensor  # [M] int64, of the tree
@@ -55,11 +55,10 @@ class Rows:
         return cls(
             tokens=tokens,
             length=whole(),
-            asked=whole(sources),
-            line=whole(sources),
-            lines=whole(),
-            siblings=whole(),
-            levels=whole(MAX_DRAFT_LENGTH + 1),
+            asked=whole(MOST_LINES, sources),
+            turns=whole(MOST_LINES),
+            more=torch.zeros(rows, dtype=torch.bool, device=device),
+            begins=whole(LEAVES + 2),
             branches=whole(MOST_BRANCHES, 2),
             adapts=torch.zeros(rows, dtype=torch.bool, device=device),
             depth=whole(),
@@ -97,32 +96,30 @@ class Rows:
 
     def ask(
         self,
-        counts: Sequence[Sequence[int]],
-        lines: Sequence[Sequence[int]],
-        siblings: Sequence[int],
+        lines: Sequence[Sequence[tuple[int, int]]],
+        more: Sequence[bool],
         entropy_limits: Sequence[float],
     ) -> None:
-        """Set what the live rows take of each source, for which line, how many siblings, and the entropy at its end."""
-        self.asked[: len(counts)] = torch.tensor(counts)
-        self.line[: len(counts)] = torch.tensor(lines)
-        self.lines[: len(counts)] = torch.tensor([max(each, default=0) + 1 for each in lines])
-        self.siblings[: len(counts)] = torch.tensor(siblings)
-        self.entropy_limit[: len(counts)] = torch.tensor(entropy_limits)
+        """Set the sources and lengths of the live rows' lines, whether a row has more, and where its line ends."""
+        live, (_, most, sources) = len(lines), self.asked.shape
+        counts = [[[0] * sources for _ in range(most)] for _ in lines]
+        turns = [[0] * most for _ in lines]
+        for row, own in enumerate(lines):
+            for line, (source, count) in enumerate(own):
+                counts[row][line][source] = count
+                turns[row][line] = sum(before == source for before, _ in own[:line])
+        self.asked[:live] = torch.tensor(counts)
+        self.turns[:live] = torch.tensor(turns)
+        self.more[:live] = torch.tensor(more)
+        self.entropy_limit[:live] = torch.tensor(entropy_limits)
 
-    def grow(self, levels: Sequence[Levels], adapt: Sequence[bool]) -> None:
-        """Set the trees that the live rows have; those of rows that `adapt` only say how many branches there are."""
-        live, width = len(levels), self.levels.shape[1]
-        begins = [[*accumulate(map(len, own), initial=0)] for own in levels]
-        each = [[*chain.from_iterable(own)] for own in levels]
-        self.levels[:live] = torch.tensor([own + own[-1:] * (width - len(own)) for own in begins])
-        self.branches[:live] = torch.tensor([own + [NOWHERE] * (MOST_BRANCHES - len(own)) for own in each])
+    def grow(self, shapes: Sequence[Shape | None], adapt: Sequence[bool]) -> None:
+        """Set the branches that the live rows have; of rows that `adapt` only how many counts, and how deep they go."""
+        live = len(shapes)
+        begins, branches = zip(*map(branches_of, shapes), strict=True)
+        self.begins[:live], self.branches[:live] = torch.stack(begins), torch.stack(branches)
         self.adapts[:live] = torch.tensor(adapt)
-        self.depth[:live] = torch.tensor([len(own) for own in levels])
-
-    @property
-    def has_tree(self) -> Tensor:
-        """Whether each row [A] grows a tree."""
-        return self.levels[:, -1] > 0
+        self.depth[:live] = torch.tensor([0 if one is None else one.length for one in shapes])
 
     def fill_uniforms(self, first: int, count: int, lengths: range, beyond: bool = False) -> None:
         """Make the uniforms of so many rows for rounds that begin at these lengths, which are of one block.
@@ -139,3 +136,16 @@ class Rows:
         found = pick(self.uniforms, self.length % (2 * BLOCK))
         draw, test = found[:, :LINE].unbind(-1)
         return draw, test, found[:, LINE:]
+
+
+@cache
+def branches_of(shape: Shape | None) -> tuple[Tensor, Tensor]:
+    """Return how many branches come before each level, and the parent and rank of each."""
+    begins, branches = torch.zeros(LEAVES + 2), torch.zeros(MOST_BRANCHES, 2)
+    if shape is not None:
+        level = LEAVES if shape.leaves else 0
+        ends = torch.tensor([*accumulate(map(len, shape.levels))])
+        begins[level + 1 : level + 1 + len(ends)] = ends
+        begins[level + 1 + len(ends) :] = shape.beyond
+        branches[: shape.beyond] = torch.tensor([*chain.from_iterable(shape.levels)])
+    return begins, branches

@@ -1,14 +1,18 @@
-"""The shapes that requests may ask for beside a plain line: combs, written 5+3, and trees, written 4/12 or 3x2x1."""
+"""The shapes that requests may ask for: a line, written 5, and what a user may write to have branches beside it.
+
+5+3     a comb: three branches beside a line of five, and nothing follows a branch
+4/12    a tree: 12 proposals, none deeper than 4, placed where they are most likely to stand
+3x2x1   a tree: three tokens may come next, two may follow each of them, and one each of those
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from math import prod
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from ...engines import RequestError
 from .noise import MOST_CHILDREN
 
 STANDS = 0.75  # how often the first of a node's children is taken to stand before it is drawn
@@ -16,119 +20,94 @@ EACH_FURTHER = 0.5  # of what is left then, for each that follows
 
 
 class Branch(NamedTuple):
-    """A proposal of a tree that is not on its line."""
+    """A proposal beside the line."""
 
-    parent: int  # in the level before: 0 is the line's own, 1 the first branch there
+    parent: int  # in the level before: 0 is the line's own, 1 the first branch there; of leaves the place on the line
     rank: int  # among the parent's children, in the order in which they are tested
 
 
-Levels = tuple[tuple[Branch, ...], ...]  # of each level of a tree, whatever its line has there
+Levels = tuple[tuple[Branch, ...], ...]  # of each level, whatever its line has there
 
 
 @dataclass(frozen=True)
-class CombLength:
-    """A line of proposals, and siblings beside them where they are most likely to be needed; written 5+3."""
+class Shape:
+    """A line of proposals, and branches beside it that its source makes; the line is the first child of each node."""
 
-    length: int
-    siblings: int
-
-    def __post_init__(self) -> None:
-        _require_whole("a comb", self, ("length", "siblings"))
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        """Read a text like 5+3; None if it is none."""
-        found = re.fullmatch(r"(\d{1,3})\+(\d{1,3})", text, re.ASCII)
-        return cls(*map(int, found.groups())) if found else None
+    text: str  # as a user writes it
+    length: int  # of the line
+    beyond: int = 0  # how many branches there are
+    leaves: bool = False  # nothing follows a branch: they are placed once the line is known, and no draft reads them
+    fixed: bool = False  # no score may choose other places for them
 
     def __str__(self) -> str:
-        return f"{self.length}+{self.siblings}"
+        return self.text
 
     @property
-    def beyond(self) -> int:
-        """The number of proposals beside its line."""
-        return self.siblings
-
-
-@dataclass(frozen=True)
-class TreeLength:
-    """A tree that a draft grows level by level; its line is the first child of each node, from the root on.
-
-    4/12:   12 proposals, none deeper than 4, placed where they are most likely to stand
-    3x2x1:  three tokens may come next, two may follow each of them, and one each of those
-    """
-
-    length: int  # the deepest level
-    nodes: int
-    children: tuple[int, ...] = ()  # of each node, level by level; none: as they are likely to stand
-
-    def __post_init__(self) -> None:
-        _require_whole("a tree", self, ("length", "nodes"))
-        if self.children:
-            if not all(type(count) is int and count > 0 for count in self.children):
-                raise RequestError(f"children of a tree are {self.children!r}, expected whole numbers from 1 on")
-            if (self.length, self.nodes) != (found := _size(self.children)):
-                raise RequestError(
-                    f"length and nodes of a tree with children {self.children} are {self.length} and {self.nodes}, "
-                    f"expected {found[0]} and {found[1]}"
-                )
-
-    @classmethod
-    def read(cls, text: str) -> Self | None:
-        """Read a text like 4/12 or 3x2x1; None if it is none."""
-        if found := re.fullmatch(r"(\d{1,3})/(\d{1,3})", text, re.ASCII):
-            return cls(int(found[1]), int(found[2]))
-        if re.fullmatch(r"\d{1,2}(x\d{1,2}){1,15}", text, re.ASCII):
-            return cls.of(*map(int, text.split("x")))
-        return None
-
-    @classmethod
-    def of(cls, *children: int) -> Self:
-        """Make the tree in which each node has so many children, level by level."""
-        return cls(*_size(children), children)
-
-    def __str__(self) -> str:
-        return "x".join(map(str, self.children)) if self.children else f"{self.length}/{self.nodes}"
-
-    @property
-    def beyond(self) -> int:
-        """The number of proposals beside its line."""
-        return self.nodes - self.length
+    def nodes(self) -> int:
+        return self.length + self.beyond
 
     @cached_property
     def levels(self) -> Levels:
-        """The places of its branches while no token is known."""
-        return _each_child(self.children) if self.children else _likeliest(self.length, self.beyond)
+        """The places of its branches while no token is known; those of leaves are one level."""
+        return _likeliest(self.length, self.beyond, self.leaves)
+
+    def within(self, room: int) -> "Shape":
+        """Return what there is room for, beside the same line."""
+        if self.beyond <= room:
+            return self
+        return line(self.length) if self.fixed else (comb if self.leaves else tree)(self.length, room)
 
 
-DraftShape = CombLength | TreeLength
+@dataclass(frozen=True)
+class Regular(Shape):
+    """A tree in which each node of a level has equally many children."""
+
+    each: tuple[int, ...] = ()
+
+    @cached_property
+    def levels(self) -> Levels:
+        found, nodes = [], 1
+        for count in self.each:
+            own = [Branch(parent, rank) for parent in range(nodes) for rank in range(count)]
+            found.append(tuple(own[1:]))  # the first is the line's
+            nodes = len(own)
+        return tuple(found)
 
 
-def read_shape(text: str) -> DraftShape | None:
-    return CombLength.read(text) or TreeLength.read(text)
+@cache
+def line(length: int) -> Shape:
+    return Shape(str(length), length)
 
 
-def _require_whole(what: str, shape: object, names: Sequence[str]) -> None:
-    for name in names:
-        if type(getattr(shape, name)) is not int:
-            raise RequestError(f"{name} of {what} is {getattr(shape, name)!r}, expected a whole number")
+def comb(length: int, beyond: int) -> Shape:
+    return Shape(f"{length}+{beyond}", length, beyond, leaves=True)
 
 
-def _size(children: Sequence[int]) -> tuple[int, int]:
-    """Return how many levels and how many nodes such a tree has."""
-    return len(children), sum(prod(children[: level + 1]) for level in range(len(children)))
+def tree(length: int, beyond: int) -> Shape:
+    return Shape(f"{length}/{length + beyond}", length, beyond)
 
 
-def _each_child(children: Sequence[int]) -> Levels:
-    levels, nodes = [], 1
-    for count in children:
-        own = [Branch(parent, rank) for parent in range(nodes) for rank in range(count)]
-        levels.append(tuple(own[1:]))  # the first is the line's
-        nodes = len(own)
-    return tuple(levels)
+def regular(*each: int) -> Shape:
+    length, nodes = len(each), sum(prod(each[: level + 1]) for level in range(len(each)))
+    return Regular("x".join(map(str, each)), length, nodes - length, fixed=True, each=each)
 
 
-def _likeliest(length: int, count: int) -> Levels:
+FORMS: dict[str, Callable[..., Shape]] = {  # by how a user writes them, what makes one of their numbers
+    r"\d{1,3}\+\d{1,3}": comb,
+    r"\d{1,3}/\d{1,3}": lambda length, nodes: tree(length, nodes - length),
+    r"\d{1,2}(x\d{1,2}){1,15}": regular,
+}
+
+
+def read_shape(text: str) -> Shape | None:
+    """Read a text like 5+3; None if it is none."""
+    for pattern, make in FORMS.items():
+        if re.fullmatch(pattern, text, re.ASCII):
+            return make(*map(int, re.findall(r"\d+", text, re.ASCII)))
+    return None
+
+
+def _likeliest(length: int, count: int, leaves: bool) -> Levels:
     """Return the branches that are most likely to stand, `count` of them, beside a line of this length."""
     levels: list[list[Branch]] = [[] for _ in range(length)]
     waiting: list[tuple[float, int, Branch]] = []  # how likely, negative, its level, and what it is
@@ -143,7 +122,10 @@ def _likeliest(length: int, count: int) -> Levels:
         stands, level, branch = heappop(waiting)
         levels[level].append(branch)
         wait_for(-stands / share(branch.rank), level, Branch(branch.parent, branch.rank + 1))
-        wait_for(-stands, level + 1, Branch(len(levels[level]), 0))
+        if not leaves:
+            wait_for(-stands, level + 1, Branch(len(levels[level]), 0))
+    if leaves:
+        return (tuple(Branch(place, branch.rank) for place, level in enumerate(levels) for branch in level),)
     return tuple(map(tuple, levels))
 
 

@@ -1,11 +1,8 @@
-"""The shape of proposals that are more than one line; each row may have something else behind its first line.
+"""The nodes that a round proposes where they are more than one line; each row may have something else behind its first.
 
-a comb:        a line, and siblings beside its tokens, which nothing follows
-a tree:        a line, and branches beside it, which others may follow
-several lines: they begin at the same token and know nothing of each other; tokens that they share are there twice
-
-Node 0 is the last committed token, nodes 1 … K are the first line, K+1 … the siblings of a row, or its branches level
-by level, or its further lines one after another.
+Node 0 is the last committed token and nodes 1 … K are the first line. Behind it lie a row's further lines, one after
+another, each from a source of its own, or the branches beside its line, in the order in which they are placed. What two
+sources both propose is there twice.
 """
 
 from collections.abc import Sequence
@@ -13,98 +10,108 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...engines import MAX_DRAFT_LENGTH
 from .indexing import at_nodes, counting
-from .noise import MOST_CHILDREN, of_sibling
+from .verdict import TreeVerdict
+
+CERTAIN = -1  # stands for the law of a token that no law was asked for
 
 
 class Tree:
-    """Fixed memory for the shapes of all rows; lines never change, all else is placed anew in each round."""
+    """Fixed memory for the nodes of all rows; lines never change, branches are placed anew in each round."""
 
-    def __init__(
-        self, batch: int, length: int, lines: int, siblings: int, device: torch.device, branches: int = 0
-    ) -> None:
-        ends = lines * length + 1
-        nodes = max(ends, length + siblings + 1, length + branches + 1)
-        self.length, self.lines = length, lines
+    def __init__(self, batch: int, length: int, have_laws: Sequence[bool], branches: int, device: torch.device) -> None:
+        self.length, self.lines, self.branches = length, len(have_laws), branches
+        self.all_have_laws = all(have_laws)
+        ends = self.lines * length
+        nodes = 1 + max(ends, length + branches)
         self.nodes = counting(nodes, device)
-        line, place = (self.nodes[:ends] - 1).div(length, rounding_mode="floor"), (self.nodes[:ends] - 1) % length
+        line, place = self.nodes[:ends].div(length, rounding_mode="floor"), self.nodes[:ends] % length
         own = torch.eye(nodes, dtype=torch.bool, device=device)
-        own[:ends, :ends] |= (line == line[:, None]) & (place <= place[:, None])
-        own[:, 0] |= self.nodes < ends
-        own[0, 1:] = False
+        own[1 : ends + 1, 1 : ends + 1] |= (line == line[:, None]) & (place <= place[:, None])
+        own[1 : ends + 1, 0] = True
 
-        def whole(*size: int) -> Tensor:
-            return torch.zeros(*size, dtype=torch.int64, device=device)
+        def behind_lines(values: Tensor, others: Tensor) -> Tensor:
+            return torch.cat([values, others[ends:]])
 
-        depths, parents, ranks = whole(nodes), whole(nodes - 1), whole(nodes - 1)
-        depths[1:ends] = place[1:] + 1
-        parents[: ends - 1] = self.nodes[: ends - 1] * (place[1:] > 0)
-        ranks[: ends - 1] = line[1:] * (place[1:] == 0)
-        self._lines = depths, parents, ranks, own
-        self._own = torch.eye(nodes, dtype=torch.bool, device=device)
-        self.depths = depths.expand(batch, nodes).contiguous()  # [A, N+1]
-        self.parents = parents.expand(batch, nodes - 1).contiguous()  # [A, N]
-        self.ranks = ranks.expand(batch, nodes - 1).contiguous()  # [A, N], among the children of one node
-        self.ancestors = own.expand(batch, nodes, nodes).contiguous()  # [A, N+1, N+1], each token its own
+        zeros = torch.zeros_like(self.nodes[1:])
+        number = dict(zip([i for i, has in enumerate(have_laws) if has], range(self.lines), strict=False))
+        laws = torch.tensor([number.get(i, CERTAIN) for i in range(self.lines)], device=device)[line]
+        self._lines = (
+            torch.cat([self.nodes[:1], behind_lines(place + 1, zeros)]),
+            behind_lines(self.nodes[:ends] * (place > 0), zeros),
+            behind_lines(line, zeros),
+            behind_lines(torch.where(laws == CERTAIN, CERTAIN, laws * length + place), zeros),
+            behind_lines(line.sub(1).mul(MAX_DRAFT_LENGTH).add(place), self.nodes[:-1] - length).clamp_(min=0),
+            own,
+        )
+        memory = [each.expand(batch, *each.shape).contiguous() for each in self._lines]
+        # What the graphs read: depths [A, N+1], and ancestors [A, N+1, N+1], where each token is its own.
+        # Of each proposal [A, N]: the node that it follows; its place in the order in which what follows the same
+        # tokens is tested; which of the laws of a round it was drawn from; which of the uniforms beyond a line it has.
+        self.depths, self.parents, self.turns, self.laws, self.uniforms, self.ancestors = memory
         self.exists = torch.zeros(batch, nodes - 1, dtype=torch.bool, device=device)  # [A, N]
-        self.uniforms = whole(batch, nodes - 1 - length)  # of those beyond the line's, the one that each node has
-        self.hung = torch.zeros(batch, siblings, dtype=torch.bool, device=device)  # which siblings exist
-        self.grown = torch.zeros(batch, branches, dtype=torch.bool, device=device)  # which branches do
-        self._line = self.nodes[: length + 1]
-        self._mixed = (lines > 1) + (siblings > 0) + (branches > 0) > 1  # rows may differ in what they have
+        self._own = torch.eye(nodes, dtype=torch.bool, device=device)
+        self._mixed = self.lines > 1 and branches > 0  # rows may differ in what lies behind their first line
 
     def begin(self) -> None:
-        """Forget what rows had in the last round where others would not write over it."""
-        self.grown.zero_()
+        """Forget what rows had in the last round."""
+        self.exists.zero_()
         if self._mixed:
-            for own, lines in zip((self.depths, self.parents, self.ranks, self.ancestors), self._lines, strict=True):
+            memory = self.depths, self.parents, self.turns, self.laws, self.uniforms, self.ancestors
+            for own, lines in zip(memory, self._lines, strict=True):
                 own.copy_(lines.expand_as(own))
 
-    def end_lines(self, proposed: Tensor) -> None:
-        """End each row's lines after as many tokens [A, D] as they propose; siblings and branches stay as they are."""
-        length, siblings, branches = self.length, self.hung.shape[1], self.grown.shape[1]
-        ends = self.lines * length
-        torch.lt(self._line[:-1], proposed[:, :, None], out=self.exists[:, :ends].view(-1, self.lines, length))
-        self.exists[:, ends:] = False
-        self.exists[:, length : length + siblings].logical_or_(self.hung)
-        self.exists[:, length : length + branches].logical_or_(self.grown)
+    def end_line(self, number: int, proposed: Tensor) -> None:
+        """End a line after as many tokens [A] as each row proposes."""
+        line = self.exists[:, number * self.length : (number + 1) * self.length]
+        line.logical_or_(self.nodes[: self.length] < proposed[:, None])
 
-    def hang(self, places: Tensor, ranks: Tensor, exist: Tensor, rows: Tensor) -> None:
-        """Let sibling s of one of the `rows` [A] be the `ranks[s]`-th beside proposal `places[s]`, if it exists."""
-        torch.logical_and(exist, rows[:, None], out=self.hung)
-        mine = rows[:, None].expand_as(exist) if self._mixed else None
-        self._put(mine, places, ranks, places + 1, of_sibling(ranks, places))
-
-    def grow(self, mine: Tensor, parents: Tensor, ranks: Tensor, exist: Tensor) -> None:
+    def place(self, mine: Tensor, parents: Tensor, turns: Tensor, laws: Tensor, exist: Tensor) -> None:
         """Let those branches of each row that are `mine` [A, B] follow these nodes, if they exist."""
-        torch.where(mine, exist, self.grown, out=self.grown)
+        behind = slice(self.length, self.length + self.branches)
+        nodes = slice(self.length + 1, self.length + 1 + self.branches)
         depths = self.depths.gather(1, parents) + 1
-        self._put(mine, parents, ranks, depths, self.nodes[: mine.shape[1]])
-
-    def _put(self, mine: Tensor | None, parents: Tensor, ranks: Tensor, depths: Tensor, uniforms: Tensor) -> None:
-        """Put nodes behind the first lines of all rows, or only those that are `mine`."""
-        begin, count = self.length, parents.shape[1]
-        nodes, behind = slice(begin + 1, begin + 1 + count), slice(begin, begin + count)
         ancestors = at_nodes(self.ancestors, parents).logical_or_(self._own[nodes])
         for memory, found in (
             (self.parents[:, behind], parents),
-            (self.ranks[:, behind], ranks),
+            (self.turns[:, behind], turns),
+            (self.laws[:, behind], laws),
+            (self.exists[:, behind], exist),
             (self.depths[:, nodes], depths),
-            (self.uniforms[:, :count], uniforms),
-            (self.ancestors[:, nodes], ancestors),
         ):
-            if mine is None:
-                memory.copy_(found)
-            else:
-                memory.copy_(torch.where(mine if found.dim() < 3 else mine[:, :, None], found, memory))
+            torch.where(mine, found, memory, out=memory)
+        if self._mixed:
+            uniforms = self.uniforms[:, behind]
+            torch.where(mine, self.nodes[: self.branches], uniforms, out=uniforms)
+        torch.where(mine[:, :, None], ancestors, self.ancestors[:, nodes], out=self.ancestors[:, nodes])
 
-    def children(self) -> Tensor:
-        """Return the nodes [A, N+1, R] that follow each, by rank; 0: none."""
-        found = torch.zeros(
-            len(self.parents), len(self.nodes) * MOST_CHILDREN, dtype=torch.int64, device=self.nodes.device
-        )
-        found.scatter_add_(1, self.parents * MOST_CHILDREN + self.ranks, self.nodes[1:] * self.exists)
-        return found.view(len(found), -1, MOST_CHILDREN)
+    def standing(self, tokens: Tensor, verdict: TreeVerdict) -> Tensor:
+        """Mark the nodes [A, N+1] where what stands of these `tokens` [A, N] ends: wherever it was proposed."""
+        here = self.depths == verdict.accepted[:, None]
+        if self.lines == 1:  # of branches beside one line none has its tokens
+            return here & (self.nodes == verdict.last[:, None])
+        return here & ~self._astray(tokens, verdict)
+
+    def behind(self, tokens: Tensor, verdict: TreeVerdict) -> Tensor:
+        """Mark the proposals [A, N] that exist and agree with all that stands."""
+        if self.lines == 1:
+            last = verdict.last[:, None, None].expand(-1, len(self.nodes), 1)
+            return self.exists & self.ancestors.gather(2, last)[:, 1:, 0]
+        return self.exists & ~self._astray(tokens, verdict)[:, 1:]
+
+    def _astray(self, tokens: Tensor, verdict: TreeVerdict) -> Tensor:
+        """Mark the nodes [A, N+1] whose path differs from the tokens that stand."""
+        depths = self.depths[:, 1:]
+        said = verdict.leading.gather(1, (depths - 1).clamp_(min=0))
+        differs = (tokens != said) & (depths <= verdict.accepted[:, None])
+        return (self.ancestors[:, :, 1:] & differs[:, None]).any(-1)
+
+    def following(self, some: Tensor, turns: int) -> Tensor:
+        """Return what follows some nodes [A, N+1] that have the same path, by turn [A, T]; 0: nothing."""
+        theirs = some.gather(1, self.parents) & self.exists
+        found = torch.zeros(len(some), turns, dtype=torch.int64, device=some.device)
+        return found.scatter_add_(1, self.turns, self.nodes[1:] * theirs)
 
     def paths(self, row: int) -> list[list[int]]:
         """Return the nodes from the root to each that ends a path of the row; the root itself is left out."""

@@ -78,3 +78,12 @@ class TreeVerdict(Verdict):
 
     def along(self, tensor: Tensor) -> Tensor:
         return at_nodes(tensor, self.path)
+
+    def put(self, rows: Tensor | None, accepted: Tensor, path: Tensor) -> None:
+        """Let so many proposals [A] stand along a path [A, K+1], in these rows [A] or in all."""
+        if rows is not None:
+            accepted = torch.where(rows, accepted, self.accepted)
+            path = torch.where(rows[:, None], path, self.path)
+        self.accepted.copy_(accepted)
+        self.path.copy_(path)
+        self.last.copy_(self.path.gather(1, self.next_index)[:, 0])

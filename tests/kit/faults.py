@@ -5,22 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from trt_spec.runtime.acceptance import block, combs, lines, trees
+from trt_spec.runtime.acceptance import block, descent, trees
 from trt_spec.runtime.acceptance import one_line as acceptance
-from trt_spec.runtime.acceptance.combs import examine_children
 from trt_spec.runtime.acceptance.filters import penalties
 from trt_spec.runtime.acceptance.one_line import residual
 from trt_spec.runtime.drafters.model import DraftModel
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.runtime.requests.request import Request
-from trt_spec.runtime.round import branches, result, siblings
+from trt_spec.runtime.round import growth, result
 from trt_spec.runtime.round import propose as drafters
 from trt_spec.runtime.round import round as round_
 from trt_spec.runtime.round.round import commit
-from trt_spec.runtime.round.siblings import Candidates, worth_unseen
 from trt_spec.runtime.scheduling.results import Results
-from trt_spec.runtime.state.indexing import at_nodes, counting, pick
+from trt_spec.runtime.state.indexing import at_nodes, counting
 from trt_spec.runtime.state.noise import gumbels
 from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.runtime.state.verdict import TreeVerdict
@@ -30,7 +28,7 @@ from trt_spec.tools.certificate.faults import planted
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Results.commit, Request.commit, result._logprob_parts
 SCHEDULER_GIVE, STRAIGHTEN = Results.give, RowCache.straighten
 MODEL_STEP: Any = Model.step
-LAWS_AT = lines.laws_at
+DRAWN_FROM, DESCEND = Proposal.drawn_from, trees.descend
 
 
 def likeliest(weights: Any, u: Any) -> Any:
@@ -73,8 +71,9 @@ def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
 def claims_a_hole(self: Any, occupant: Any, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never wrote the entry of its own last proposal."""
     SCHEDULER_COMMIT(self, occupant, share, result)
-    if isinstance(share.source, DraftModel) and share.source.model is not None:
-        share.source.model.cache.entries[occupant.row] = self._target.cache.entries[occupant.row]
+    for source, _ in share.lines[:1]:
+        if isinstance(source, DraftModel) and source.model is not None:
+            source.model.cache.entries[occupant.row] = self._target.cache.entries[occupant.row]
 
 
 def moves_without_its_memory(self: Any, source: int, destination: int) -> None:
@@ -101,20 +100,15 @@ def log_probabilities_of_the_row_before(done: Any, top: int) -> Any:
     return LOGPROB_PARTS(done._replace(logits=done.logits.roll(1, 1)), top)
 
 
-def likeliest_siblings(q: Any, line: Any, u: Any, ranks: int) -> Any:
-    """Chosen, not drawn, and yet tested by q."""
-    values, tokens = q.scatter(2, line[:, :, None], 0.0).topk(ranks)
-    return Candidates(tokens, worth_unseen(q.shape[1], ranks, q.device) * (values > 0))
-
-
 def likeliest_children(q: Any, line: Any, u: Any) -> Any:
-    """Those of branches and of the line, chosen, and yet tested by q."""
-    return branches.nearly_picked(q.log(), line, u.shape[2])
+    """Chosen, not drawn, and yet tested by q."""
+    width, scores = line.shape[1], q.log()
+    return growth.nearly_picked(scores[:, :width].clone(), line, scores[:, width:], u.shape[2])
 
 
-def drawn_from_the_lines_q(self: Any, node: Any) -> Any:
-    """What follows a branch is tested as if it had been drawn after the line's token beside it."""
-    return pick(self.after, self.tree.depths.gather(1, node[:, None])[:, 0])
+def drawn_from_the_first_law(self: Any, law: Any, token: Any, vocab_size: int) -> Any:
+    """What follows a branch, or another line, is tested as if it had been drawn as the first token was."""
+    return DRAWN_FROM(self, law * 0, token, vocab_size)
 
 
 def all_of_q(q: Any, token: Any) -> Any:
@@ -124,7 +118,9 @@ def all_of_q(q: Any, token: Any) -> Any:
 
 def what_the_line_leaves(law: Any, *others: Any) -> Any:
     """The token after siblings that failed is drawn as if only the line's had."""
-    return examine_children(law, *others)[0], law
+    verdict = others[-1]
+    accepted, found = verdict.accepted.clone(), DESCEND(law, *others)
+    return torch.where((verdict.accepted == accepted)[:, None], law, found)
 
 
 def noise_of_nodes(tensor: Any, index: Any) -> Any:
@@ -164,9 +160,8 @@ def telling(change: Any) -> Any:
 
 
 def siblings_see_siblings(tree: Any) -> None:
-    count = max(tree.hung.shape[1], tree.grown.shape[1])
-    theirs = slice(tree.length + 1, tree.length + 1 + count)
-    tree.ancestors[:, theirs, theirs] |= torch.ones(count, count, dtype=torch.bool).tril()
+    theirs = slice(tree.length + 1, tree.length + 1 + tree.branches)
+    tree.ancestors[:, theirs, theirs] |= torch.ones(tree.branches, tree.branches, dtype=torch.bool).tril()
 
 
 def positions_by_column(tree: Any) -> None:
@@ -178,20 +173,20 @@ def lines_see_lines(tree: Any) -> None:
 
 
 def flat(*arguments: Any) -> Any:
-    """Lines are tested as if all tokens had been equally likely."""
-    q = LAWS_AT(*arguments)
+    """What is beside the first line is tested as if all tokens had been equally likely."""
+    q = DRAWN_FROM(*arguments)
     return torch.full_like(q, 1 / q.shape[-1])
 
 
 def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
     """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
-    return SCHEDULER_GIVE(self, occupant, share, result._replace(beside=0))
+    return SCHEDULER_GIVE(self, occupant, share, result._replace(proposed=result.proposed + bool(result.beside)))
 
 
 def claims_another_line(self: Any, occupant: Any, share: Any, result: Any) -> Any:
     """Pitfall 1: the draft never read what another line has proposed."""
     before, kept = occupant.request.length, SCHEDULER_GIVE(self, occupant, share, result)
-    for source, _ in share.lines if share.beside else ():
+    for source, _ in share.lines if len(share.lines) > 1 else ():
         if source.model is not None:
             source.model.cache.entries[occupant.row] = before + max(0, result.accepted - 1)
     return kept
@@ -216,11 +211,10 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "noise of the first row in all rows": ((round_, "gumbels", noise_of_the_first_row),),
     "end of text kept inside an accepted run": ((Request, "commit", keeps_the_whole_run),),
     "log-probabilities of the row before": ((result, "_logprob_parts", log_probabilities_of_the_row_before),),
-    "siblings chosen, not drawn": ((siblings, "drawn_without_replacement", likeliest_siblings),),
-    "children chosen, not drawn": ((branches, "drawn_in_turn", likeliest_children),),
-    "q of a branch taken from the line": ((Proposal, "children_of", drawn_from_the_lines_q),),
-    "q of a sibling not renormalised": ((combs, "without", all_of_q),),
-    "residual of the line after its siblings": ((trees, "examine_children", what_the_line_leaves),),
+    "children chosen, not drawn": ((growth, "drawn_in_turn", likeliest_children),),
+    "q of a branch taken from the root": ((Proposal, "drawn_from", drawn_from_the_first_law),),
+    "q of a sibling not renormalised": ((descent, "without", all_of_q),),
+    "residual of the line after its siblings": ((trees, "descend", what_the_line_leaves),),
     "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),
     "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
@@ -228,7 +222,7 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "positions by column": ((Model, "step", telling(positions_by_column)),),
     "hole after a sibling": ((Results, "give", claims_a_sibling),),
     "line seen by another": ((Model, "step", telling(lines_see_lines)),),
-    "q of lines declared flat": ((lines, "laws_at", flat),),
+    "q of lines declared flat": ((Proposal, "drawn_from", flat),),
     "hole after another line": ((Results, "give", claims_another_line),),
     "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
 }

@@ -31,7 +31,7 @@ RULES = {
 LENGTHS = (0, 1, 4, "3+2", "2+6", "3/6", "5/20", "2x2", "3x2x1", EntropyRule(1, 5, 0.5, 0.9), "auto")
 DRAFTERS = (
     "none", "model", "lookup", "suffix", "ngram", "random", "cascade", "mixed",
-    "model+lookup", "model+suffix", "suffix+suffix2", "lookup+lookup2", "random+ngram+model",
+    "model+lookup", "model+suffix", "suffix+suffix", "lookup+lookup", "random+ngram+model",
 )  # fmt: skip
 ENGINES = ("onnxruntime", "openvino")
 TOKENS = 16

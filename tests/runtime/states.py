@@ -12,6 +12,7 @@ from trt_spec.runtime.scheduling import planning
 from trt_spec.runtime.scheduling.planning import Share
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import Rows
+from trt_spec.runtime.state.shapes import line
 
 
 class Given(Copier):
@@ -36,7 +37,7 @@ def make_rows(
 
 
 def make_plan(params: Sequence[SamplingParams], draft_length: int = 0, **fields: Any) -> Plan:
-    share = Share(draft_length, GIVEN) if draft_length else Share()
+    share = Share(((GIVEN, draft_length),), line(draft_length)) if draft_length else Share()
     return replace(planning.make_plan(params, [share] * len(params), vocab_size=2**20), **fields)
 
 

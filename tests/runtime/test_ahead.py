@@ -12,7 +12,7 @@ from ..bundles import Pair
 from .test_distribution import FALSE_ALARM, SETTINGS, p_value_of
 from .test_grammars import NESTED, WORDS
 from .test_greedy import random_prompts
-from .test_lines import REPEATS
+from .test_shapes import REPEATS
 
 TREES = (
     ("model", "3+3"),
@@ -21,7 +21,7 @@ TREES = (
     ("model", "2x2x1"),
     ("model", "4/12"),
     ("model+random", 3),
-    ("suffix+suffix2+model", 4),
+    ("suffix+suffix+model", 4),
     ("random+model+lookup", 2),
 )
 READING_AHEAD = {
@@ -99,7 +99,7 @@ def test_a_filter_that_knows_lines_only_is_refused_with_trees(llama: Pair, monke
     with Decoder.open(llama.bundle) as decoder:
         decoder.submit([1, 2], params, draft_length=4)
         for drafter, length, message in (
-            ("model", "3+3", "siblings, which"),
+            ("model", "3+3", "branches, which"),
             ("model", "3/6", "branches, which"),
             ("model+random", 3, "several lines, which"),
         ):

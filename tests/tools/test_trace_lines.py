@@ -78,10 +78,12 @@ def test_branches_are_shown_as_far_as_they_were_tested():
     )
 
 
-def test_other_lines_come_last():
-    several = TracedRound((1, 2), 1, 3, (0.5,) * 2, (0.5,) * 2, 0.75, beside=((1, 1), (2,)))
+def test_a_line_that_goes_on_where_the_first_one_ends_comes_behind_it():
+    beside = (TracedSibling(1, 6, 0.1, 1.0, False), TracedSibling(2, 4, 0.3, 1.0, True))
+    several = TracedRound((1, 2), 3, 7, (0.5,) * 2, (0.25,) * 2, 0.75, siblings=beside)
+    assert several.standing == (1, 2, 4)
     assert Marks(False).line(1, several, Vocabulary()) == (
-        "   1  +' self' 0.50/0.50  -'.x' 0.50/0.50  ='\\n' 0.75  (' self' ' self')  ('.x')"
+        r"   1  +' self' 0.50/0.25  +'.x' 0.50/0.25  +'\x1b[31m' 0.30/1.00  ='é' 0.75"
     )
 
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 
-from ...runtime import CombLength, Decoder, EntropyRule, Output, SamplingParams, Speculation, TreeLength
+from ...runtime import Decoder, EntropyRule, Output, SamplingParams, Speculation
 from ...runtime.acceptance.params import RULES
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.scheduling.intake import PREDICTING
 from ...runtime.state.asked import BESIDE, DraftLength
-from ...runtime.state.shapes import DraftShape
+from ...runtime.state.shapes import comb, regular, tree
 from . import seeded
 from .arbiter import Arbiter
 from .effort import Effort
@@ -47,7 +47,7 @@ CASES = (  # of the first drafter; each other one has the first
     ("T 0.6, grammar", "rejection", 2),
 )
 # All siblings at one place, and at several; branches where they are likely, and two of each node.
-SHAPES: tuple[DraftShape, ...] = (CombLength(1, 3), CombLength(3, 3), TreeLength(3, 8), TreeLength.of(2, 2))
+SHAPES = (comb(1, 3), comb(3, 3), tree(3, 5), regular(2, 2))
 TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
 OF_RANDOM = "T 0.5"  # it proposes any tokens, but in one setting those of a seed, so that its cases share contexts
 READING_AHEAD = "T 0.6, penalties, bias"  # of trees, too: each node counts what its own path says
@@ -211,8 +211,8 @@ def shape_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, Draft
     pairs = [(one, drafter) for one in SHAPES for drafter in able if one in able[drafter]]
     found = [
         (rule, drafter, shape)
-        for kind in (CombLength, TreeLength)
-        if (own := [pair for pair in pairs if isinstance(pair[0], kind)])
+        for leaves in (True, False)
+        if (own := [pair for pair in pairs if pair[0].leaves == leaves])
         for number, rule in enumerate(RULES)
         for shape, drafter in (own if each else [own[(2 + number) % len(own)]])
     ]

@@ -15,7 +15,7 @@ import torch
 
 from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
-from ...runtime.drafters import CONTINUATIONS, DRAFTERS
+from ...runtime.drafters import DRAFTERS
 from ...runtime.memory.model import Model
 from ...runtime.state.asked import BESIDE
 from .effort import Effort
@@ -65,13 +65,13 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
 
 def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int) -> Iterator[int]:
     """Yields after each step, between rounds, how many requests have ended."""
-    choose, known = random.Random(seed), DRAFTERS | CONTINUATIONS
-    drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if known[name].needs_model), "none"]
+    choose = random.Random(seed)
+    drafters = [*decoder.drafters, *(name for name in 3 * decoder.drafters if DRAFTERS[name].needs_model), "none"]
     lines: list[Choice] = [*product(drafters, [0, *draft_lengths(decoder)]), *controllers(decoder)]
     hung: list[Choice] = [(drafter, comb) for drafter in drafters for comb in combs_and_trees(decoder, drafter)]
     beside: list[Choice] = [*several(decoder)]
     beside += 3 * [
-        (drafter, k) for drafter, k in beside if any(known[name].needs_model for name in drafter.split(BESIDE))
+        (drafter, k) for drafter, k in beside if any(DRAFTERS[name].needs_model for name in drafter.split(BESIDE))
     ]
     kinds = [lines, hung or lines, beside or lines]
     prompts, most = subject.prompts(), subject.room(effort.new_tokens)

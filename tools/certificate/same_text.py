@@ -15,7 +15,7 @@ from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
 from ...runtime import Decoder, Output, SamplingParams
 from ...runtime.scheduling.prefill import NARROWEST
 from ...runtime.state.asked import BESIDE
-from ...runtime.state.shapes import DraftShape
+from ...runtime.state.shapes import Shape
 from .arbiter import Arbiter, Difference, log_probabilities_agree
 from .effort import Effort
 from .lanes import side_by_side
@@ -133,7 +133,7 @@ def as_asked(choice: Choice, params: SamplingParams) -> Choice:
     drafter, k = choice
     if takes_trees(params):
         return choice
-    return drafter.split(BESIDE)[0], k.length if isinstance(k, DraftShape) else k
+    return drafter.split(BESIDE)[0], k.length if isinstance(k, Shape) else k
 
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:

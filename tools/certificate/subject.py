@@ -8,12 +8,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...engines import ENGINES, Bundle, engines_of
-from ...runtime import CombLength, Decoder, EntropyRule, SamplingParams, TreeLength
+from ...runtime import Decoder, EntropyRule, SamplingParams
 from ...runtime.acceptance.filters import FILTERS
-from ...runtime.drafters import CONTINUATIONS, DRAFTERS
+from ...runtime.drafters import DRAFTERS
 from ...runtime.state.asked import AUTO, BESIDE, MIXED, DraftLength
 from ...runtime.state.noise import MOST_LINES
-from ...runtime.state.shapes import DraftShape
+from ...runtime.state.shapes import Shape, comb, regular, tree
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
@@ -25,15 +25,15 @@ QUANTISED_ROUNDING = 5e-1
 
 # Siblings beside one token, beside each that may have some, fewer than that, and many beside a long line; trees where
 # the draft expects most, short and long, and with so many children of each node.
-COMBS_AND_TREES: tuple[DraftShape, ...] = (
-    CombLength(1, 3),
-    CombLength(2, 6),
-    CombLength(3, 3),
-    CombLength(6, 10),
-    TreeLength(3, 8),
-    TreeLength(6, 30),
-    TreeLength.of(2, 2),
-    TreeLength.of(3, 2, 1),
+COMBS_AND_TREES = (
+    comb(1, 3),
+    comb(2, 6),
+    comb(3, 3),
+    comb(6, 10),
+    tree(3, 5),
+    tree(6, 24),
+    regular(2, 2),
+    regular(3, 2, 1),
 )
 
 Choice = tuple[str, DraftLength]  # a drafter and its draft length
@@ -92,20 +92,20 @@ def draft_lengths(decoder: Decoder) -> list[int]:
     return sorted({k for k in (1, 2, 4, 8, longest) if 1 <= k <= longest})
 
 
-def combs_and_trees(decoder: Decoder, drafter: str) -> list[DraftShape]:
+def combs_and_trees(decoder: Decoder, drafter: str) -> list[Shape]:
     """Those that the drafter can hang siblings in or grow, and the engine can verify beside any line, by any rule."""
     if not (decoder.target.engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
         return []
     longest = decoder.longest_draft
     room = decoder.target.engine.verify_width - 1 - longest
-    able = CombLength | TreeLength if drafter in decoder.growing else CombLength
-    return [one for one in COMBS_AND_TREES if isinstance(one, able) and one.length <= longest and one.beyond <= room]
+    able = [one for one in COMBS_AND_TREES if one.leaves or drafter in decoder.growing]
+    return [one for one in able if one.length <= longest and one.beyond <= room]
 
 
 def kinds(decoder: Decoder, drafter: str) -> list[list[DraftLength]]:
     """The lines, combs and trees that are tried of a drafter."""
     hung = combs_and_trees(decoder, drafter)
-    combs, trees = ([one for one in hung if isinstance(one, kind)] for kind in (CombLength, TreeLength))
+    combs, trees = ([one for one in hung if one.leaves == leaves] for leaves in (True, False))
     return [[*draft_lengths(decoder)], [*combs], [*trees]]
 
 
@@ -118,7 +118,7 @@ def several(decoder: Decoder) -> list[tuple[str, int]]:
     if most < 2:
         return []
     pairs = [
-        BESIDE.join([one, other, *(name for name, kind in CONTINUATIONS.items() if kind.before == (other,))][:most])
+        BESIDE.join([one, other, *([other] if DRAFTERS[other].has_copies else [])][:most])
         for one, other in zip(names, [*names[1:], names[0]], strict=True)
     ]
     drafters = [*(pairs if len(names) > 2 else pairs[:1]), BESIDE.join(reversed(names[:most]))]
@@ -128,7 +128,7 @@ def several(decoder: Decoder) -> list[tuple[str, int]]:
 
 def is_tree(drafter: str, draft_length: DraftLength) -> bool:
     """Whether a request that has it needs more than a line in a round."""
-    return BESIDE in drafter or isinstance(draft_length, DraftShape)
+    return BESIDE in drafter or isinstance(draft_length, Shape)
 
 
 def shapes(decoder: Decoder, drafter: str) -> list[Choice]:
@@ -146,7 +146,7 @@ def takes_trees(params: SamplingParams) -> bool:
 
 def width(drafter: str, draft_length: DraftLength, otherwise: int) -> int:
     """How many tokens a round verifies; `otherwise` where a rule chooses."""
-    if isinstance(draft_length, DraftShape):
+    if isinstance(draft_length, Shape):
         return draft_length.length + draft_length.beyond + 1
     return len(drafter.split(BESIDE)) * draft_length + 1 if isinstance(draft_length, int) else otherwise
 

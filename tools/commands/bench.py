@@ -18,7 +18,7 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
-from ...runtime.state.shapes import DraftShape
+from ...runtime.state.shapes import Shape
 from ..console import in_bytes, progress, table_of
 from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths
@@ -180,7 +180,7 @@ def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments:
     fixed = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
     settings = [Setting(k, drafter if k else "none") for k in fixed if not k or drafter != MIXED]
     for shape in arguments.draft_lengths or ():
-        if isinstance(shape, DraftShape):
+        if isinstance(shape, Shape):
             refuse_unable(shape)
             settings.append(Setting(shape.length, drafter, shape=shape))
     if arguments.all_drafters:

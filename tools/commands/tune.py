@@ -13,13 +13,13 @@ from statistics import median
 from typing import Any
 
 from ...engines import Bundle
-from ...runtime import CombLength, Decoder, SamplingParams
+from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
 from ...runtime.scheduling.engine_choice import AUTO_ENGINE, save_choice
 from ...runtime.scheduling.intake import Prompt
-from ...runtime.state.noise import MOST_SIBLINGS
-from ...runtime.state.shapes import DraftShape, TreeLength
+from ...runtime.state.noise import MOST_CHILDREN
+from ...runtime.state.shapes import Shape, comb, tree
 from ..console import progress, say, table
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, engine_name
@@ -39,7 +39,7 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", 
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
 SIBLINGS = (1, 2, 4, 8)  # measured beside one line
 LINE_OF_COMB = 4  # or the longest measured line below it
-TREES = tuple(TreeLength(length, nodes) for length, nodes in ((4, 8), (4, 16), (8, 16), (8, 32)))
+TREES = tuple(tree(length, nodes - length) for length, nodes in ((4, 8), (4, 16), (8, 16), (8, 32)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,10 +156,10 @@ def _has_shapes(drafter: str) -> bool:
     return DRAFTERS[drafter].needs_model and DRAFTERS[drafter].samples
 
 
-def _shapes(decoder: Decoder, drafters: list[str], lengths: list[int], params: SamplingParams) -> list[DraftShape]:
+def _shapes(decoder: Decoder, drafters: list[str], lengths: list[int], params: SamplingParams) -> list[Shape]:
     """Return the combs and trees that all of these can make here, beside lines that are measured as well."""
     line, most = max(k for k in lengths if k <= LINE_OF_COMB), decoder.largest_comb
-    shapes: list[DraftShape] = [CombLength(line, count) for count in SIBLINGS if count <= MOST_SIBLINGS * line]
+    shapes = [comb(line, count) for count in SIBLINGS if count <= (MOST_CHILDREN - 1) * line]
     able = all(name in decoder.growing for name in drafters if _has_shapes(name))  # of one table all have the same
     shapes += [tree for tree in TREES if tree.length in lengths and able]
     by_chance = params.test != "coupled"
@@ -203,16 +203,16 @@ def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> di
     names = list(dict.fromkeys(drafter for drafter, _, _ in shapes))
     each = list(dict.fromkeys(shape for _, _, shape in shapes))
 
-    def added_ms(drafter: str, batch: int, shape: DraftShape) -> float:
+    def added_ms(drafter: str, batch: int, shape: Shape) -> float:
         line = grid[drafter, batch, shape.length]
         return max(0.0, median(shapes[drafter, batch, shape].round_ms) - median(line.round_ms))
 
-    def stood(drafter: str, shape: DraftShape) -> float:
+    def stood(drafter: str, shape: Shape) -> float:
         seen = total(one for batch in batches for one in shapes[drafter, batch, shape].speculation)
         return seen.stood_beside or 0.0
 
     return {
-        "beside": tuple(shape.siblings if isinstance(shape, CombLength) else str(shape) for shape in each),
+        "beside": tuple(shape.beyond if shape.leaves else str(shape) for shape in each),
         "beside_ms": {
             name: tuple(tuple(added_ms(name, batch, shape) for shape in each) for batch in batches) for name in names
         },

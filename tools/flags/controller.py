@@ -17,7 +17,7 @@ SOURCES_HELP = (
     "first if the bundle has several; model2 and so on: the others; lookup: what followed the same words earlier; "
     "suffix: longer matches, also in earlier outputs; ngram: the table of trt-spec ngram; cascade: the draft over what "
     "lookup finds; random: any token; mixed: chosen for each round. Several, as model+suffix, give a line of proposals "
-    "each, verified together; suffix+suffix2 or lookup+lookup2 the best copy and the next best, and so on"
+    "each, verified together; suffix+suffix or lookup+lookup the best copy and the next best, and so on"
 )
 CONTROLLERS = ("costs", "entropy")
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ...runtime.acceptance.combs import what_is_left, without
+from ...runtime.acceptance.descent import what_is_left, without
 from ...runtime.acceptance.one_line import inverse_cdf
 
 DRAWS = 8  # of the tokens that do not stand, at each position

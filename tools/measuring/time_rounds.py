@@ -16,7 +16,7 @@ from ...runtime import Decoder, Request, SamplingParams, Speculation
 from ...runtime.requests.request import State
 from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.asked import AUTO, BESIDE, DraftLength
-from ...runtime.state.shapes import DraftShape
+from ...runtime.state.shapes import Shape
 from .clock import run_ms, wait_for
 
 ROUNDS_PER_REPLAY = 4
@@ -30,7 +30,7 @@ class Setting:
     drafter: str  # "none" where draft_length is 0
     auto: bool = False  # each round's draft length is chosen for it
     other_drafter: bool = False  # measured besides the drafter whose lengths are compared
-    shape: DraftShape | None = None  # of a comb or a tree
+    shape: Shape | None = None  # of a comb or a tree
 
     @property
     def is_tree(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...runtime import Speculation
 from ...runtime.lengths.costs import Costs
-from ...runtime.state.shapes import DraftShape
+from ...runtime.state.shapes import Shape
 from ..console import table_of
 from .bench_result import setting_json
 from .theory import tokens_per_round
@@ -25,7 +25,7 @@ COLUMNS = {
 }
 
 Grid = dict[tuple[str, int, int], Measured]  # by drafter, batch and draft length; "none" at 0
-ShapeGrid = dict[tuple[str, int, DraftShape], Measured]  # combs, all of one line, and trees, by drafter and batch
+ShapeGrid = dict[tuple[str, int, Shape], Measured]  # combs, all of one line, and trees, by drafter and batch
 
 
 def counts_of(grid: Grid, drafter: str) -> Speculation:

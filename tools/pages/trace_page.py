@@ -51,7 +51,7 @@ class Written:
         """The rejected proposal that this token replaces."""
         proposal = self.round.proposal
         unjudged = any(one.stands for one in self.round.siblings) or self.position >= len(proposal)
-        beside = self.sibling is not None and self.sibling.after is None
+        beside = self.sibling is not None and self.sibling.after is None and self.position < len(proposal)
         return proposal[self.position] if beside or not (self.from_draft or unjudged) else None
 
     @property
@@ -110,16 +110,12 @@ def _token(one: Written, tokenizer: Any) -> str:
 
 
 def _tip(one: Written, tokenizer: Any) -> str:
-    others = [" ".join(shown(token, tokenizer) for token in line) for line in one.round.beside]
-    return "\n".join([_origin(one, tokenizer), *(f"another line of this round: {line}" for line in others)])
-
-
-def _origin(one: Written, tokenizer: Any) -> str:
     traced, i = one.round, one.position
     token = f"{shown(one.token, tokenizer)}, token {one.token}, in round {one.number}"
     if one.sibling is not None:
-        beside = f"a sibling of {shown(traced.proposal[i], tokenizer)}, proposal {i + 1} of {len(traced.proposal)}"
-        where = beside if one.sibling.after is None else f"level {i + 1} of a branch beside the line"
+        where = f"level {i + 1} of a branch beside the line"
+        if one.sibling.after is None and i < len(traced.proposal):
+            where = f"a sibling of {shown(traced.proposal[i], tokenizer)}, proposal {i + 1} of {len(traced.proposal)}"
         return f"{token}: {where}, accepted\n{_probabilities(one.sibling.p, one.sibling.q)}"
     if one.from_draft:
         return (

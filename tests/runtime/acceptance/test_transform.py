@@ -183,14 +183,17 @@ def test_each_verify_row_counts_the_proposals_before_it():
 
 def test_each_node_of_a_tree_counts_its_own_path_alone():
     """As the end of a line does that says the same."""
-    tree = Tree(1, 2, 2, 3, torch.device("cpu"))  # a row of two lines, then one with three siblings
+    tree = Tree(1, 2, [True, True], 3, torch.device("cpu"))  # a row of two lines, then one with three siblings
+    all_three, none = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.bool)
+    places, ranks = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 1, 2]])
     tokens = torch.tensor([[3, 1, 3, 4, 2]])
     paths = {"lines": [[1], [1, 2], [3], [3, 4]], "comb": [[1], [1, 2], [3], [1, 4], [1, 5]]}
     for kind, each in paths.items():
+        tree.begin()
         if kind == "comb":
-            places, ranks = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 1, 2]])
-            tree.hang(places, ranks, torch.ones(1, 3, dtype=torch.bool), torch.ones(1, dtype=torch.bool))
-        tree.end_lines(torch.tensor([[2, 2 if kind == "lines" else 0]]))
+            tree.place(all_three, places, ranks, places, all_three)
+        for number in range(2 if kind == "lines" else 1):
+            tree.end_line(number, torch.tensor([2]))
         before = torch.tensor([[0.0, 2.0, 0.0, 1.0, 0.0]])
         counts = counts_at_each_position(before, Ahead(tokens, tree), 6)
         assert torch.equal(counts[:, 0], before)
@@ -199,6 +202,7 @@ def test_each_node_of_a_tree_counts_its_own_path_alone():
             assert torch.equal(counts[:, path[-1]], counts_at_each_position(before, Ahead(said), 1)[:, 0]), path
         ends = [path for path in each if not any(other[:-1] == path for other in each)]
         assert sorted(tree.paths(0)) == sorted(ends)
-    tree.hang(places, ranks, torch.zeros(1, 3, dtype=torch.bool), torch.ones(1, dtype=torch.bool))
-    tree.end_lines(torch.zeros(1, 2, dtype=torch.int64))
+    tree.begin()
+    tree.place(all_three, places, ranks, places, none)
+    tree.end_line(0, torch.tensor([0]))
     assert tree.paths(0) == [[]], "nothing is proposed"

@@ -1,7 +1,6 @@
 """Copying drafters give several continuations, each with another first token; no text depends on them."""
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from trt_spec.runtime import Decoder, RequestError, SamplingParams, Speculation
-from trt_spec.runtime.acceptance import lines
-from trt_spec.runtime.acceptance.lines import laws_at
-from trt_spec.runtime.drafters import CONTINUATIONS
+from trt_spec.runtime import Decoder, SamplingParams, Speculation
 from trt_spec.runtime.drafters.suffix import PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import MATCHES, SuffixAutomaton
 from trt_spec.runtime.state.noise import MOST_LINES
@@ -25,14 +21,14 @@ from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 from ...bundles import Pair
 from .. import test_distribution
 from ..scripted import scripted_decoder
-from ..test_combs import RULES
 from ..test_distribution import FALSE_ALARM, SETTINGS, p_value_of
 from ..test_greedy import random_prompts
+from ..test_shapes import RULES
 from .test_drafters import look_up
 from .test_suffix import TEXTS, Asking, suffix_drafter
 
 GREEDY = SamplingParams(max_new_tokens=40, ignore_eos=True)
-OF_SUFFIX, OF_LOOKUP = "suffix+suffix2+suffix3", "lookup+lookup2+lookup3"
+OF_SUFFIX, OF_LOOKUP = "suffix+suffix+suffix", "lookup+lookup+lookup"
 
 
 def slow_lookups(context: list[int], k: int, longest: int = 4) -> list[list[int]]:
@@ -47,9 +43,9 @@ def slow_lookups(context: list[int], k: int, longest: int = 4) -> list[list[int]
 
 
 def test_each_lookup_is_the_best_match_that_another_token_followed():
-    assert look_up([7, 10, 11, 7, 20, 21, 7], better=1) == [[10, 11, 7]]
-    assert look_up([1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2], better=2) == [[6, 1, 2]], "a shorter match, though it is later"
-    assert look_up([7, 10, 11, 7, 20, 21, 7], [1, 2, 3], better=2) == [[], []]
+    assert look_up([7, 10, 11, 7, 20, 21, 7], copy=1) == [[10, 11, 7]]
+    assert look_up([1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2], copy=2) == [[6, 1, 2]], "a shorter match, though it is later"
+    assert look_up([7, 10, 11, 7, 20, 21, 7], [1, 2, 3], copy=2) == [[], []]
 
 
 @settings(max_examples=25)
@@ -57,14 +53,14 @@ def test_each_lookup_is_the_best_match_that_another_token_followed():
 def test_lookups_equal_a_slow_search(contexts: list[list[int]]):
     expected = [slow_lookups(context, 5) for context in contexts]
     for better in range(MOST_LINES):
-        found = look_up(*contexts, k=5, better=better)
+        found = look_up(*contexts, k=5, copy=better)
         assert found == [next(islice(each, better, None), []) for each in expected]
 
 
 def suggestions(asking: Asking, most: int, *ended: Asking) -> list[list[int]]:
     """What is suggested first, and all other continuations."""
     drafter = suffix_drafter(*ended)
-    return [drafter.suggest(asking, most), *drafter.others[asking]]
+    return [drafter.suggest(asking, most), *drafter._others[asking]]
 
 
 def copies(text: list[int], said: list[int], most: int) -> dict[int, tuple[int, list[list[int]]]]:
@@ -129,7 +125,7 @@ def test_the_second_continuation_stands_where_the_first_does_not(tmp_path: Path)
     with scripted_decoder(tmp_path, a_coin_each_time) as decoder:
         for one in ("lookup", "suffix"):
             found = []
-            for drafter in (one, f"{one}+{one}2", f"{one}+{one}2+{one}3"):
+            for drafter in (one, f"{one}+{one}", f"{one}+{one}+{one}"):
                 decoder.forget_outputs()
                 found += decoder.generate([list(b"aabba")], GREEDY, draft_length=1, drafter=drafter)
             alone, two, three = found
@@ -153,7 +149,7 @@ def test_ngrams_propose_several_continuations_as_a_comb(llama: Pair):
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_of_a_batch_have_different_continuations(llama: Pair, rule: str):
     """Each says what it says alone, whatever the rule."""
-    drafters = (OF_SUFFIX, OF_LOOKUP, "model+suffix+suffix2", "suffix", "suffix+suffix2+lookup+lookup2")
+    drafters = (OF_SUFFIX, OF_LOOKUP, "model+suffix+suffix", "suffix", "suffix+suffix+lookup+lookup")
     prompts = [[3, 4, 5, 3, 6, 3, 4, 7, 3, row] for row in range(len(drafters))]
     with Decoder.open(llama.bundle) as decoder:
         alone = [
@@ -191,8 +187,8 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "rule", "drafter"),
     [
         ("filtered", "rejection", OF_SUFFIX),
-        ("everything", "rejection", "model+lookup+lookup2"),
-        ("penalised", "tokenwise", "model+suffix+suffix2"),
+        ("everything", "rejection", "model+lookup+lookup"),
+        ("penalised", "tokenwise", "model+suffix+suffix"),
         ("plain", "tokenwise", OF_LOOKUP),
     ],
 )
@@ -201,13 +197,14 @@ def test_output_is_distributed_as_the_target_alone(eight: Pair, followed: None, 
 
 
 @pytest.mark.exhaustive
-def test_chi_squared_catches_continuations_that_are_tested_as_if_they_were_the_first(
+def test_chi_squared_catches_continuations_that_are_tested_as_if_others_were_certain(
     eight: Pair, followed: None, monkeypatch: pytest.MonkeyPatch
 ):
-    def of_the_first(place: int, proposal: Proposal, proposed: Tensor, p: Tensor) -> Tensor:
-        return laws_at(place, proposal, proposed[:, :1].expand_as(proposed), p)
+    def of_the_next(self: Proposal, law: Tensor, token: Tensor, vocab_size: int) -> Tensor:
+        return drawn_from(self, law, (token + 1) % vocab_size, vocab_size)
 
-    monkeypatch.setattr(lines, "laws_at", of_the_first)
+    drawn_from = Proposal.drawn_from
+    monkeypatch.setattr(Proposal, "drawn_from", of_the_next)
     assert p_value_of(eight, SETTINGS["filtered"], 4_000, 2, OF_SUFFIX, depth=3) < FALSE_ALARM
 
 
@@ -220,39 +217,13 @@ def test_the_matches_of_a_request_go_with_its_end_however_long_its_owner_keeps_i
     assert context() is None
 
 
-@pytest.mark.parametrize(
-    ("drafter", "message"),
-    [
-        ("suffix2", "drafter suffix2 must come after suffix; use suffix+suffix2"),
-        ("lookup3", "drafter lookup3 must come after lookup and lookup2; use lookup+lookup2+lookup3"),
-        ("model+suffix2", "drafter suffix2 must come after suffix; use suffix+suffix2"),
-        ("suffix2+suffix", "drafter suffix2 must come after suffix; use suffix+suffix2"),
-        ("suffix+suffix3", "drafter suffix3 must come after suffix and suffix2; use suffix+suffix2+suffix3"),
-        ("suffix+suffix5", "drafter is 'suffix+suffix5', expected one of"),
-    ],
-)
-def test_a_continuation_without_those_before_it_is_refused(llama: Pair, drafter: str, message: str):
-    with Decoder.open(llama.bundle) as decoder, pytest.raises(RequestError, match=f"^{re.escape(message)}"):
-        decoder.submit([3, 4, 5], draft_length=1, drafter=drafter)
-
-
-def test_nothing_but_a_request_chooses_a_further_continuation(llama: Pair):
-    """Tables, refusals and drafter mixed name each source once."""
-    assert list(CONTINUATIONS) == ["lookup2", "suffix2", "lookup3", "suffix3", "lookup4", "suffix4"]
-    with Decoder.open(llama.bundle) as decoder:
-        assert not CONTINUATIONS.keys() & set(decoder.drafters)
-        with pytest.raises(RequestError) as caught:
-            decoder.submit([3], drafter="magic")
-        assert not any(name in str(caught.value) for name in CONTINUATIONS)
-
-
 @pytest.mark.exhaustive
 def test_greedy_text_of_the_demo_pair_is_worth_little_more_with_a_second_continuation(demo: Pair):
     """tools/README.md has the numbers."""
     params = replace(GREEDY, max_new_tokens=128)
     with Decoder.open(demo.bundle, max_batch=1) as decoder:
         prompts = bench_prompts("python", decoder.vocab_size)
-        for each in (("suffix", "suffix+suffix2", OF_SUFFIX), ("lookup", "lookup+lookup2", OF_LOOKUP)):
+        for each in (("suffix", "suffix+suffix", OF_SUFFIX), ("lookup", "lookup+lookup", OF_LOOKUP)):
             found = []
             for drafter, length in (*((drafter, 4) for drafter in each), (each[0], 8)):
                 decoder.forget_outputs()

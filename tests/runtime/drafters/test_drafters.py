@@ -13,12 +13,12 @@ from ..states import make_plan, make_rows
 from ..test_greedy import random_prompts
 
 
-def look_up(*contexts: list[int], k: int = 3, better: int = 0) -> list[list[int]]:
-    """The proposals of each row; an empty list where nothing matches."""
+def look_up(*contexts: list[int], k: int = 3, copy: int = 0) -> list[list[int]]:
+    """The proposals of each row, of the best copy or a further one; an empty list where nothing matches."""
     params = [SamplingParams()] * len(contexts)
     rows = make_rows(params, 100, contexts)
     span = max(map(len, contexts))
-    copied, found = copy_by_lookup(rows, make_plan(params, k), span, better)
+    copied, found = copy_by_lookup(rows, make_plan(params, k), span, copy + 1)[copy]
     return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]
 
 
@@ -67,7 +67,7 @@ def test_tokens_left_by_an_earlier_request_are_never_copied():
     params = [SamplingParams()]
     rows = make_rows(params, 100, [[1, 2, 1, 2, 1, 2, 1, 2]])
     admit(rows, 0, [1, 2, 3], params[0], 0, 100)
-    _, found = copy_by_lookup(rows, make_plan(params, 4), 8)
+    [(_, found)] = copy_by_lookup(rows, make_plan(params, 4), 8)
     assert found.tolist() == [False]
 
 

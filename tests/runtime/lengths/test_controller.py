@@ -17,7 +17,7 @@ from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
 from trt_spec.runtime.requests.metrics import Beside, Outcome
 from trt_spec.runtime.state.asked import Wanted
-from trt_spec.runtime.state.shapes import TreeLength
+from trt_spec.runtime.state.shapes import line, read_shape
 from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
 
 from ...bundles import Pair
@@ -61,7 +61,7 @@ def table(
 
 
 def beyond(shape: int | str) -> int:
-    return shape if isinstance(shape, int) else TreeLength.read(shape).beyond
+    return shape if isinstance(shape, int) else read_shape(shape).beyond
 
 
 def known_costs(costs: Costs | None = None):
@@ -469,7 +469,7 @@ def test_what_there_is_to_read_has_its_price_beside_wide_rows_of_a_fixed_length_
     def chosen(unread: int, pinned: int) -> int:
         controller = Controller(costs, 16)
         free = [controller.begin(["model"]) for _ in range(7)]
-        controller.choose([*free, Chooser(Wanted(pinned, "model"))], lambda row: Behind(unread, 400))
+        controller.choose([*free, Chooser(Wanted(line(pinned), "model"))], lambda row: Behind(unread, 400))
         return free[0].wanted.length
 
     assert chosen(0, pinned=0) == 0
@@ -636,7 +636,7 @@ def wanted(controller: Controller, chooser: ByCosts) -> Wanted:
 def test_siblings_are_hung_where_they_pay_as_many_as_the_request_may_have(each_ms: float, most: int, expected: int):
     controller = Controller(table(beside=SIBLINGS, each_ms=each_ms), 8)
     found = wanted(controller, controller.begin(["model"], most))
-    assert (found.drafter, found.siblings) == ("model", expected)
+    assert (found.drafter, found.shape.beyond) == ("model", expected)
     assert found.length > 0
 
 
@@ -654,30 +654,32 @@ def test_a_round_has_the_length_and_the_siblings_of_most_tokens_per_millisecond(
                 for k in range(1, 9)
                 for count in (0, 1, 2)
             }
-            assert rates[found.length, found.siblings] == pytest.approx(max(rates.values()))
+            assert rates[found.length, found.shape.beyond] == pytest.approx(max(rates.values()))
 
 
 def test_siblings_that_never_stand_are_left_out_and_tried_again_later():
     controller = Controller(table(beside=SIBLINGS, each_ms=0.05), 8)
     chooser = controller.begin(["model"], 2)
-    assert wanted(controller, chooser).siblings
+    assert wanted(controller, chooser).shape.beyond
     for _ in range(60):
         count(controller, [chooser])
-        chooser.observe("model", Outcome(4, 2, 3), (), Beside(2, 0))
-    assert not wanted(controller, chooser).siblings
+        chooser.observe("model", Outcome(4, 2, 3), (), Beside(read_shape("4+2"), 0))
+    assert not wanted(controller, chooser).shape.beyond
     controller.ended(chooser)
-    assert not wanted(controller, controller.begin(["model"], 2)).siblings, "the next request expects no more of them"
+    assert not wanted(controller, controller.begin(["model"], 2)).shape.beyond, (
+        "the next request expects no more of them"
+    )
     for _ in range(300):
         count(controller, [chooser])
-    assert wanted(controller, chooser).siblings
+    assert wanted(controller, chooser).shape.beyond
 
 
 def test_a_sibling_that_stands_says_nothing_good_of_its_line():
     """The line fell where the sibling stands."""
     fell, replaced = (Controller(table(beside=SIBLINGS), 8).begin(["model"], 2) for _ in range(2))
     for _ in range(20):
-        fell.observe("model", Outcome(4, 2, 3), (), Beside(2, 0))
-        replaced.observe("model", Outcome(3, 3, 4), (), Beside(2, 1))
+        fell.observe("model", Outcome(4, 2, 3), (), Beside(read_shape("4+2"), 0))
+        replaced.observe("model", Outcome(3, 3, 4), (), Beside(read_shape("4+2"), 1))
     assert fell.estimates["model"].acceptance == pytest.approx(replaced.estimates["model"].acceptance)
     assert fell.estimates["model"].gain < 0.5 < 1.5 < replaced.estimates["model"].gain
 
@@ -720,17 +722,16 @@ def test_a_tree_is_grown_where_it_pays_and_the_request_may_have_it(
 ):
     controller = Controller(table(beside=SIBLINGS | {"4/8": tokens}, each_ms=each_ms), 8, ["model"] * growing)
     found = wanted(controller, controller.begin(["model"], most))
-    assert (found.tree == TreeLength(4, 8)) == grown
-    assert not (found.tree and (found.siblings or found.length != 4))
+    assert (str(found.shape) == "4/8") == grown
 
 
 def test_what_the_engine_has_no_room_for_behind_a_longer_line_of_another_is_not_chosen():
     costs = table(beside=SIBLINGS | {"4/8": 3.0}, each_ms=0.001)
     for most, other, grown in ((8, 4, True), (8, 5, False), (9, 5, True)):
         controller = Controller(costs, 8, ["model"], most)
-        chooser, fixed = controller.begin(["model"], 4), Chooser(Wanted(other, "model"))
+        chooser, fixed = controller.begin(["model"], 4), Chooser(Wanted(line(other), "model"))
         controller.choose([chooser, fixed], caught_up)
-        assert (chooser.wanted.tree is not None) == grown
+        assert (str(chooser.wanted.shape) == "4/8") == grown
 
 
 def test_a_tree_is_chosen_exactly_where_it_gives_most_tokens_per_millisecond():
@@ -748,7 +749,7 @@ def test_a_tree_is_chosen_exactly_where_it_gives_most_tokens_per_millisecond():
         }
         rates[4, "4/8"] = (tokens_per_round(alpha, 4) + (1 - alpha**4) * stood) / (times[4] + 0.1 * 4)
         found = wanted(controller, controller.begin(["model"], 4))
-        shape = "4/8" if found.tree else found.siblings
+        shape = "4/8" if str(found.shape) == "4/8" else found.shape.beyond
         assert rates[found.length, shape] == pytest.approx(max(rates.values()))
         seen.add(shape)
     assert "4/8" in seen
@@ -758,18 +759,18 @@ def test_a_tree_is_chosen_exactly_where_it_gives_most_tokens_per_millisecond():
 def test_branches_that_never_stand_are_left_out_and_say_nothing_of_the_line():
     controller = Controller(table(beside={"4/8": 3.0}, each_ms=0.001), 8, ["model"])
     chooser = controller.begin(["model"], 4)
-    assert wanted(controller, chooser).tree
+    assert wanted(controller, chooser).shape.beyond
     acceptance = chooser.estimates["model"].acceptance
     for _ in range(60):
         count(controller, [chooser])
-        chooser.observe("model", Outcome(4, 2, 3), (), Beside(TreeLength(4, 8), 0))
-    assert not wanted(controller, chooser).tree
+        chooser.observe("model", Outcome(4, 2, 3), (), Beside(read_shape("4/8"), 0))
+    assert not wanted(controller, chooser).shape.beyond
     other = controller.begin(["model"], 4)
     for _ in range(60):  # the line fell at its third place as well, and two tokens of a branch stood there
-        other.observe("model", Outcome(4, 4, 5), (), Beside(TreeLength(4, 8), 2))
+        other.observe("model", Outcome(4, 4, 5), (), Beside(read_shape("4/8"), 2))
     assert other.estimates["model"].acceptance == pytest.approx(chooser.estimates["model"].acceptance)
     assert other.estimates["model"].acceptance > acceptance
-    assert wanted(controller, other).tree
+    assert wanted(controller, other).shape.beyond
 
 
 def test_rounds_of_auto_grow_trees_and_count_what_stood_beside_their_line(llama: Pair):
@@ -783,7 +784,7 @@ def test_rounds_of_auto_grow_trees_and_count_what_stood_beside_their_line(llama:
             grown = [one for one in request.trace if any(sibling.after is not None for sibling in one.siblings)]
             assert grown
             [shape] = {one.shape for one in request.speculation.beside}
-            assert shape == TreeLength(4, 8)
+            assert shape == read_shape("4/8")
             assert 0 < request.speculation.stood_beside < 4
             stood = sum(sibling.stands for one in request.trace for sibling in one.siblings)
             counted = sum(one.stood * rounds for one, rounds in request.speculation.beside.items())

@@ -8,7 +8,7 @@ from torch import Tensor
 from trt_spec.engines import Bundle, Contract, Step
 from trt_spec.engines.engine import chunks
 from trt_spec.runtime.acceptance.filters import FILTERS
-from trt_spec.runtime.drafters import CONTINUATIONS, Drafter, Resources, open_drafters
+from trt_spec.runtime.drafters import Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.state.plan import Level, Plan
 
@@ -16,20 +16,20 @@ from ...bundles import DRAFTERS_OF_A_PAIR
 
 KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
     "plain": {"draft_length": 0, "coupled": True},
-    "greedy": {"sources": ["model"], "coupled": True},
-    "rejection": {"sources": ["model"], "rejection": True, "filters": ["temperature"]},
+    "greedy": {"lines": [["model"]], "coupled": True},
+    "rejection": {"lines": [["model"]], "rejection": True, "filters": ["temperature"]},
     "own draft temperature": {
-        "sources": ["model"],
+        "lines": [["model"]],
         "rejection": True,
         "own_draft": True,
         "draft_filters": ["temperature"],
     },
-    "coupled": {"sources": ["model"], "coupled": True, "gumbel": True},
-    "both rules": {"sources": ["model"], "rejection": True, "coupled": True, "gumbel": True, "ragged": True},
-    "lenient": {"sources": ["model"], "tokenwise": True, "coupled": True, "lenient": True},
-    "tokenwise": {"sources": ["model"], "tokenwise": True, "ragged": True},
+    "coupled": {"lines": [["model"]], "coupled": True, "gumbel": True},
+    "both rules": {"lines": [["model"]], "rejection": True, "coupled": True, "gumbel": True, "ragged": True},
+    "lenient": {"lines": [["model"]], "tokenwise": True, "coupled": True, "lenient": True},
+    "tokenwise": {"lines": [["model"]], "tokenwise": True, "ragged": True},
     "all rules": {
-        "sources": ["model"],
+        "lines": [["model"]],
         "rejection": True,
         "tokenwise": True,
         "coupled": True,
@@ -37,31 +37,32 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "ragged": True,
         "lenient": True,
     },
-    "lookup": {"sources": ["lookup"], "rejection": True, "ragged": True},
-    "two drafters": {"sources": ["model", "lookup"], "rejection": True, "ragged": True},
-    "suffix": {"sources": ["suffix"], "rejection": True},
-    "ngram": {"sources": ["ngram"], "rejection": True, "ragged": True},
-    "random": {"sources": ["random"], "coupled": True, "gumbel": True},
+    "lookup": {"lines": [["lookup"]], "rejection": True, "ragged": True},
+    "two drafters": {"lines": [["model", "lookup"]], "rejection": True, "ragged": True},
+    "suffix": {"lines": [["suffix"]], "rejection": True},
+    "ngram": {"lines": [["ngram"]], "rejection": True, "ragged": True},
+    "random": {"lines": [["random"]], "coupled": True, "gumbel": True},
     "cascade": {
-        "sources": ["cascade"],
+        "lines": [["cascade"]],
         "rejection": True,
         "coupled": True,
         "gumbel": True,
         "ragged": True,
         "filters": ["repetition_penalty"],
     },
-    "one guess": {"draft_length": 1, "sources": ["cascade"], "coupled": True, "ragged": True},
-    "all drafters": {"sources": DRAFTERS_OF_A_PAIR, "rejection": True, "coupled": True, "ragged": True},
+    "one guess": {"draft_length": 1, "lines": [["cascade"]], "coupled": True, "ragged": True},
+    "all drafters": {"lines": [DRAFTERS_OF_A_PAIR], "rejection": True, "coupled": True, "ragged": True},
     "filters": {
-        "sources": ["model"],
+        "lines": [["model"]],
         "rejection": True,
         "filters": ["logit_bias", "repetition_penalty", "top_k", "top_p", "min_p"],
     },
-    "comb": {"sources": ["model"], "siblings": 2, "rejection": True},
-    "coupled comb": {"sources": ["model"], "siblings": 2, "coupled": True, "gumbel": True},
+    "comb": {"lines": [["model"]], "branches": 2, "leaves": Level(2, 3), "rejection": True},
+    "coupled comb": {"lines": [["model"]], "branches": 2, "leaves": Level(2, 3), "coupled": True, "gumbel": True},
     "comb of all kinds": {
-        "sources": ["model", "lookup"],
-        "siblings": 3,
+        "lines": [["model", "lookup"]],
+        "branches": 3,
+        "leaves": Level(3, 3),
         "rejection": True,
         "tokenwise": True,
         "coupled": True,
@@ -72,27 +73,32 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "traced": True,
         "filters": ["top_k", "top_p"],
     },
-    "lenient comb": {"sources": ["model"], "siblings": 2, "tokenwise": True, "coupled": True, "lenient": True},
-    "lines": {"sources": ["model"], "beside": [["random"], ["lookup"]], "rejection": True, "window": 4, "ragged": True},
+    "lenient comb": {
+        "lines": [["model"]],
+        "branches": 2,
+        "leaves": Level(2, 3),
+        "tokenwise": True,
+        "coupled": True,
+        "lenient": True,
+    },
+    "lines": {"lines": [["model"], ["random"], ["lookup"]], "rejection": True, "window": 4, "ragged": True},
     "lenient lines": {
-        "sources": ["model"],
-        "beside": [["random"]],
+        "lines": [["model"], ["random"]],
         "tokenwise": True,
         "coupled": True,
         "lenient": True,
         "window": 4,
     },
     "continuations": {
-        "sources": ["lookup"],
-        "beside": [["lookup2"], ["suffix", "lookup3"], ["suffix2"]],
+        "lines": [["lookup"], ["lookup"], ["suffix", "lookup"], ["suffix"]],
         "tokenwise": True,
         "ragged": True,
     },
-    "coupled lines": {"sources": ["ngram"], "beside": [["model"]], "coupled": True, "gumbel": True, "window": 4},
+    "coupled lines": {"lines": [["ngram"], ["model"]], "coupled": True, "gumbel": True, "window": 4},
     "lines and combs of all kinds": {
-        "sources": ["model", "lookup"],
-        "beside": [["model", "suffix"]],
-        "siblings": 4,
+        "lines": [["model", "lookup"], ["model", "suffix"]],
+        "branches": 4,
+        "leaves": Level(4, 3),
         "window": 4,
         "rejection": True,
         "tokenwise": True,
@@ -104,16 +110,16 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "traced": True,
         "filters": ["top_k", "top_p"],
     },
-    "tree": {"sources": ["model"], "branches": 6, "levels": (Level(2, 2), Level(4, 3)), "rejection": True},
+    "tree": {"lines": [["model"]], "branches": 6, "levels": (Level(2, 2), Level(4, 3)), "rejection": True},
     "coupled tree": {
-        "sources": ["model"],
+        "lines": [["model"]],
         "branches": 5,
         "levels": (Level(2, 4), Level(0, 1), Level(3, 4)),
         "coupled": True,
         "gumbel": True,
     },
     "tree beside a cascade": {
-        "sources": ["model", "cascade"],
+        "lines": [["model", "cascade"]],
         "branches": 5,
         "levels": (Level(2, 4), Level(3, 4)),
         "rejection": True,
@@ -122,10 +128,9 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "ragged": True,
     },
     "trees, lines and combs of all kinds": {
-        "sources": ["model", "lookup"],
-        "beside": [["model", "suffix"]],
-        "siblings": 4,
+        "lines": [["model", "lookup"], ["model", "suffix"]],
         "branches": 5,
+        "leaves": Level(4, 3),
         "levels": (Level(1, 2), Level(3, 4)),
         "window": 4,
         "rejection": True,
@@ -138,16 +143,15 @@ KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by
         "traced": True,
         "filters": ["repetition_penalty", "top_k", "top_p"],
     },
-    "entropies": {"sources": ["model"], "rejection": True, "ragged": True, "entropies": True},
-    "log-probs and trace": {"sources": ["model"], "rejection": True, "logprobs": 2, "traced": True},
+    "entropies": {"lines": [["model"]], "rejection": True, "ragged": True, "entropies": True},
+    "log-probs and trace": {"lines": [["model"]], "rejection": True, "logprobs": 2, "traced": True},
 }
 
 
 def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
     by_field = {name: one for one in FILTERS for name in one.fields}
     fields = {"draft_length": 3} | KINDS[kind]
-    fields |= {"sources": tuple(drafters[name] for name in fields.get("sources", ()))}
-    fields["beside"] = tuple(tuple(drafters[name] for name in line) for line in fields.get("beside", ()))
+    fields["lines"] = tuple(tuple(drafters[name] for name in line) for line in fields.get("lines", [[]]))
     for name in ("filters", "draft_filters"):
         fields[name] = tuple(by_field[one] for one in fields.get(name, ()))
     return Plan(2, **fields)
@@ -187,5 +191,5 @@ def idle_models(bundle: Bundle, device: str, max_batch: int) -> tuple[Model, Mod
         Model(IdleEngine(entry.contract, device), vocab, max_batch, bundle.capacity) for entry in bundle.models.values()
     )
     drafters, _ = open_drafters(Resources(bundle, target, [draft], max_batch))
-    assert list(drafters) == [*DRAFTERS_OF_A_PAIR, *CONTINUATIONS]
+    assert list(drafters) == DRAFTERS_OF_A_PAIR
     return target, draft, drafters

@@ -22,9 +22,8 @@ from trt_spec.engines import Bundle, Contract
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.acceptance.filters import Change
 from trt_spec.runtime.acceptance.seat import admit, make_rows
-from trt_spec.runtime.round.branches import siblings_of_a_line
+from trt_spec.runtime.round.growth import beside_a_line, numbers_of_laws
 from trt_spec.runtime.round.result import RowResult
-from trt_spec.runtime.round.siblings import worth_unseen
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.scheduling.capture import Rounds
 from trt_spec.runtime.state.frame import Frame
@@ -32,8 +31,8 @@ from trt_spec.runtime.state.indexing import counting
 from trt_spec.runtime.state.noise import constants
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.proposal import Ahead
-from trt_spec.runtime.state.rows import BLOCK, Columns
-from trt_spec.runtime.state.shapes import Branch
+from trt_spec.runtime.state.rows import BLOCK, Columns, branches_of
+from trt_spec.runtime.state.shapes import comb, tree
 
 from ...bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...recorder import Recorder
@@ -83,7 +82,7 @@ def watch() -> Iterator[Watch]:
             return launched(*arguments)
 
     def forget() -> None:
-        for made_once in (counting, constants, worth_unseen, siblings_of_a_line):
+        for made_once in (counting, constants, beside_a_line, numbers_of_laws, branches_of):
             made_once.cache_clear()
 
     forget()
@@ -118,15 +117,12 @@ class Stage:
         whole.fill_uniforms(0, 3, range(BLOCK), True)
         whole.fill_uniforms(0, 3, range(BLOCK, 2 * BLOCK), True)
         whole.move(2, 1)
-        k, each_line = self.plan.draft_length, list(enumerate(self.plan.lines))
-        asked = [k if source in self.plan.drafters else 0 for source in drafters.values()]
-        lines = [max((i for i, sources in each_line if source in sources), default=0) for source in drafters.values()]
-        first = [
-            count if source in self.plan.sources else 0 for source, count in zip(drafters.values(), asked, strict=True)
-        ]
-        whole.ask([first, asked], [[0] * len(first), lines], [self.plan.siblings, 0], [0.5, torch.inf])
-        grown = tuple((Branch(0, 1),) * level.branches for level in self.plan.levels)
-        whole.grow([(), grown], [False, self.plan.coupled])
+        k, plan = self.plan.draft_length, self.plan
+        first, last = ([(own[place].place, k) for own in plan.lines if own] for place in (0, -1))
+        whole.ask([first[:1], last], [plan.branches > 0, plan.is_tree], [0.5, torch.inf])
+        whole.grow(
+            [comb(3, 2) if plan.leaves.branches else None, tree(3, 4) if plan.levels else None], [plan.coupled] * 2
+        )
         self.rows = whole.view(self.plan.batch)
         self.frame = Frame(self.plan, target)
         self._rounds = Rounds([target.engine, draft.engine])
@@ -258,7 +254,7 @@ def test_a_decoder_sends_what_a_round_needs_and_reads_nothing_but_its_table(
             if len(requests[2].token_ids) > 9:
                 decoder.cancel(requests[2])
     assert [request.finish_reason for request in requests] == ["length"] * 2 + ["cancelled"] + ["length"] * 3
-    assert {source.name for plan in dice.plans for source in plan.sources} == set(DRAFTERS_OF_A_PAIR)
+    assert {source.name for plan in dice.plans for source in plan.drafters} == set(DRAFTERS_OF_A_PAIR)
     assert {plan.batch for plan in dice.plans} >= {2, 3}, "rows were freed"
     assert recorder.most_unread >= 2
     assert all(count > 100 for count in watch.operations.values())

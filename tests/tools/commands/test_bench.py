@@ -310,7 +310,9 @@ def test_combs_and_trees_have_rows_behind_the_lines(bench):
 
 
 def test_a_comb_that_cannot_be_is_refused_before_any_measuring(bench):
-    assert_refused(bench("--draft-lengths", "3+2", "--drafter", "lookup"), "drafter lookup can hang no siblings")
+    assert_refused(
+        bench("--draft-lengths", "3+2", "--drafter", "lookup"), "drafter lookup can put nothing beside its proposals"
+    )
 
 
 def test_auto_has_a_row_once_costs_are_known(bench):

@@ -39,7 +39,7 @@ def test_a_comb_changes_no_greedy_text_and_the_trace_tells_its_siblings(run, lla
         (("--controller", "entropy", "--drafter", "lookup"), "drafter lookup has no entropy"),
         (("--controller", "costs"), "run trt-spec tune"),
         (("--draft-length", "3+"), "'3+', expected auto, a whole number, a comb like 5+3, or a tree like 4/12"),
-        (("--draft-length", "3+10"), "draft_length is 3+10, expected a line of 1 to 16 proposals, at most 3 siblings"),
+        (("--draft-length", "3+10"), "draft_length is 3+10, expected 1 to 16 levels, at most 4 children of a node"),
     ],
 )
 def test_flags_that_cannot_go_together_are_refused(run, llama, flags, message: str):

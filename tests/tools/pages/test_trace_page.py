@@ -105,19 +105,16 @@ def test_a_token_says_its_round_p_and_q_and_what_it_replaced(llama):
     assert [at["data-rejected"] for _, at, _ in page.elements if "data-rejected" in at] == ["'b'"]
 
 
-def test_a_token_tells_of_other_lines_of_its_round(llama):
+def test_a_token_may_come_from_another_line_beyond_the_end_of_the_first(llama):
     with Decoder.open(llama.bundle, max_batch=1) as decoder:
-        request = decoder.submit("ab", SamplingParams(max_new_tokens=2), draft_length=3, trace=True)
+        request = decoder.submit("ab", SamplingParams(max_new_tokens=3), draft_length=3, trace=True)
         a, b, c = (decoder.tokenizer.encode(text).ids[0] for text in "abc")
-        request.trace.append(TracedRound((a, b), 1, c, (0.5, 0.25), (0.75, 1.0), 0.625, beside=((c, a), (b,))))
-        request.commit([a, c], 1, [])
+        beyond = TracedSibling(1, b, 0.5, 1.0, True)
+        request.trace.append(TracedRound((a,), 2, c, (0.5,), (0.75,), 0.625, siblings=(beyond,)))
+        request.commit([a, b, c], 2, [])
         page = trace_page("ab", request, decoder)
-    assert (
-        page.count(
-            "another line of this round: &#x27;c&#x27; &#x27;a&#x27;&#10;another line of this round: &#x27;b&#x27;"
-        )
-        == 2
-    )
+    assert page.count("level 2 of a branch beside the line, accepted") == 1
+    assert "data-rejected" not in page.split("<body>")[-1].split("</label>")[-1]
 
 
 def test_a_request_that_fails_leaves_no_page(generate, tmp_path):

@@ -1,0 +1,77 @@
+"""Goes on where a first line falls: tests by chance what else was proposed there, and what follows that.
+
+State: the nodes whose path of tokens is what stands, and the law of the next token, which is what is left of p. What
+follows any of these nodes is tested in turn: accept x iff u·q(x) < law(x), else law ← norm(max(0, law − q)). A token
+that was drawn without replacement has the q of its elder siblings without their tokens; one that was certain has q = 1.
+Behind a token x that stands the state is all nodes that say x there, and p. Where none stands, the law draws the next
+token.
+
+This is exact, because each proposal's law depends only on what stands and on elder siblings of the same source, and the
+uniform that tests it on nothing else. It contains recursive rejection (one source), SpecInfer's multi-step sampling
+(arXiv 2305.09781: several), and copies. The first line has been judged, as a block or token by token, whichever rule
+leaves the law with which this begins, and is not tested again: its rule has looked at what follows. Under lenience l
+each is tested with l·q.
+"""
+
+import torch
+from torch import Tensor
+
+from ..state.indexing import pick
+from ..state.plan import Plan
+from ..state.proposal import Noise, Proposal
+from ..state.rows import Rows
+from ..state.tree import CERTAIN
+from ..state.verdict import TreeVerdict
+from .one_line import NEGLIGIBLE
+
+
+def descend(
+    law: Tensor, going: Tensor, proposal: Proposal, rows: Rows, plan: Plan, noise: Noise, verdict: TreeVerdict
+) -> Tensor:
+    """Let the rows that are `going` [A] go on from their law [A, V]; return that of their next token."""
+    tree, p, tokens, k = proposal.tree, verdict.target_probabilities, proposal.tokens, plan.draft_length
+    assert tree is not None
+    assert p is not None
+    assert noise.beyond is not None
+    uniforms = noise.beyond[..., 1].gather(1, tree.uniforms)
+    here = tree.standing(tokens, verdict)
+    for _ in range(plan.deepest):
+        nodes = tree.following(here, plan.turns)  # [A, T]
+        said, laws, u = (each.gather(1, (nodes - 1).clamp_(min=0)) for each in (tokens, tree.laws, uniforms))
+        stands = torch.zeros_like(verdict.accepted)
+        before: Tensor | None = None  # q of the turn before
+        for turn in range(plan.turns):
+            token, node = said[:, turn : turn + 1], nodes[:, turn]
+            q = proposal.drawn_from(laws[:, turn], token, law.shape[1])
+            if before is not None and plan.branches:
+                law_of, elder = laws[:, turn], laws[:, turn - 1]
+                sibling = (law_of == elder) & (law_of != CERTAIN) & (nodes[:, turn - 1] > 0)
+                q = torch.where(sibling[:, None], without(before, said[:, turn - 1 : turn]), q)
+            before, tested = q, q * rows.lenience[:, None] if plan.lenient else q
+            asked = going & (node > k) & (stands == 0)
+            fair = asked & (u[:, turn : turn + 1] * tested.gather(1, token) < law.gather(1, token))[:, 0]
+            stands = torch.where(fair, node, stands)
+            law = torch.where((asked & ~fair)[:, None], what_is_left(law, tested), law)
+        going = stands > 0
+        law = torch.where(going[:, None], pick(p, stands), law)
+        path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), stands[:, None])
+        verdict.put(going, verdict.accepted + 1, path)
+        if law.device.type == "cpu" and not bool(going.any()):
+            break
+        passed = tokens.gather(1, (stands - 1).clamp_(min=0)[:, None])
+        same = (said == passed) & (nodes > k) & going[:, None]
+        here = torch.zeros_like(here).scatter_(1, nodes * same, same)
+        here[:, 0] = False
+    return law
+
+
+def without(q: Tensor, token: Tensor) -> Tensor:
+    """Return q [A, V] without a token [A, 1]."""
+    q = q.scatter(1, token, 0.0)
+    return q / q.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+
+
+def what_is_left(p: Tensor, q: Tensor) -> Tensor:
+    """Return norm(max(0, p − q)); if p equals q up to rounding, p decides."""
+    left = (p - q).relu_().add_(p, alpha=NEGLIGIBLE)
+    return left / left.sum(-1, keepdim=True)
