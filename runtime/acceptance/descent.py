@@ -35,31 +35,35 @@ def descend(
     assert noise.beyond is not None
     uniforms = noise.beyond[..., 1].gather(1, tree.uniforms)
     here = tree.standing(tokens, verdict)
-    for _ in range(plan.deepest):
+    for step in range(plan.deepest):
         nodes = tree.following(here, plan.turns)  # [A, T]
         said, laws, u = (each.gather(1, (nodes - 1).clamp_(min=0)) for each in (tokens, tree.laws, uniforms))
-        stands = torch.zeros_like(verdict.accepted)
-        before: Tensor | None = None  # q of the turn before
+        asked = (nodes > k) & going[:, None]
+        if plan.branches and tree.lines > 1:  # else all that follows is of one source, or each of its own
+            siblings = (laws[:, 1:] == laws[:, :-1]) & (laws[:, 1:] != CERTAIN) & (nodes[:, :-1] > 0)
+        stands, q = torch.zeros_like(verdict.accepted), law
         for turn in range(plan.turns):
-            token, node = said[:, turn : turn + 1], nodes[:, turn]
-            q = proposal.drawn_from(laws[:, turn], token, law.shape[1])
-            if before is not None and plan.branches:
-                law_of, elder = laws[:, turn], laws[:, turn - 1]
-                sibling = (law_of == elder) & (law_of != CERTAIN) & (nodes[:, turn - 1] > 0)
-                q = torch.where(sibling[:, None], without(before, said[:, turn - 1 : turn]), q)
-            before, tested = q, q * rows.lenience[:, None] if plan.lenient else q
-            asked = going & (node > k) & (stands == 0)
-            fair = asked & (u[:, turn : turn + 1] * tested.gather(1, token) < law.gather(1, token))[:, 0]
-            stands = torch.where(fair, node, stands)
-            law = torch.where((asked & ~fair)[:, None], what_is_left(law, tested), law)
+            token, elder = said[:, turn : turn + 1], q
+            if not turn or tree.lines > 1:
+                q = proposal.drawn_from(laws[:, turn], token, law.shape[1])
+            if turn and plan.branches:
+                rest = without(elder, said[:, turn - 1 : turn])
+                q = rest if tree.lines == 1 else torch.where(siblings[:, turn - 1, None], rest, q)
+            if not turn and (not step or not plan.branches):
+                continue  # that is the first line's own
+            tested = q * rows.lenience[:, None] if plan.lenient else q
+            able = asked[:, turn] & (stands == 0)
+            fair = able & (u[:, turn : turn + 1] * tested.gather(1, token) < law.gather(1, token))[:, 0]
+            stands = torch.where(fair, nodes[:, turn], stands)
+            law = torch.where((able & ~fair)[:, None], what_is_left(law, tested), law)
         going = stands > 0
         law = torch.where(going[:, None], pick(p, stands), law)
         path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), stands[:, None])
         verdict.put(going, verdict.accepted + 1, path)
-        if law.device.type == "cpu" and not bool(going.any()):
+        if step + 1 == plan.deepest or (law.device.type == "cpu" and not bool(going.any())):
             break
         passed = tokens.gather(1, (stands - 1).clamp_(min=0)[:, None])
-        same = (said == passed) & (nodes > k) & going[:, None]
+        same = (said == passed) & asked & going[:, None]
         here = torch.zeros_like(here).scatter_(1, nodes * same, same)
         here[:, 0] = False
     return law

@@ -116,7 +116,7 @@ class Speculation:
 
     @property
     def stood_beside(self) -> float | None:
-        """The siblings or branches that stood, on average, where a line with some fell; at most one sibling can."""
+        """The tokens beside a line that stood, on average, where it fell; of leaves at most one can."""
         stood = sum(one.stood * rounds for one, rounds in self.beside.items())
         return stood / self.beside.total() if self.beside else None
 

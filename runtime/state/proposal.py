@@ -48,9 +48,9 @@ class Proposal(NamedTuple):
         """Return the q [A, V] that a token [A, 1] of the tree was drawn from, by the number of its law [A]."""
         if self.laws is None:
             return torch.zeros(len(token), vocab_size, device=token.device).scatter_(1, token, 1.0)
-        q = pick(self.laws, law.clamp(min=0))
         if self.tree is not None and self.tree.all_have_laws:
-            return q
+            return pick(self.laws, law)
+        q = pick(self.laws, law.clamp(min=0))
         return torch.where((law == CERTAIN)[:, None], torch.zeros_like(q).scatter_(1, token, 1.0), q)
 
     @property

@@ -29,7 +29,7 @@ class Rows:
     asked: Tensor  # [M, 4, sources] int64, how many proposals each of the row's lines takes from each source
     turns: Tensor  # [M, 4] int64, how many lines before it are of the same source
     more: Tensor  # [M] bool: the row has more than one line
-    begins: Tensor  # [M, 18] int64, how many branches come before each level of its tree, before its leaves, and in all
+    begins: Tensor  # [M, 18] int64, how many branches come before each level, before leaves, and in all
     branches: Tensor  # [M, 48, 2] int64, of each its parent in the level before and its rank, if they are fixed
     adapts: Tensor  # [M] bool: branches are not fixed; as many go where the draft's scores say, down to the same depth
     depth: Tensor  # [M] int64, of the tree
