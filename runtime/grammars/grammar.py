@@ -72,10 +72,15 @@ class Grammar:
             case "text":
                 return None
             case "json_object":
-                return cls.json_object()
+                _require_known("response_format", fields, "type", "schema")
+                if fields.get("schema") is None:
+                    return cls.json_object()
+                return cls.json_schema(_fields("response_format.schema", fields["schema"]))
             case "json_schema":
-                schema = _fields("json_schema", fields.get("json_schema")).get("schema")
-                return cls.json_schema(_fields("json_schema.schema", schema))
+                _require_known("response_format", fields, "type", "json_schema")
+                own = _fields("json_schema", fields.get("json_schema"))
+                _require_known("json_schema", own, "name", "description", "schema", "strict")
+                return cls.json_schema(_fields("json_schema.schema", own.get("schema")))
         raise RequestError(
             f"response_format's type is {fields.get('type')!r}, expected text, json_object or json_schema"
         )
@@ -145,6 +150,13 @@ def _fields(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{name} is {value!r}, expected an object")
     return value
+
+
+def _require_known(name: str, fields: dict[str, Any], *known: str) -> None:
+    """Refuse what would be dropped in silence."""
+    for field in fields:
+        if field not in known:
+            raise RequestError(f"{name} has the field {field!r}, expected {', '.join(known)}; leave it out")
 
 
 def _strings(value: Any) -> bool:

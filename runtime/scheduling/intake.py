@@ -53,8 +53,9 @@ class Intake:
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
                 f"limit of {self._bundle.max_length} by {len(ids) - room}; shorten either"
             )
-        for token in (*params.logit_bias, *params.stop_token_ids):
-            self._require_token(token, "parameter")
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(params, name):
+                self._require_token(token, name)
         eos = () if params.ignore_eos else self._bundle.tokenizer.eos_token_ids
         if params.min_tokens:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
@@ -108,4 +109,4 @@ class Intake:
     def _require_token(self, token: int, where: str) -> None:
         if type(token) is not int or not 0 <= token < self._vocab_size:
             message = f"{where} token id {token!r} is outside the vocabulary of {self._vocab_size} tokens"
-            raise RequestError(message, "prompt" if where == "prompt" else None)
+            raise RequestError(message, where)

@@ -101,13 +101,25 @@ class JsonForm(logging.Formatter):
         fields = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields | getattr(record, "fields", {}), ensure_ascii=False)
+        return visible(json.dumps(fields | getattr(record, "fields", {}), ensure_ascii=False))
 
 
 def _bare(value: object) -> str:
     """A value on one line, in quotes if it is more than a word."""
     text = str(value)
-    return text if re.fullmatch(r"[\w./:,-]+", text) else json.dumps(text, ensure_ascii=False)
+    return text if re.fullmatch(r"[\w./:,-]+", text, re.ASCII) else visible(json.dumps(text, ensure_ascii=False))
+
+
+def visible(written: str) -> str:
+    """Escape what JSON leaves as it is, but a terminal would obey or hide: controls, and marks of direction."""
+    if written.isprintable():  # nearly always
+        return written
+    return "".join(one if one.isprintable() else _escaped(one) for one in written)
+
+
+def _escaped(one: str) -> str:
+    written = json.dumps(one)[1:-1]
+    return f"\\u{ord(one):04x}" if written == one else written  # JSON takes DEL as it is
 
 
 def set_up_logging(form: str, level: str) -> None:

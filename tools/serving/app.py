@@ -69,7 +69,7 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt and messages exclude each other, and one is needed", "prompt")
     if body.messages is not None:
-        ids = await run_in_threadpool(prompt_of, service, body.messages, {})
+        ids = await prompt_of(service, body.messages, {})
     else:
         ids = await service.encode(body.prompt or "", body.add_special_tokens)
     answer = Tokens(len(ids), service.max_length, ids)
@@ -92,13 +92,14 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    alive = _service(request).stepper.alive
-    return json_response(Status("alive" if alive else "dead"), 200 if alive else 503)
+    state = _service(request).stepper.state
+    return json_response(Status(state), 200 if state == "alive" else 503)
 
 
 async def ready(request: Request) -> Response:
-    draining = _service(request).stepper.draining
-    return json_response(Status("draining" if draining else "ready"), 503 if draining else 200)
+    stepper = _service(request).stepper
+    state = "draining" if stepper.draining else "ready" if stepper.state == "alive" else stepper.state
+    return json_response(Status(state), 200 if state == "ready" else 503)
 
 
 async def metrics(request: Request) -> Response:

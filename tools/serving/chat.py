@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -82,7 +81,7 @@ async def chat(request: HttpRequest) -> Response:
     call = grammar_of_call(body, marks)
     writer = ChatWriter(service, body, partial(reader_of, body, marks))
     settings = (body.chat_template_kwargs or {}) | {"tools": tools_of(body)}
-    prompt = await run_in_threadpool(prompt_of, service, body.messages, settings)
+    prompt = await prompt_of(service, body.messages, settings)
     note_prompt(request.scope, [message.content for message in body.messages])
     wanted = await service.submissions(
         body,
@@ -95,11 +94,14 @@ async def chat(request: HttpRequest) -> Response:
     return delivery_of(flight, body, writer, service)
 
 
-def prompt_of(service: Service, messages: Sequence[Message], settings: Mapping[str, object]) -> list[int]:
+async def prompt_of(service: Service, messages: Sequence[Message], settings: Mapping[str, object]) -> list[int]:
     """The token ids of a conversation, ready for the assistant's answer."""
     if service.template is None:
         raise ApiError(400, NO_TEMPLATE, "messages", "no_chat_template")
-    ids = service.template.encode([plain(message) for message in messages], settings)
+    each = [plain(message) for message in messages]
+    characters = sum(len(str(message["content"])) for message in each)
+    service.longest.require(characters, "messages")
+    ids = await service.aside(partial(service.template.encode, each, settings), characters)
     if not ids:
         raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
     return ids

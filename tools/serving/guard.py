@@ -37,7 +37,7 @@ class Keys:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large before they are read whole."""
+    """Refuses bodies that are too large before they are read whole, and those whose end a proxy may see elsewhere."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +46,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            await error_response(_two_lengths())(scope, receive, send)
+            return
+        announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > MOST_BODY_BYTES:
             await error_response(_too_large())(scope, receive, send)
             return
@@ -65,6 +69,11 @@ class BodyLimit:
 
 def _too_large() -> ApiError:
     return ApiError(413, f"the body has more than {MOST_BODY_BYTES:,} bytes; send less", code="body_too_large")
+
+
+def _two_lengths() -> ApiError:
+    said = "the request has Content-Length and Transfer-Encoding, and its body two ends; send one of them"
+    return ApiError(400, said, code="two_lengths", headers={"connection": "close"})
 
 
 class Failures:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,12 +14,15 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.loops.auto import auto_loop_factory
 
-from ...engines import RequestError
+from ...engines import EngineError, RequestError
+from ...engines.errors import first_line
+from .connections import Connection, raise_file_limit
 from .delivery import first_of
 from .service import Service
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STUCK = 70  # the exit code of a process whose decoder never came back from a step
 LINGER_SECONDS = 5  # for clients that are slow to take the end of an answer
 
 
@@ -45,7 +49,10 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     app: Starlette, service: Service, listener: socket.socket, drain_seconds: float, announce: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once."""
+    """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once.
+
+    A decoder whose thread has died ends it, too, with an error that makes a supervisor start the process again.
+    """
 
     async def until_a_signal() -> None:
         asked = [asyncio.Event(), asyncio.Event()]
@@ -58,9 +65,18 @@ def serve(
         announce()
         await serve_until(asked[0], asked[1], app, service, listener, drain_seconds)
 
+    Connection.most = raise_file_limit()
     gc.collect()
     gc.freeze()  # what is loaded stays loaded: each time it was looked through again, all streams stood still for 0.1 s
     run_loop(until_a_signal())
+    if service.stepper.error is not None:
+        raise EngineError(
+            f"the decoder's thread has died ({first_line(service.stepper.error)}); start the server again"
+        )
+    if service.stepper.state != "dead":
+        log.critical("the decoder is stuck in a step, and the process ends without it")
+        logging.shutdown()
+        os._exit(STUCK)
 
 
 def run_loop(serving: Coroutine[Any, Any, None]) -> None:
@@ -80,7 +96,7 @@ async def serve_until(
     """Serve until `end` is set, then drain; `end_now` cuts that short."""
     config = uvicorn.Config(
         app,
-        http="h11",  # httptools, if it is there, loses the body of a request that offers HTTP/2, as Java's clients do
+        http=Connection,  # of h11: httptools loses the body of a request that offers HTTP/2, as Java's clients do
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -91,7 +107,7 @@ async def serve_until(
     service.stepper.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await first_of(end.wait(), asyncio.shield(serving))
+        await first_of(end.wait(), first_of(asyncio.shield(serving), service.stepper.dead.wait()))
         log.info("draining %d requests", len(service.stepper.tickets))
         if not await first_of(service.stepper.drain(drain_seconds), end_now.wait()):
             await service.stepper.drain(0)

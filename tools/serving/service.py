@@ -1,11 +1,12 @@
 """The service that the endpoints share: the decoder behind its stepper, its chat template, and its name."""
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -14,11 +15,14 @@ from ...engines import RequestError
 from ...runtime import Decoder, Grammar, SamplingParams
 from .answers import ModelCard
 from .bodies import Generation
+from .encoding import Longest, encoded
 from .errors import ApiError
 from .metrics import Metrics
 from .stepper import Stepper, Submission
 from .templates import ChatTemplate
 from .tokens import Spelling
+
+Result = TypeVar("Result")
 
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
 DEFAULT_RULE = "rejection"
@@ -34,8 +38,10 @@ class Service:
     template: ChatTemplate | None
     name: str
     metrics: Metrics
+    longest: Longest
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
+    _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     @property
     def decoder(self) -> Decoder:
@@ -61,14 +67,18 @@ class Service:
                 404, f"model {asked!r} is not served here, expected {self.name!r}", "model", "model_not_found"
             )
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a prompt, a long one in a thread, since the event loop must not wait."""
+    async def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
+        """Tokenise a text, a long one in a thread, since the event loop must not wait."""
+        self.longest.require(len(text), field)
+        encode = partial(encoded, self.decoder.tokenizer, text, add_special_tokens)
+        return encode() if len(text) < LONG_TEXT else await self.aside(encode, len(text))
 
-        def encode() -> list[int]:
-            ids: list[int] = self.decoder.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
-
-        return encode() if len(text) < LONG_TEXT else await run_in_threadpool(encode)
+    async def aside(self, work: Callable[[], Result], characters: int) -> Result:
+        """Read a text in a thread; long ones one after another, so that the rounds keep their cores."""
+        if characters < LONG_TEXT:
+            return await run_in_threadpool(work)
+        async with self._one_long:
+            return await run_in_threadpool(work)
 
     async def submissions(
         self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, **more: Any
@@ -76,7 +86,7 @@ class Service:
         """The requests that a body asks for: n for each prompt, which differ in their seeds."""
         wanted = []
         fields = _sampling_fields(body) | more
-        predicted = await self.encode(predicted_text(body), add_special_tokens=False)
+        predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
         if (grammar := fields.get("grammar")) is not None:
             await run_in_threadpool(self.decoder.compile_grammar, grammar)
         for prompt in prompts:
@@ -111,7 +121,9 @@ def open_service(
     stepper = Stepper(decoder, max_waiting, metrics.count)
     metrics.watch(stepper, name)
     template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
-    return Service(stepper, Spelling(decoder.tokenizer, bundle.tokenizer_file), template, name, metrics)
+    spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
+    longest = Longest(decoder.tokenizer, bundle.tokenizer_file, bundle.max_length)
+    return Service(stepper, spelling, template, name, metrics, longest)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from math import inf
 from typing import NamedTuple
 
+from ...engines import EngineError
+from ...engines.errors import first_line
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
 from ...runtime.state.asked import DraftLength
 from .errors import ApiError, unavailable
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 MERGED_SECONDS = 0.03  # between two chunks of a stream, at least, while requests wait for a row
 PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and again, must not fill the log
 ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
+ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
+STUCK_SECONDS = 300  # in one step; the longest that are known, which compile a model, take two minutes
+JOIN_SECONDS = 5  # that the end waits for a step, which may be stuck
 
 
 class Submission(NamedTuple):
@@ -98,6 +103,9 @@ class Stepper:
         self._timer: asyncio.TimerHandle | None = None
         self._work = threading.Event()
         self._closing = False
+        self._step_began: float | None = None  # None: between two steps
+        self.error: BaseException | None = None  # that ended the thread before its time
+        self.dead = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._keep_stepping, name="trt-spec-steps", daemon=True)
@@ -112,12 +120,27 @@ class Stepper:
         return self._thread.is_alive()
 
     @property
+    def state(self) -> str:
+        """Whether its thread is alive, dead, or stuck in a step."""
+        if not self.alive:
+            return "dead"
+        return "stuck" if self.step_seconds > STUCK_SECONDS else "alive"
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step under way has taken."""
+        began = self._step_began
+        return 0.0 if began is None else time.perf_counter() - began
+
+    @property
     def most(self) -> int:
         """The most requests that may be live and waiting together."""
         return self.decoder.max_batch + self.max_waiting
 
     def refuse_if_full(self, count: int) -> None:
         """Refuse requests for which there is no place now, or never."""
+        if self.error is not None:
+            raise unavailable(ENDED_BY_DEATH.format(reason=first_line(self.error)), "engine_dead")
         if self.draining:
             raise unavailable("the server is shutting down and takes no new requests; ask another", "shutting_down")
         if count > self.most:
@@ -173,11 +196,11 @@ class Stepper:
             await self._wait_for_all(seconds=5)
 
     async def close(self) -> None:
-        """End the thread."""
+        """End the thread, unless it is stuck in a step."""
         self._closing = self.draining = True
         self._work.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
 
     async def _wait_for_all(self, seconds: float) -> bool:
         try:
@@ -234,13 +257,34 @@ class Stepper:
     # The stepping thread.
 
     def _keep_stepping(self) -> None:
+        try:
+            self._step_until_closed()
+        except BaseException as error:  # a library has panicked: nothing that it holds can be relied upon
+            log.critical("the decoder's thread has died: %s", error, exc_info=error)
+            self.error = error
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._end_all)
+
+    def _end_all(self) -> None:
+        """Tell all clients that the thread has died; the event loop calls it."""
+        assert self.error is not None
+        error = EngineError(ENDED_BY_DEATH.format(reason=first_line(self.error)))
+        for ticket in list(self.tickets):
+            if not ticket.request.finished:
+                ticket.request.fail(error)
+            self._forget(ticket)
+        self.dead.set()
+
+    def _step_until_closed(self) -> None:
         while not self._closing:
+            self._step_began = time.perf_counter()
             try:
                 busy = self.decoder.step()
             except Exception as error:  # it has ended the requests of its round, whose owners are told; others go on
                 log.exception("a round failed: %s", error)
                 time.sleep(PAUSE_SECONDS)
                 busy = True
+            self._step_began = None
             self._report()
             if not busy:
                 self._work.wait()

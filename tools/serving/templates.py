@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from ...engines import EngineError, RequestError
 from ...engines.bundle import TokenizerEntry
 from ...engines.errors import one_line
+from .encoding import encoded
 
 MOST_SECONDS = 1.0
 MOST_CHARACTERS = 16 * 2**20
@@ -208,8 +209,7 @@ class ChatTemplate:
         """Return the prompt's tokens. A special token that a user spells out stays text."""
         given = [messages, settings or {}]
         if not any(self._any_special.search(text) for text in _texts(given)):
-            ids: list[int] = self._tokenizer.encode(self.render(messages, settings), add_special_tokens=False).ids
-            return ids
+            return encoded(self._tokenizer, self.render(messages, settings), False)
         everything = "".join(_texts([*given, self._special]))
         mark = next(chr(code) for code in PRIVATE if chr(code) not in everything)
 
@@ -233,7 +233,7 @@ class ChatTemplate:
             marked.token_to_id(new["content"]): old["id"]
             for new, old in zip(added, self._spec["added_tokens"], strict=True)
         }
-        ids = [renumbered.get(token, token) for token in marked.encode(text, add_special_tokens=False).ids]
+        ids = [renumbered.get(token, token) for token in encoded(marked, text, False)]
         special = {one["id"] for one in self._spec["added_tokens"] if one["special"]}
         if sum(token in special for token in ids) != text.count(mark):
             raise RequestError(

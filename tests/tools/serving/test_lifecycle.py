@@ -256,7 +256,8 @@ def test_what_is_loaded_before_serving_is_not_looked_through_for_garbage_again(m
 
     monkeypatch.setitem(serve.__globals__, "run_loop", note_and_end)  # also where another test has reloaded modules
     try:
-        serve(*[Mock()] * 3, drain_seconds=0, announce=Mock())
+        service = Mock(stepper=Mock(error=None, state="dead"))
+        serve(Mock(), service, Mock(), drain_seconds=0, announce=Mock())
     finally:
         gc.unfreeze()
     assert frozen[0] > 10_000

@@ -45,7 +45,12 @@ def test_a_field_of_the_api_that_is_not_supported_is_refused_by_name_and_reason(
         ("/v1/completions", {"temperature": 1e-7}, "temperature", "temperature is 1e-07, expected 0 or a number from"),
         ("/v1/completions", {"stop": [""]}, "stop[0]", "stop[0] is refused: expected `str` of length >= 1"),
         ("/v1/completions", {"logit_bias": {"a": 1}}, "logit_bias", "logit_bias has the key 'a', expected a token id"),
-        ("/v1/completions", {"logit_bias": {"999": 1}}, None, "parameter token id 999 is outside the vocabulary"),
+        (
+            "/v1/completions",
+            {"logit_bias": {"999": 1}},
+            "logit_bias",
+            "logit_bias token id 999 is outside the vocabulary",
+        ),
         ("/v1/completions", {"min_tokens": 99}, "min_tokens", "min_tokens is 99, expected a whole number from 0 to 16"),
         ("/v1/completions", {"stream_options": {}}, "stream_options", "stream_options says how to stream, but stream"),
         ("/v1/completions", {"prompt": ["a", 5]}, "prompt", "prompt mixes text and token ids"),

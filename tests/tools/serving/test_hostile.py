@@ -1,0 +1,341 @@
+"""Keeps answering whatever clients, libraries and their texts do: nobody else waits, and nothing is left behind."""
+
+import json
+import logging
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+from trt_spec.engines import EngineError, RequestError
+from trt_spec.runtime import Grammar
+from trt_spec.tools.serving import connections, server
+from trt_spec.tools.serving.access_log import JsonForm, TextForm
+from trt_spec.tools.serving.connections import Connection, raise_file_limit
+from trt_spec.tools.serving.encoding import encoded, most_characters
+
+from ...bundles import Pair
+from .conftest import Gate, Served, serving
+
+LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+class Panic(BaseException):
+    """As PyO3 raises, which is no Exception."""
+
+
+def until(holds) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What the server logs."""
+    found: list[logging.LogRecord] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record)
+
+    handler, logger = Kept(), logging.getLogger("trt_spec")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+# The stepping thread.
+
+
+@pytest.fixture
+def dying(llama: Pair, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server with a live request and one that waits, whose decoder panics in its next round."""
+    with serving(llama, max_batch=1, max_waiting=2) as served:
+        yield served
+        gate.let(10_000)
+
+
+def test_a_library_that_panics_ends_all_requests_and_then_the_server(
+    dying: Served, gate: Gate, logged: list[logging.LogRecord]
+):
+    found: list[httpx.Response | Exception] = []
+
+    def ask(stream: bool) -> None:
+        try:
+            found.append(httpx.post(f"{dying.url}/v1/completions", json=LONG | {"stream": stream}, timeout=30))
+        except httpx.HTTPError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=ask, args=(stream,)) for stream in (False, True)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(dying.service.stepper.tickets) == 2)
+    step = dying.decoder.step
+
+    def panic() -> bool:
+        dying.decoder.step = step
+        raise Panic("the tokenizer is poisoned")
+
+    dying.decoder.step = panic
+    gate.let(10_000)
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert all("the decoder's thread has died (the tokenizer is poisoned)" in one.text for one in found)
+    assert {one.status_code for one in found} == {200, 500}, "the stream had begun"
+    until(lambda: not dying.service.stepper.tickets)
+    assert dying.service.stepper.state == "dead"
+    assert any(record.levelno == logging.CRITICAL for record in logged)
+
+    def refused() -> bool:
+        try:
+            return httpx.get(f"{dying.url}/ready", timeout=5).status_code != 503
+        except httpx.HTTPError:
+            return True
+
+    until(refused)  # it ends by itself
+
+
+def test_while_it_ends_it_says_that_it_is_dead(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    with serving(llama) as served:
+        stepper = served.service.stepper
+        monkeypatch.setattr(stepper, "dead", threading.Event())  # so that the server stays
+        monkeypatch.setattr(served.decoder, "step", lambda: (_ for _ in ()).throw(Panic("gone")))
+        response = served.post("/v1/completions", LONG)
+        assert response.status_code in (500, 503)
+        until(lambda: stepper.state == "dead")
+        for path in ("/ready", "/health"):
+            answer = served.http.get(path)
+            assert (answer.status_code, answer.json()["status"]) == (503, "dead")
+        refused = served.post("/v1/completions", LONG)
+        assert refused.json()["error"]["code"] == "engine_dead"
+
+
+def test_the_process_of_a_dead_decoder_ends_with_an_error(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    with serving(llama) as served:
+        monkeypatch.setattr(served.decoder, "step", lambda: (_ for _ in ()).throw(Panic("gone")))
+        served.post("/v1/completions", LONG)
+        until(lambda: served.service.stepper.state == "dead")
+    monkeypatch.setattr(server, "run_loop", lambda coroutine: coroutine.close())
+    with pytest.raises(EngineError, match=r"the decoder's thread has died \(gone\); start the server again"):
+        server.serve(None, served.service, None, 0, lambda: None)
+
+
+def test_a_step_that_never_ends_shows_and_does_not_keep_the_server_from_ending(
+    llama: Pair, gate: Gate, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("trt_spec.tools.serving.stepper.STUCK_SECONDS", 0.2)
+    monkeypatch.setattr("trt_spec.tools.serving.stepper.JOIN_SECONDS", 0.2)
+    with serving(llama, max_batch=1, drain_seconds=0.2) as served:
+        assert served.http.get("/health").json() == {"status": "alive"}
+        ended: list[int] = []
+        monkeypatch.setattr(server.os, "_exit", ended.append)
+        client = threading.Thread(target=lambda: httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=60))
+        client.start()
+        until(lambda: served.service.stepper.state == "stuck")
+        for path in ("/ready", "/health"):
+            answer = served.http.get(path)
+            assert (answer.status_code, answer.json()["status"]) == (503, "stuck")
+        served.end()
+        until(lambda: served.service.stepper._closing)
+        monkeypatch.setattr(server, "run_loop", lambda coroutine: coroutine.close())
+        server.serve(None, served.service, None, 0, lambda: None)
+        assert ended == [server.STUCK]
+        gate.let(10_000)
+        client.join(timeout=30)
+
+
+# Connections.
+
+
+def open_sockets(served: Served, count: int, stack: ExitStack, said: bytes = b"") -> list[socket.socket]:
+    host, port = served.url.removeprefix("http://").split(":")
+    found = [stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(count)]
+    for one in found:
+        one.sendall(said)
+    return found
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Whether the server has closed a connection, after whatever it has said."""
+    try:
+        while one.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab"],
+    ids=["nothing", "half of its headers", "half of its body"],
+)
+def test_a_client_that_lets_the_server_wait_is_cut_off(llama: Pair, monkeypatch: pytest.MonkeyPatch, said: bytes):
+    for name, seconds in (("HEADER_SECONDS", 0.2), ("BODY_SECONDS", 0.2), ("LOOK_SECONDS", 0.05)):
+        monkeypatch.setattr(connections, name, seconds)
+    with serving(llama) as served, ExitStack() as stack:
+        [slow] = open_sockets(served, 1, stack, said)
+        assert is_closed(slow)
+        assert served.http.get("/health").status_code == 200
+
+
+def test_headers_that_come_byte_by_byte_are_no_excuse(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    with serving(llama) as served, ExitStack() as stack:
+        [slow] = open_sockets(served, 1, stack, b"GET /health HTTP/1.1\r\nX: ")
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() < began + 10:
+                slow.sendall(b"x")
+                time.sleep(0.02)
+        assert time.monotonic() - began < 5
+
+
+def test_an_answer_may_take_as_long_as_it_takes(llama: Pair, gate: Gate, monkeypatch: pytest.MonkeyPatch):
+    for name, seconds in (("HEADER_SECONDS", 0.1), ("BODY_SECONDS", 0.1), ("LOOK_SECONDS", 0.02)):
+        monkeypatch.setattr(connections, name, seconds)
+    with serving(llama) as served:
+        threading.Timer(0.6, gate.let, [10_000]).start()
+        assert served.post("/v1/completions", LONG).status_code == 200
+
+
+def test_too_many_idle_connections_make_room_for_who_has_something_to_say(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
+):
+    monkeypatch.setattr(Connection, "most", 8)
+    monkeypatch.setattr(Connection, "_told", -1e9)
+    with serving(llama) as served, ExitStack() as stack:
+        idle = open_sockets(served, 30, stack)
+        for _ in range(3):
+            assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
+        assert all(is_closed(one) for one in idle[:20]), "those that were silent for longest"
+    assert sum("more than 8 connections" in record.getMessage() for record in logged) == 1, "said once a minute"
+
+
+def test_the_process_may_open_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch):
+    limits = {resource.RLIMIT_NOFILE: (256, 4096)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    assert raise_file_limit() == 4096 - connections.OTHER_FILES
+    assert limits[resource.RLIMIT_NOFILE] == (4096, 4096)
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_ends(served: Served):
+    body = b'{"prompt": "a"}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    )
+    sent = head + b"Content-Length: %d\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), len(body), body)
+    with ExitStack() as stack:
+        [client] = open_sockets(served, 1, stack, sent)
+        answer = b""
+        while part := client.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"Content-Length and Transfer-Encoding" in answer
+
+
+# Long texts.
+
+
+def test_a_text_that_no_model_could_read_is_refused_before_it_is_read(served: Served, monkeypatch: pytest.MonkeyPatch):
+    most = served.service.longest.characters
+    assert most is not None
+    text = " " * (most + 1)
+    for path, body, field in (
+        ("/v1/completions", {"prompt": text}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "prediction": {"type": "content", "content": text}}, "prediction"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/tokenize", {"prompt": text}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": text}]}, "messages"),
+    ):
+        error = served.post(path, body).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field), path
+        assert f"{most + 1:,} characters" in error["message"]
+
+
+def test_reading_a_long_text_stops_no_other_thread(demo: Pair):
+    tokenizer = Tokenizer.from_file(str(demo.bundle / "tokenizer.json"))
+    text, gaps, ended = " " * 300_000, [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not ended.wait(0.001):
+            gaps.append(time.perf_counter() - last)
+            last = time.perf_counter()
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    ids = encoded(tokenizer, text, False)
+    took = time.perf_counter() - began
+    ended.set()
+    ticking.join()
+    assert tokenizer.decode(ids) == text
+    assert max(gaps) < took / 2, "as for one call that keeps the lock"
+
+
+@pytest.mark.parametrize(
+    ("change", "per_token"),
+    [
+        ({}, 1),
+        ({"normalizer": {"type": "NFC"}}, 4),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip"}, {"type": "NFC"}]}}, None),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}}, 1),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "a"}}, None),
+        ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, None),
+        ({"pre_tokenizer": {"type": "Split", "behavior": "Removed"}}, None),
+        ({"pre_tokenizer": {"type": "Split", "behavior": "Isolated"}}, 1),
+        ({"model": {"unk_token": "<unk>"}}, None),
+        ({"model": {"unk_token": "<unk>", "byte_fallback": True}}, 1),
+    ],
+    ids=str,
+)
+def test_how_long_a_text_may_be_follows_from_what_the_tokenizer_leaves_out(change: dict, per_token: int | None):
+    tokenizer = Tokenizer.from_str(
+        json.dumps(
+            {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0, "aaa": 1}, "merges": []}}
+        )
+    )
+    spec = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}, "model": {}} | change
+    assert most_characters(tokenizer, spec, 10) == (None if per_token is None else 10 * per_token * 3)
+
+
+# Formats and the log.
+
+
+def test_the_schema_of_a_json_object_is_honoured_and_what_is_unknown_is_refused():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = Grammar.from_response_format({"type": "json_object", "schema": schema})
+    assert asked == Grammar.json_schema(schema)
+    for response_format, field in (
+        ({"type": "json_object", "scheme": schema}, "scheme"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}, "schema": schema}, "schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "shema": 1}}, "shema"),
+    ):
+        with pytest.raises(RequestError, match=f"has the field '{field}', expected"):
+            Grammar.from_response_format(response_format)
+
+
+def test_bad_token_ids_name_their_field(served: Served):
+    for body, param in (({"logit_bias": {"999": 1}}, "logit_bias"), ({"stop_token_ids": [999]}, "stop_token_ids")):
+        assert served.post("/v1/completions", {"prompt": "a"} | body).json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("sign", ["\x9b31m", "\x85", "\x7f", "\u202e", "\u2028", "\U000e0041", "\x1b["])
+def test_the_log_shows_no_sign_that_a_terminal_would_obey_or_hide(sign: str):
+    for form in (TextForm(), JsonForm()):
+        record = logging.LogRecord("x", logging.INFO, "x", 1, "request", (), None)
+        record.fields = {"path": f"/a{sign}b"}
+        line = form.format(record)
+        assert line.isprintable()
+        assert "\\u" in line
