@@ -140,6 +140,12 @@ class Message(Closed, kw_only=True):
     refusal: str | None = None
     reasoning_content: str | None = None
 
+    # Accepted without effect: clients send back what they were answered, with all that was empty in it.
+    annotations: list[dict[str, Any]] | None = None
+    audio: None = None
+    function_call: None = None
+    parsed: None = None
+
 
 class ChatBody(Generation, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -197,5 +203,8 @@ def _refusal(message: str) -> ApiError:
         param = f"{path}.{missing[1]}" if path else missing[1]
         return ApiError(400, f"{param} is missing; it is required", param, "missing_required_parameter")
     param = path or None
+    field = path.rpartition(".")[2]
+    if field in LATER and reason.startswith("Expected `null`"):  # empty it is accepted
+        return ApiError(400, f"{param} is refused: {LATER[field]}; leave it out", param, "unsupported_parameter")
     said = reason[:1].lower() + reason[1:]
     return ApiError(400, f"{param or 'the body'} is refused: {said}", param, "invalid_value")

@@ -14,6 +14,7 @@ from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Head
 from .bodies import ChatBody, Message, read_body
 from .delivery import delivery_of, extended, reason_of
 from .errors import ApiError
+from .guard import caller_of
 from .service import Service, raw_body
 from .tokens import chat_logprobs
 from .tool_calls import Reader, arguments_of, grammar_of_call, message_of, reader_of, tools_of
@@ -87,6 +88,7 @@ async def chat(request: HttpRequest) -> Response:
         body,
         [prompt],
         body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        caller_of(request),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         **({"grammar": call} if call else {}),
     )

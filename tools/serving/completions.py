@@ -12,6 +12,7 @@ from .answers import CompletionChoice, CompletionLogprobs, FinishReason, Head
 from .bodies import CompletionBody, read_body
 from .delivery import delivery_of, extended, reason_of
 from .errors import ApiError
+from .guard import caller_of
 from .service import Service, raw_body
 from .tokens import Offsets, completion_logprobs
 
@@ -56,6 +57,7 @@ class CompletionWriter:
         logprobs: list[TokenLogprob | None] = [one for piece in pieces for one in piece.logprobs]
         if self._reads_only:
             text, tokens, logprobs = "", [], []
+        written = tokens
         if self._body.echo and self._body.logprobs is not None and index not in self._offsets:  # known only now
             text = self._echo(index) + text
             tokens = [*request.prompt, *tokens]
@@ -64,7 +66,7 @@ class CompletionWriter:
             return None
         choice = CompletionChoice(index=index, text=text, logprobs=self._logprobs(index, tokens, logprobs))
         if self._body.return_token_ids:
-            choice.token_ids = tokens
+            choice.token_ids = written
         return choice
 
     def last(self, index: int, output: Output) -> CompletionChoice:
@@ -99,7 +101,9 @@ async def complete(request: HttpRequest) -> Response:
         longest = max(map(len, encoded))
         max_tokens = max(1, min(max_tokens, service.max_length - longest))
     of_prompt = body.logprobs if body.echo else None
-    wanted = await service.submissions(body, encoded, max_tokens, logprobs=body.logprobs, prompt_logprobs=of_prompt)
+    wanted = await service.submissions(
+        body, encoded, max_tokens, caller_of(request), logprobs=body.logprobs, prompt_logprobs=of_prompt
+    )
     flight = service.stepper.submit(wanted, every_round=bool(body.stream))
     echoes = [text_of(one, service) for one in prompts] if body.echo else []  # of tokens that the decoder has checked
     writer = CompletionWriter(service, body, echoes, encoded)

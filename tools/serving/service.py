@@ -81,9 +81,12 @@ class Service:
             return await run_in_threadpool(work)
 
     async def submissions(
-        self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, **more: Any
+        self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, caller: str, **more: Any
     ) -> list[Submission]:
-        """The requests that a body asks for: n for each prompt, which differ in their seeds."""
+        """The requests that a body asks for: n for each prompt, which differ in their seeds.
+
+        What a `caller` leaves is found by nobody else, since the time of an answer would tell what others have asked.
+        """
         wanted = []
         fields = _sampling_fields(body) | more
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
@@ -105,7 +108,7 @@ class Service:
                     max_new_tokens=room if max_tokens is None else max(max_tokens, 1),
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
-                salt = body.cache_salt or ""
+                salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
                 wanted.append(Submission(prompt, params, body.draft_length, body.drafter, salt, predicted))
         return wanted
 

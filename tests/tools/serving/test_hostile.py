@@ -339,3 +339,40 @@ def test_the_log_shows_no_sign_that_a_terminal_would_obey_or_hide(sign: str):
         line = form.format(record)
         assert line.isprintable()
         assert "\\u" in line
+
+
+# Clients and their keys.
+
+
+def test_what_one_key_leaves_is_found_by_no_other(signs: Pair):
+    body = {"prompt": "abcdefgh" * 12, "max_tokens": 3}
+    with serving(signs, keys=["first", "second"], prefix_bytes=2**22) as served:
+        cached = [
+            served.http.post(
+                "/v1/completions", json=body | {"cache_salt": salt}, headers={"authorization": f"Bearer {key}"}
+            ).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for key, salt in (("first", ""), ("second", ""), ("first", "own"), ("first", ""), ("second", ""))
+        ]
+    assert cached[:3] == [0, 0, 0]
+    assert min(cached[3:]) > 0
+
+
+def test_a_client_may_send_back_what_it_was_answered(served: Served):
+    asked = {"model": "tiny", "max_completion_tokens": 4, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    messages = [{"role": "user", "content": "abc"}]
+    answered = served.openai.chat.completions.create(messages=messages, **asked).choices[0].message
+    history = [*messages, answered.model_dump() | {"annotations": [], "parsed": None}, {"role": "user", "content": "d"}]
+    found = served.openai.chat.completions.create(messages=history, **asked)
+    plain = [*messages, {"role": "assistant", "content": answered.content}, history[-1]]
+    expected = served.openai.chat.completions.create(messages=plain, **asked)
+    assert found.choices[0].message.content == expected.choices[0].message.content
+
+
+def test_streamed_token_ids_are_those_that_were_written(served: Served):
+    body = LONG | {"max_tokens": 6, "echo": True, "logprobs": 1, "return_token_ids": True, "draft_length": 2}
+    whole = served.post("/v1/completions", body).json()["choices"][0]
+    lines = served.post("/v1/completions", body | {"stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    streamed = [token for chunk in chunks for one in chunk["choices"] for token in one.get("token_ids", ())]
+    assert streamed == whole["token_ids"]
+    assert "".join(one["text"] for chunk in chunks for one in chunk["choices"]) == whole["text"]
