@@ -145,6 +145,7 @@ class Decoder:
             if not self._closed:
                 self._closed = True
                 self._scheduler.close()
+                self._intake.grammars.close()
 
     def __enter__(self) -> Self:
         return self
@@ -321,6 +322,11 @@ class Decoder:
     def growing(self) -> tuple[str, ...]:
         """The drafters that can grow trees here."""
         return self._rules.growing
+
+    @property
+    def grammars_given_up(self) -> int:
+        """The number of grammars that took too long to compile, or too much memory."""
+        return self._intake.grammars.given_up
 
     @property
     def costs(self) -> Costs | None:

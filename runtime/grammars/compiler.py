@@ -3,24 +3,24 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...engines import Bundle, BundleError, RequestError
-from ...engines.errors import first_line, one_line
+from ...engines.errors import first_line
+from .compiling import compile_grammar, open_tokenizer
 from .grammar import Grammar, read_json
 from .guide import Guide
+from .trials import Trials, Untried
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-SECONDS = 0.9  # to compile a grammar; a healthy one takes milliseconds
 LARGEST_MULTIPLE = 10_000  # the automaton of multipleOf has a state for each remainder, and no limit of its own
-MOST_KNOWN = 64  # grammars that are kept compiled
-FUEL = 200_000  # for the initial lexer, a fifth of the library's own limit
+MOST_KNOWN = 64  # grammars that are kept, compiled or refused
 
 
 class Constraints(Protocol):
@@ -40,7 +40,9 @@ class Compiler:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._vocab_size = bundle.tokenizer.vocab_size
-        self.compiled = lru_cache(MOST_KNOWN)(self._compile)  # services ask for few grammars again and again
+        self._trials: Trials | None = None
+        self._lock = threading.Lock()
+        self._outcome = lru_cache(MOST_KNOWN)(self._try)
 
     def guide(self, asked: Constraints) -> Guide | None:
         """Compile the grammar of a request; None if it has none."""
@@ -56,84 +58,56 @@ class Compiler:
         return Guide(self.compiled(asked.grammar), self._vocab_size, {*ends, *asked.stop_token_ids}, banned)
 
     @cached_property
-    def _tokenizer(self) -> "LLTokenizer":
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise RequestError("a grammar needs llguidance; pip install 'trt-spec[grammar]'") from error
+    def _file(self) -> str:
         file = self._bundle.tokenizer_file
         try:
-            text = file.read_text(encoding="utf-8")
-            return LLTokenizer(
-                with_plain_spaces(text), n_vocab=self._vocab_size, eos_token=list(self._bundle.tokenizer.eos_token_ids)
-            )
-        except Exception as error:  # the library raises plain Exceptions
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{file} cannot be used with a grammar ({first_line(error)})") from error
+
+    @cached_property
+    def _tokenizer(self) -> "LLTokenizer":
+        try:
+            return open_tokenizer(self._file, self._vocab_size, self._bundle.tokenizer.eos_token_ids)
+        except ImportError as error:
+            raise RequestError("a grammar needs llguidance; pip install 'trt-spec[grammar]'") from error
+        except Exception as error:  # the library raises plain Exceptions
+            file = self._bundle.tokenizer_file
+            raise BundleError(f"{file} cannot be used with a grammar ({first_line(error)})") from error
+
+    def close(self) -> None:
+        """End the process in which grammars are tried."""
+        if self._trials is not None:
+            self._trials.close()
+
+    @property
+    def given_up(self) -> int:
+        """The number of grammars that took too long to compile, or too much memory, each of which ended a process."""
+        return 0 if self._trials is None else self._trials.ended
+
+    def compiled(self, grammar: Grammar) -> "LLMatcher":
+        """Compile a grammar, or refuse it; services ask for few again and again, and both are kept."""
+        outcome = self._outcome(grammar)
+        if isinstance(outcome, RequestError):
+            raise RequestError(str(outcome), outcome.field)
+        return outcome
+
+    def _try(self, grammar: Grammar) -> "LLMatcher | RequestError":
+        try:
+            return self._compile(grammar)
+        except Untried:
+            raise
+        except RequestError as error:
+            return error
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
         tokenizer = self._tokenizer
-        from llguidance import LLMatcher, LLParserLimits
-
         _require_small_multiples(grammar)
-        limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
-
-        def compiled() -> LLMatcher:
-            match grammar.kind:
-                case "json_schema":
-                    source = LLMatcher.grammar_from_json_schema(grammar.text)
-                case "lark":
-                    source = LLMatcher.grammar_from_lark(grammar.text)
-                case "regex":
-                    source = LLMatcher.grammar_from_regex(grammar.text)
-                case "choice":
-                    source = LLMatcher.grammar_from_regex(one_of(read_json(grammar.text)))
-            return LLMatcher(tokenizer, source, log_level=0, limits=limits)
-
-        matcher = within(SECONDS, compiled)
-        if error := matcher.get_error():
-            raise RequestError(
-                f"the grammar cannot be compiled ({one_line(error)[:300]}); mend or simplify it", "grammar"
-            )
-        return matcher
-
-
-def with_plain_spaces(tokenizer: str) -> str:
-    """Spell out what the decoder Metaspace does to single tokens, because llguidance does not know it by that name."""
-    fields = json.loads(tokenizer)
-    decoder = fields.get("decoder") or {}
-    if decoder.get("type") != "Metaspace":
-        return tokenizer
-    replace = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
-    return json.dumps(
-        fields | {"decoder": {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]}}
-    )
-
-
-def within(seconds: float, work: Callable[[], "LLMatcher"]) -> "LLMatcher":
-    """Return what `work` makes; give it up if it takes longer."""
-    made: list[LLMatcher | Exception] = []
-
-    def run() -> None:
-        try:
-            made.append(work())
-        except Exception as error:  # the library raises plain Exceptions
-            made.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not made:
-        raise RequestError(f"the grammar takes longer than {seconds:g} s to compile; simplify it", "grammar")
-    if isinstance(made[0], Exception):
-        raise RequestError(f"the grammar cannot be compiled ({first_line(made[0])}); mend it", "grammar") from made[0]
-    return made[0]
-
-
-def one_of(strings: Sequence[str]) -> str:
-    """Return the regex of these strings alone."""
-    return "|".join(
-        "".join(letter if letter.isalnum() else rf"\x{{{ord(letter):x}}}" for letter in text) for text in strings
-    )
+        with self._lock:
+            if self._trials is None:
+                self._trials = Trials(self._file, self._vocab_size, self._bundle.tokenizer.eos_token_ids)
+        self._trials.require(grammar.kind, grammar.text)
+        return compile_grammar(tokenizer, grammar.kind, grammar.text)
 
 
 def _require_small_multiples(grammar: Grammar) -> None:

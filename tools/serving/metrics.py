@@ -121,6 +121,12 @@ class Watch(Collector):
             yield self._family(CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"]), [((), value)])
         yield self._family(
             CounterMetricFamily(
+                "trt_spec:grammars_given_up", "Grammars that took too long to compile.", labels=["model_name"]
+            ),
+            [((), decoder.grammars_given_up)],
+        )
+        yield self._family(
+            CounterMetricFamily(
                 "vllm:spec_decode_num_accepted_tokens_per_pos",
                 "Accepted tokens by their position in the proposal.",
                 labels=["model_name", "position"],

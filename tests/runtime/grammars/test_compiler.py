@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
-from trt_spec.runtime import Grammar, RequestError, SamplingParams
+from trt_spec.runtime import Decoder, Grammar, RequestError, SamplingParams
 from trt_spec.runtime.grammars import compiler as compiler_module
-from trt_spec.runtime.grammars.compiler import Compiler, one_of, within
+from trt_spec.runtime.grammars import trials
+from trt_spec.runtime.grammars.compiler import Compiler
+from trt_spec.runtime.grammars.compiling import one_of
 from trt_spec.runtime.grammars.guide import Guide
 
+from ...bundles import Pair
 from .vocabularies import DEMO, vocabulary
 
 
@@ -64,11 +66,56 @@ def test_a_multiple_is_refused_whose_automaton_would_be_large(compiler: Compiler
     compiled(compiler, Grammar.json_schema({"type": "number", "multipleOf": 0.01}))
 
 
-def test_work_that_takes_too_long_is_given_up() -> None:
-    never = threading.Event()
-    with pytest.raises(RequestError, match=r"takes longer than 0\.01 s to compile; simplify it"):
-        within(0.01, never.wait)  # type: ignore[arg-type]
-    never.set()
+TWO_REMAINDERS = {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}  # a gigabyte of states
+
+
+def test_work_that_takes_too_long_ends_with_its_process_and_is_refused_at_once_when_asked_again() -> None:
+    own = Compiler(DEMO)
+    for _ in range(3):
+        with pytest.raises(RequestError, match=r"takes longer than 0\.9 s to compile, or too much memory; simplify it"):
+            own.compiled(Grammar.json_schema(TWO_REMAINDERS))
+        assert own.given_up == 1
+    compiled(own, Grammar.regex("a+"))
+    process = own._trials._process
+    assert process.poll() is None
+    own.close()
+    assert process.poll() is not None
+
+
+def test_a_grammar_of_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "SECONDS", 60)
+    own = Compiler(DEMO)
+    with pytest.raises(RequestError, match="or too much memory"):
+        own.compiled(Grammar.json_schema(TWO_REMAINDERS))
+    own.close()
+
+
+def test_what_could_not_be_tried_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Compiler(DEMO)
+    compiled(own, Grammar.regex("b"))
+    monkeypatch.setattr(trials, "WAIT_SECONDS", 0.01)
+    with (
+        own._trials._lock,
+        pytest.raises(RequestError, match="too many grammars are waiting to be compiled; try again"),
+    ):
+        own.compiled(Grammar.regex("a"))
+    compiled(own, Grammar.regex("a"))
+    own._trials._process.kill()
+    own._trials._process.wait()
+    with pytest.raises(RequestError, match="simplify it"):
+        own.compiled(Grammar.regex("c"))
+    compiled(own, Grammar.regex("d"))
+    monkeypatch.setattr(trials.sys, "executable", "/no/such/python")
+    own.close()
+    with pytest.raises(RequestError, match="no process can be started to compile a grammar in"):
+        own.compiled(Grammar.regex("e"))
+
+
+def test_a_decoder_that_closes_ends_the_process_of_its_grammars(llama: Pair) -> None:
+    with Decoder.open(llama.bundle) as decoder:
+        decoder.compile_grammar(Grammar.regex("a"))
+        process = decoder._intake.grammars._trials._process
+    assert process.poll() is not None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""Compiles grammars with llguidance. Run as a program, it compiles one after another, within bounds of its own.
+
+It imports nothing of this package, so that such a process starts in a moment.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+FUEL = 200_000  # for the initial lexer, a fifth of the library's own limit
+MOST_SAID = 300  # characters of what is wrong with a grammar
+MEMORY_BYTES = 512 * 2**20  # beyond what the tokenizer takes; a healthy grammar takes a few MiB
+
+
+def open_tokenizer(text: str, vocab_size: int, ends: Sequence[int]) -> "LLTokenizer":
+    """Open a tokenizer by the text of its file."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(with_plain_spaces(text), n_vocab=vocab_size, eos_token=list(ends))
+
+
+def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
+    from llguidance import LLMatcher, LLParserLimits
+
+    match kind:
+        case "json_schema":
+            source = LLMatcher.grammar_from_json_schema(text)
+        case "lark":
+            source = LLMatcher.grammar_from_lark(text)
+        case "regex":
+            source = LLMatcher.grammar_from_regex(text)
+        case _:
+            source = LLMatcher.grammar_from_regex(one_of(json.loads(text)))
+    limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
+    return LLMatcher(tokenizer, source, log_level=0, limits=limits)
+
+
+def with_plain_spaces(tokenizer: str) -> str:
+    """Spell out what the decoder Metaspace does to single tokens, because llguidance does not know it by that name."""
+    fields = json.loads(tokenizer)
+    decoder = fields.get("decoder") or {}
+    if decoder.get("type") != "Metaspace":
+        return tokenizer
+    replace = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
+    return json.dumps(
+        fields | {"decoder": {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]}}
+    )
+
+
+def one_of(strings: Sequence[str]) -> str:
+    """Return the regex of these strings alone."""
+    return "|".join(
+        "".join(letter if letter.isalnum() else rf"\x{{{ord(letter):x}}}" for letter in text) for text in strings
+    )
+
+
+def main() -> None:
+    """Read a tokenizer, then grammars, each a JSON list on a line, and say of each in a line what is wrong with it."""
+    tokenizer = open_tokenizer(*json.loads(sys.stdin.readline()))
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print(json.dumps(""), flush=True)
+    for line in sys.stdin:
+        fields: Any = json.loads(line)
+        try:
+            said = compile_grammar(tokenizer, *fields).get_error()
+        except Exception as error:  # the library raises plain Exceptions, also where memory ends
+            said = str(error) or type(error).__name__
+        print(json.dumps(" ".join(said.split())[:MOST_SAID]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

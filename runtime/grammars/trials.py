@@ -1,0 +1,111 @@
+"""Tries grammars in a process of its own, which can be ended, before they are compiled here."""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ...engines import RequestError
+from . import compiling
+
+SECONDS = 0.9  # to compile a grammar; a healthy one takes milliseconds
+START_SECONDS = 60.0  # for the process to read a tokenizer
+WAIT_SECONDS = 10.0  # for the grammars of others, one of which is tried at a time
+
+
+class Untried(RequestError):
+    """No grammar could be tried just now."""
+
+
+class Trials:
+    """One process, started for the first grammar and again after one that was too much for it."""
+
+    def __init__(self, tokenizer: str, vocab_size: int, ends: Sequence[int]) -> None:
+        self.ended = 0  # processes, each by a grammar that took too long or too much memory
+        self._opening = [tokenizer, vocab_size, list(ends)]
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def require(self, kind: str, text: str) -> None:
+        """Refuse a grammar that does not compile, or not within bounds of time and memory."""
+        if not self._lock.acquire(timeout=WAIT_SECONDS):
+            raise Untried("too many grammars are waiting to be compiled; try again soon", "grammar")
+        try:
+            if self._process is None:
+                self._process = self._started()
+            said = _answer(self._process, [kind, text], SECONDS)
+            if said is None:
+                _kill(self._process)
+                self._process, self.ended = None, self.ended + 1
+                raise RequestError(
+                    f"the grammar takes longer than {SECONDS:g} s to compile, or too much memory; simplify it",
+                    "grammar",
+                )
+        finally:
+            self._lock.release()
+        if said:
+            raise RequestError(f"the grammar cannot be compiled ({said}); mend or simplify it", "grammar")
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            if self._process is not None:
+                _kill(self._process)
+                self._process = None
+
+    def _started(self) -> "subprocess.Popen[str]":
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", compiling.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                encoding="utf-8",
+            )
+        except OSError as error:
+            raise Untried(
+                f"no process can be started to compile a grammar in ({error}); leave it out", "grammar"
+            ) from error
+        weakref.finalize(self, _kill, process)
+        if _answer(process, self._opening, START_SECONDS) is None:
+            _kill(process)
+            raise Untried("the process that compiles grammars has not started; leave the grammar out", "grammar")
+        return process
+
+
+def _answer(process: "subprocess.Popen[str]", fields: Sequence[object], seconds: float) -> str | None:
+    """Send a line and return the one that comes back; None if none comes in time."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    began, answer = time.monotonic(), b""
+    try:
+        process.stdin.write(json.dumps(fields) + "\n")
+        process.stdin.flush()
+    except OSError:
+        return None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not answer.endswith(b"\n"):
+            if not selector.select(max(0.0, began + seconds - time.monotonic())):
+                return None
+            part = os.read(process.stdout.fileno(), 4096)
+            if not part:  # it has ended
+                return None
+            answer += part
+    return str(json.loads(answer))
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
