@@ -194,6 +194,17 @@ def test_no_second_copy_can_be_imported(folder: str):
     assert importlib.util.find_spec(folder) is None, f"import {folder} would find {sys.path}"
 
 
+def test_no_test_module_is_imported_by_another():
+    """What several share is in tests/kit, or in a conftest.py."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                parts = [part for alias in node.names for part in alias.name.split(".")]
+                parts += (getattr(node, "module", None) or "").split(".")
+                found = any(part.startswith("test_") for part in parts)
+                assert not found, f"{name(file)}:{node.lineno}: {ast.unparse(node)}"
+
+
 def test_every_module_opens_with_one_sentence():
     for file in FILES:
         docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -18,11 +17,7 @@ from trt_spec.engines import (
     ContractError,
     Engine,
     EngineError,
-    blank_cache,
-    blank_step,
-    cache_rows,
     keys_and_values,
-    make_step,
     open_engine,
 )
 from trt_spec.engines.openvino import NARROW, OpenVinoEngine
@@ -33,6 +28,7 @@ from trt_spec.runtime.memory.model import Model
 
 from ..bundles import Pair, export_pair
 from ..families import tiny_checkpoint
+from ..kit.openvino_steps import TOKENS, Cache, opened
 from ..mask_faults import (
     mask_as_if_every_call_were_the_first,
     measure_the_window_by_columns,
@@ -43,13 +39,6 @@ from ..mask_faults import (
 )
 from ..models import tiny_gpt2, tiny_llama
 from .parity import assert_engine_agrees
-
-TOKENS = 75  # in the cache before a step: more than two blocks
-
-
-def opened(bundle: Path, **options: Any) -> Engine:
-    found = Bundle.open(bundle)
-    return open_engine("openvino", found.graph("target"), found.target.contract, **options)
 
 
 @pytest.fixture(scope="module", params=["float32", "int8", "int8 exact", "int4"])
@@ -136,32 +125,6 @@ def test_each_node_of_a_deep_graph_is_looked_at_once():
 
 
 # The same bits for a token, whatever is beside it.
-
-
-class Cache:
-    """Rows that all hold the same tokens, in blocks that no neighbours share."""
-
-    def __init__(self, engine: Engine, rows: int) -> None:
-        self.engine, self.rows = engine, rows
-        self.tokens = torch.randint(engine.contract.vocab_size, (TOKENS + NARROW,), generator=torch.manual_seed(0))
-        self.memory = blank_cache(engine.contract, rows, TOKENS + 2 * BLOCK_TOKENS)
-        for row in range(rows):
-            prefill = blank_step(engine, self.memory, row, 1, TOKENS, 1)
-            prefill.input_ids[0] = self.tokens[:TOKENS]
-            prefill.run()
-
-    def logits(self, widths: list[int], start: int = TOKENS) -> list[Tensor]:
-        """Of the tokens from `start` on, so many of each row, in one step."""
-        width = max(widths)
-        inputs = {
-            "input_ids": self.tokens[start : start + width].repeat(len(widths), 1),
-            "start": torch.full((len(widths),), start),
-            "widths": torch.tensor(widths),
-        }
-        logits = torch.full((len(widths), width, self.engine.contract.vocab_size), torch.nan)
-        rows = cache_rows(self.engine.contract, self.memory, 0, len(widths))
-        make_step(self.engine, rows, inputs, {"logits": logits}).run()
-        return [row[:own] for row, own in zip(logits, widths, strict=True)]
 
 
 def one_by_one(cache: Cache) -> Tensor:

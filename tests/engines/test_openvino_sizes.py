@@ -18,8 +18,8 @@ from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import Pair, export_pair
+from ..kit.openvino_steps import Cache, opened
 from ..models import tiny_llama
-from .test_openvino import Cache, opened
 
 ENOUGH = 4
 

@@ -9,10 +9,11 @@ from trt_spec.runtime.acceptance.filters.penalties import Penalties, counts_at_e
 from trt_spec.runtime.state.proposal import Ahead
 
 from ..bundles import Pair
-from .test_distribution import FALSE_ALARM, SETTINGS, p_value_of
-from .test_grammars import NESTED, WORDS
-from .test_greedy import random_prompts
-from .test_shapes import REPEATS
+from ..kit.chi_squared import p_value_of
+from ..kit.exact import SETTINGS
+from ..kit.grammars import NESTED, WORDS
+from ..kit.prompts import REPEATS, random_prompts
+from ..kit.sampled import FALSE_ALARM
 
 TREES = (
     ("model", "3+3"),

@@ -10,10 +10,11 @@ from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.state.noise import gumbels
 
 from ..bundles import DRAFTERS_OF_A_PAIR, Pair
+from ..kit.arbiter import arbiter_of
+from ..kit.costs import known_costs
+from ..kit.prompts import random_prompts
 from ..kit.recorded import read
 from ..kit.squares import BATCHES, Run, in_a_square
-from .lengths.test_controller import known_costs
-from .test_greedy import arbiter_of, random_prompts
 
 ENTROPY = EntropyRule(shortest=1, longest=6, stop_above=0.9)
 COUPLED = SamplingParams(temperature=1.0, rule="coupled", max_new_tokens=32)

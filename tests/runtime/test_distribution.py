@@ -10,25 +10,17 @@ import importlib
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.acceptance.filters import Cut
-from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ..bundles import Pair
+from ..kit.chi_squared import draw, p_value, p_value_of
+from ..kit.exact import EVERYTHING, FILTERED, PENALISED, PLAIN, PROMPT, SETTINGS, exact_distribution
+from ..kit.sampled import FALSE_ALARM
 from ..steps import feed
-from .lengths.test_controller import SIBLINGS, known_costs, table
 from .states import make_plan, make_rows
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
@@ -36,109 +28,8 @@ drafters = importlib.import_module("trt_spec.runtime.round.propose")
 suffix = importlib.import_module("trt_spec.runtime.drafters.suffix")
 round_ = importlib.import_module("trt_spec.runtime.round.round")
 
-FALSE_ALARM = 1e-6
 SAMPLES = 10_000
-PROMPT = [2, 2]  # repeats, so that lookup has something to copy in the first round
-PLAIN = SamplingParams(temperature=1.0)
-FILTERED = SamplingParams(temperature=1.3, top_k=6, top_p=0.9)
 COOL_TOP_3 = SamplingParams(temperature=0.9, top_k=3)
-MIN_P = SamplingParams(temperature=0.8, min_p=0.1)
-PENALISED = SamplingParams(
-    temperature=1.0,
-    repetition_penalty=1.4,
-    presence_penalty=0.5,
-    frequency_penalty=0.4,
-    logit_bias={4: 0.8, 6: -1.0},
-)
-EVERYTHING = replace(PENALISED, temperature=1.2, top_k=6, top_p=0.92, min_p=0.02)
-SETTINGS = {
-    "plain": PLAIN,
-    "filtered": FILTERED,
-    "min-p": MIN_P,
-    "penalised": PENALISED,
-    "everything": EVERYTHING,
-}
-
-
-@torch.inference_mode()
-def exact_distribution(model, params: SamplingParams, depth: int) -> dict[tuple[int, ...], float]:
-    """The probability of all tokens 2 … 1 + `depth` after PROMPT, by transformers in float64."""
-    vocab = model.config.vocab_size
-    processors = LogitsProcessorList()
-    if params.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
-    if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        warpers.append(MinPLogitsWarper(params.min_p))
-    joint = {(): 1.0}
-    for length in range(1 + depth):
-        prefixes = list(product(range(vocab), repeat=length))
-        ids = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])
-        scores = model(ids).logits[:, -1].double()
-        for token, bias in params.logit_bias.items():
-            scores[:, token] += bias
-        if length < params.min_tokens:
-            scores[:, list(params.stop_token_ids)] = -torch.inf
-        scores = processors(ids, scores)
-        counts = torch.tensor([[prefix.count(token) for token in range(vocab)] for prefix in prefixes]).double()
-        scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-        probabilities = warpers(ids, scores).softmax(-1)
-        joint = {
-            (*prefix, token): joint[prefix] * probabilities[row, token].item()
-            for row, prefix in enumerate(prefixes)
-            for token in range(vocab)
-        }
-    behind_the_first: Counter[tuple[int, ...]] = Counter()
-    for tokens, probability in joint.items():
-        behind_the_first[tokens[1:]] += probability
-    return behind_the_first
-
-
-def draw(
-    pair: Pair, params: SamplingParams, samples: int, k: int | str | EntropyRule, drafter: str, depth: int
-) -> Counter[tuple[int, ...]]:
-    """Continuations by `depth` tokens out of the real Decoder, each with a seed of its own.
-
-    The first token comes with the prompt, without a proposal, and is left out.
-    """
-    beside = {"4/8": 3.0} if drafter == "model" else SIBLINGS  # auto grows this tree, or hangs siblings
-    costs = table(batches=(1,), beside=beside, reading_ms={"model": (0.0, 0.01)})  # little, as answers are short
-    with known_costs(costs), Decoder.open(pair.bundle, max_batch=256) as decoder:
-        requests = [
-            decoder.submit(
-                PROMPT,
-                replace(params, max_new_tokens=1 + depth, ignore_eos=True, seed=seed),
-                draft_length=k,
-                drafter=drafter,
-            )
-            for seed in range(samples)
-        ]
-        while decoder.step():
-            pass
-        proposed = decoder.speculation.proposed
-        assert 0 < decoder.speculation.accepted < proposed or k == 0, "the test must see both verdicts"
-        assert decoder.speculation.beside or (k, drafter) != ("auto", "model"), "and trees"
-    return Counter(tuple(request.token_ids[1:]) for request in requests)
-
-
-def p_value(observed: Counter[tuple[int, ...]], joint: dict[tuple[int, ...], float]) -> float:
-    return tail(*statistic(observed, joint))
-
-
-def p_value_of(
-    pair: Pair,
-    params: SamplingParams,
-    samples: int,
-    k: int | str | EntropyRule,
-    drafter: str = "model",
-    depth: int | None = None,
-) -> float:
-    depth = depth or (k + 2 if isinstance(k, int) else 4)
-    return p_value(draw(pair, params, samples, k, drafter, depth), exact_distribution(pair.exact, params, depth))
 
 
 def test_output_is_distributed_as_the_target_alone(eight: Pair):

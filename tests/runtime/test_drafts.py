@@ -12,15 +12,14 @@ from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
 
 from ..bundles import Pair, noisy_draft, pair_of
+from ..kit.caches import read_by, require_all_fresh
+from ..kit.costs import LENGTHS, table
+from ..kit.exact import PLAIN, PROMPT, exact_distribution
+from ..kit.prompts import random_prompts
 from ..kit.recorded import transformers_greedy
 from ..kit.sampled import Tokens, is_distributed_as
-from .lengths.test_controller import LENGTHS, table
-from .memory.test_cache import require_all_fresh
-from .memory.test_prefixes import read_by
+from ..kit.scripts import counted, counting
 from .scripted import scripted_decoder
-from .test_distribution import PLAIN, PROMPT, exact_distribution
-from .test_greedy import random_prompts
-from .test_scheduler import counted, counting
 
 GREEDY = SamplingParams(max_new_tokens=40, ignore_eos=True)
 COUPLED = replace(GREEDY, temperature=0.9, rule="coupled", seed=5)

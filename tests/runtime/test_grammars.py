@@ -26,22 +26,18 @@ from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
 from trt_spec.runtime.state.proposal import Ahead, Proposal
 
 from ..bundles import Pair, tiny_pair
+from ..kit.chi_squared import p_value
+from ..kit.grammars import NESTED, WORDS
+from ..kit.sampled import FALSE_ALARM
 from ..models import tiny_llama
-from .round.test_capture import recorder  # noqa: F401
+from ..recorder import Recorder
 from .states import make_plan, make_rows
-from .test_distribution import FALSE_ALARM, p_value
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
 drafters = importlib.import_module("trt_spec.runtime.round.propose")
 round_ = importlib.import_module("trt_spec.runtime.round.round")
 
 EOS = 1
-WORDS = Grammar.regex("([a-f]{1,3} )*[a-f]+[0-9]{2}")
-NESTED = Grammar.lark(
-    'start: "(" start ")" | LETTERS | start " " start\nLETTERS: /[a-z]{1,4}/'.replace('"("', '"A"').replace(
-        '")"', '"B"'
-    )
-)
 CHOICE = Grammar.choice(["alpha beta", "alpha 20", "gamma"])
 PROMPTS = [[5, 6, 7, 8], [9, 30, 9, 31, 9], [40], [2, 3, 28, 2, 3, 28, 2, 3]]
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -92,7 +88,7 @@ def test_a_row_alone_and_rows_of_several_drafters_share_nothing(decoder: Decoder
     assert [request.output().token_ids for request in requests] == expected
 
 
-def test_rounds_with_a_grammar_are_not_recorded_and_say_the_same(llama: Pair, recorder: Any):  # noqa: F811
+def test_rounds_with_a_grammar_are_not_recorded_and_say_the_same(llama: Pair, recorder: Recorder):
     with Decoder.open(llama.bundle, max_batch=2) as decoder:
         [plain] = decoder.generate([PROMPTS[0]], replace(GREEDY, grammar=WORDS), draft_length=4)
         assert recorder.launched == []

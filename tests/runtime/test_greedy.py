@@ -8,20 +8,17 @@ import pytest
 import torch
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.certificate.arbiter import Arbiter, Logits
+from trt_spec.tools.certificate.arbiter import Arbiter
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
 
 from ..bundles import DRAFTERS_OF_A_PAIR, Pair
+from ..kit.arbiter import arbiter_of
+from ..kit.prompts import random_prompts
 from ..kit.recorded import Recording, read, transformers_greedy
 from ..kit.squares import BATCHES, Run, in_a_square
 
 COUPLED = SamplingParams(max_new_tokens=64, temperature=0.9, rule="coupled", seed=5)
-
-
-def random_prompts(vocab: int, lengths: list[int], seed: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(2, vocab, (length,), generator=generator).tolist() for length in lengths]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
@@ -82,11 +79,6 @@ def test_greedy_output_equals_transformers_to_the_last_position_of_the_bundle(pa
             [output] = decoder.generate([prompt], params, draft_length=k, drafter=drafter)
             assert len(prompt) + len(output.token_ids) == longest
             assert list(output.token_ids) == expected
-
-
-def arbiter_of(pair: Pair, *others: Logits) -> Arbiter:
-    subject = Subject(Bundle.open(pair.bundle), "onnxruntime", "cpu", batch=4)
-    return Arbiter(Probe(subject), subject.rounding, others)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.cache import CacheFull
 
 from ..bundles import Pair
-from .memory.test_prefixes import bytes_of
-from .test_greedy import random_prompts
+from ..kit.caches import bytes_of
+from ..kit.prompts import random_prompts
 
 SHARED = 1100  # tokens at the beginning of all prompts, more than a draft reads between two rounds
 RULES = ("rejection", "tokenwise")

@@ -8,8 +8,8 @@ from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.scheduling.prefill import NARROWEST, _next_chunk
 
 from ..bundles import Pair
+from ..kit.prompts import random_prompts
 from .scripted import scripted_decoder
-from .test_greedy import random_prompts
 
 
 def counting(context) -> int:

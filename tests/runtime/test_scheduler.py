@@ -19,24 +19,16 @@ from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import Rows
 
 from ..bundles import Pair
+from ..kit.prompts import random_prompts
+from ..kit.scripts import counted, counting
 from .scripted import encoded, scripted_decoder
-from .test_greedy import random_prompts
 
 LONG = SamplingParams(max_new_tokens=1000, ignore_eos=True)
-
-
-def counting(context) -> int:
-    """A model that counts: after n comes n + 1, modulo the bytes."""
-    return (context[-1] + 1) % 256
 
 
 def run_to_the_end(decoder: Decoder) -> None:
     while decoder.step():
         pass
-
-
-def counted(start: int, count: int) -> list[int]:
-    return [(start + 1 + index) % 256 for index in range(count)]
 
 
 @pytest.fixture

@@ -19,19 +19,12 @@ from trt_spec.runtime.state.shapes import read_shape
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
 from ..bundles import Pair
+from ..kit.prompts import REPEATS, random_prompts
+from ..kit.rules import RULES, SAMPLED
 from ..recorder import Recorder
 from .scripted import ScriptedEngine, scripted_decoder
-from .test_greedy import random_prompts
 
-SAMPLED = SamplingParams(temperature=1.0, seed=5, max_new_tokens=24, ignore_eos=True)
-RULES = {
-    "greedy": SamplingParams(max_new_tokens=24, ignore_eos=True),
-    "rejection": SAMPLED,
-    "tokenwise": replace(SAMPLED, rule="tokenwise", top_p=0.9),
-    "coupled": replace(SAMPLED, rule="coupled", top_k=20),
-}
 LENIENT = {"lenient greedy": SamplingParams(max_new_tokens=48, ignore_eos=True, lenience=0.2)}
-REPEATS = [3, 4, 5, 6, 3, 4, 5, 6, 3, 4]  # of which copies are found
 
 Asked = tuple[str, int | str]  # a drafter and a draft length
 COMBS = ("1+1", "1+3", "3+3", "4+12", "16+48", "5+0")

@@ -8,13 +8,10 @@ import pytest
 from rich.console import Console
 from trt_spec.tools.console import in_bytes, progress, table
 
+from ..kit.terminal import Terminal
+
 ROWS = [("drafter", "K", "tokens/s"), ("model", "4", "159.6"), ("[red]lookup[/]", "16", "7.0")]
 PLAIN = "drafter          K  tokens/s\nmodel            4     159.6\n[red]lookup[/]  16       7.0"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
 from ...bundles import Pair
-from .. import test_distribution
+from ...kit.chi_squared import p_value_of
+from ...kit.copying import TEXTS, Asking, look_up, suffix_drafter
+from ...kit.exact import SETTINGS
+from ...kit.prompts import random_prompts
+from ...kit.rules import RULES
+from ...kit.sampled import FALSE_ALARM
 from ..scripted import scripted_decoder
-from ..test_distribution import FALSE_ALARM, SETTINGS, p_value_of
-from ..test_greedy import random_prompts
-from ..test_shapes import RULES
-from .test_drafters import look_up
-from .test_suffix import TEXTS, Asking, suffix_drafter
 
 GREEDY = SamplingParams(max_new_tokens=40, ignore_eos=True)
 OF_SUFFIX, OF_LOOKUP = "suffix+suffix+suffix", "lookup+lookup+lookup"
@@ -176,10 +176,8 @@ def test_a_seed_has_one_text_whatever_was_said_before(llama: Pair, rule: str):
     assert again.token_ids == first.token_ids
 
 
-@pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt in which each of eight tokens is followed by two others."""
-    monkeypatch.setattr(test_distribution, "PROMPT", [token for i in range(8) for token in (i, (i + 3) % 8)])
+# Each of eight tokens is followed by two others.
+FOLLOWED = [token for i in range(8) for token in (i, (i + 3) % 8)]
 
 
 @pytest.mark.exhaustive
@@ -192,20 +190,20 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("plain", "tokenwise", OF_LOOKUP),
     ],
 )
-def test_output_is_distributed_as_the_target_alone(eight: Pair, followed: None, settings: str, rule: str, drafter: str):
-    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 4_000, 2, drafter, depth=3) > FALSE_ALARM
+def test_output_is_distributed_as_the_target_alone(eight: Pair, settings: str, rule: str, drafter: str):
+    assert p_value_of(eight, replace(SETTINGS[settings], rule=rule), 4_000, 2, drafter, 3, FOLLOWED) > FALSE_ALARM
 
 
 @pytest.mark.exhaustive
 def test_chi_squared_catches_continuations_that_are_tested_as_if_others_were_certain(
-    eight: Pair, followed: None, monkeypatch: pytest.MonkeyPatch
+    eight: Pair, monkeypatch: pytest.MonkeyPatch
 ):
     def of_the_next(self: Proposal, law: Tensor, token: Tensor, vocab_size: int) -> Tensor:
         return drawn_from(self, law, (token + 1) % vocab_size, vocab_size)
 
     drawn_from = Proposal.drawn_from
     monkeypatch.setattr(Proposal, "drawn_from", of_the_next)
-    assert p_value_of(eight, SETTINGS["filtered"], 4_000, 2, OF_SUFFIX, depth=3) < FALSE_ALARM
+    assert p_value_of(eight, SETTINGS["filtered"], 4_000, 2, OF_SUFFIX, 3, FOLLOWED) < FALSE_ALARM
 
 
 def test_the_matches_of_a_request_go_with_its_end_however_long_its_owner_keeps_it():

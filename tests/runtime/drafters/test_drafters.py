@@ -8,18 +8,10 @@ from trt_spec.runtime.drafters.lookup import LONGEST_MATCH
 from trt_spec.runtime.drafters.lookup import look_up as copy_by_lookup
 
 from ...bundles import Pair
+from ...kit.copying import look_up
+from ...kit.prompts import random_prompts
 from ...steps import feed
 from ..states import make_plan, make_rows
-from ..test_greedy import random_prompts
-
-
-def look_up(*contexts: list[int], k: int = 3, copy: int = 0) -> list[list[int]]:
-    """The proposals of each row, of the best copy or a further one; an empty list where nothing matches."""
-    params = [SamplingParams()] * len(contexts)
-    rows = make_rows(params, 100, contexts)
-    span = max(map(len, contexts))
-    copied, found = copy_by_lookup(rows, make_plan(params, k), span, copy + 1)[copy]
-    return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]
 
 
 def slow_lookup(context: list[int], k: int) -> list[int]:

@@ -10,9 +10,10 @@ from trt_spec.runtime.requests.request import Request
 from trt_spec.tools.certificate.chi_squared import statistic, tail
 
 from ...bundles import Pair
+from ...kit.exact import PROMPT, exact_distribution
+from ...kit.prompts import random_prompts
+from ...kit.sampled import FALSE_ALARM
 from ..scripted import EOS, byte_tokenizer, encoded, says, scripted_decoder
-from ..test_distribution import FALSE_ALARM, PROMPT, exact_distribution
-from ..test_greedy import random_prompts
 
 FILE = "".join(f"line {number} of the file is about thing {number * 7 % 13}\n" for number in range(60))
 EDITED = FILE.replace("line 30 of the file is about thing 2", "the thirtieth line has been written anew")

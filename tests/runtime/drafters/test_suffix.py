@@ -1,23 +1,20 @@
 """The suffix automaton finds what a slow search finds; what it suggests follows a match, and no seed is betrayed."""
 
 import random
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.drafters import Resources
-from trt_spec.runtime.drafters.suffix import LONGEST_MATCH, PER_MATCHED_TOKEN, Suffix
+from trt_spec.runtime.drafters.suffix import LONGEST_MATCH, PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import SuffixAutomaton
 
 from ...bundles import Pair
-from ..test_greedy import random_prompts
+from ...kit.copying import TEXTS, Asking, suffix_drafter
+from ...kit.prompts import random_prompts
 
-TEXTS = st.lists(st.integers(0, 2), max_size=60)
 SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=24, ignore_eos=True)
-GREEDY = SamplingParams()
 COUPLED = replace(SAMPLED, rule="coupled", seed=5)
 
 
@@ -76,24 +73,6 @@ def test_states_and_transitions_stay_in_proportion_to_the_tokens(period: int):
 
 
 # Suggestions.
-
-
-@dataclass(eq=False)
-class Asking:
-    prompt: tuple[int, ...]
-    token_ids: list[int] = field(default_factory=list)
-    params: SamplingParams = GREEDY
-    prediction: tuple[int, ...] = ()
-
-
-def suffix_drafter(*ended: Asking) -> Suffix:
-    """A drafter of its own, which has seen these requests end."""
-    target = SimpleNamespace(engine=SimpleNamespace(device="cpu"))
-    drafter = Suffix(0, Resources(None, target, (), max_batch=1))
-    for one in ended:
-        drafter.suggest(one, 0)
-        drafter.ended(one)
-    return drafter
 
 
 def test_the_longer_the_match_the_more_is_suggested():

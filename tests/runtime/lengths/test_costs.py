@@ -13,7 +13,7 @@ from trt_spec.runtime.lengths.costs import Costs, machine_name, model_identities
 
 from ...bundles import Pair
 from ...faults import no_file_larger_than
-from .test_controller import BESIDE, table
+from ...kit.costs import BESIDE, table
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from trt_spec.runtime.round.propose import normalised_entropy
 from trt_spec.runtime.state.frame import Frame
 
 from ...bundles import Pair
+from ...kit.scripts import target
 from ..scripted import scripted_decoder
-from .test_controller import target
 
 LONG = SamplingParams(max_new_tokens=200, ignore_eos=True)
 

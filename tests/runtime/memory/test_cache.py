@@ -1,8 +1,4 @@
-"""Whatever rounds did to a cache, its live part equals that of a fresh prefill.
-
-Tolerance 1e-4 in float32: a step of width 1 and a prefill add the same products in another order, which costs up to
-1e-5 in logits of size 10; a wrong cache entry costs more than 1e-2.
-"""
+"""Whatever rounds did to a cache, its live part equals that of a fresh prefill."""
 
 import random
 from dataclasses import replace
@@ -13,31 +9,16 @@ from trt_spec.engines import GRANULE, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.tools.certificate.probe import Probe
-from trt_spec.tools.certificate.rollback import Worst, compare_all
-from trt_spec.tools.certificate.subject import Subject
 
 from ...bundles import Pair
-from ..test_greedy import random_prompts
-
-TOLERANCE = 1e-4
-
-
-def probes(pair: Pair) -> dict[str, Probe]:
-    subject = Subject(Bundle.open(pair.bundle), "onnxruntime", "cpu", batch=1)
-    return {role: Probe(subject, role) for role in ("target", "draft")}
+from ...kit.caches import probes, require_all_fresh
+from ...kit.prompts import random_prompts
 
 
 @pytest.fixture(scope="module")
 def fresh(llama: Pair) -> dict[str, Probe]:
     """Of target and draft; the twin's draft is the target."""
     return probes(llama)
-
-
-def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Probe]) -> None:
-    assert all(occupant.request in requests for occupant in decoder.live)
-    worst = {role: Worst() for role in fresh}
-    compare_all(decoder, fresh, worst)
-    assert all(max(one.logits, one.entries) <= TOLERANCE for one in worst.values()), worst
 
 
 @pytest.mark.parametrize(("engine", "batch"), [("onnxruntime", 1), ("onnxruntime", 4), ("openvino", 4)])

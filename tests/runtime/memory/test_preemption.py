@@ -11,8 +11,8 @@ from trt_spec.runtime.memory.cache import CacheFull, KVCache
 from trt_spec.runtime.requests.request import State
 
 from ...bundles import Pair
-from ..test_greedy import random_prompts
-from .test_prefixes import bytes_of
+from ...kit.caches import bytes_of
+from ...kit.prompts import random_prompts
 
 SETTINGS = [
     SamplingParams(max_new_tokens=90, ignore_eos=True),

@@ -2,19 +2,18 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from trt_spec.engines import BLOCK_TOKENS, Bundle, RequestError
+from trt_spec.engines import BLOCK_TOKENS, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.prefixes import Block
 from trt_spec.runtime.scheduling import results
 from trt_spec.runtime.scheduling.prefill import NARROWEST
 
 from ...bundles import Pair
-from ..test_greedy import random_prompts
+from ...kit.caches import bytes_of, read_by
+from ...kit.prompts import random_prompts
 
 SETTINGS = [
     SamplingParams(max_new_tokens=20, ignore_eos=True),
@@ -24,29 +23,11 @@ SETTINGS = [
 LONG = 220
 
 
-def bytes_of(bundle: Path, blocks: int) -> int:
-    models = Bundle.open(bundle).models.values()
-    return blocks * BLOCK_TOKENS * sum(model.contract.cache_bytes_per_token for model in models)
-
-
 @pytest.fixture(params=["onnxruntime", "openvino"])
 def decoder(llama: Pair, request: pytest.FixtureRequest) -> Iterator[Decoder]:
     prefix_bytes = bytes_of(llama.bundle, 40)
     with Decoder.open(llama.bundle, request.param, max_batch=4, prefix_bytes=prefix_bytes) as decoder:
         yield decoder
-
-
-def read_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """How many tokens each model reads as prompts, by the model's id."""
-    read, prefill = {}, Model.prefill
-
-    def watched(self, rows, tokens):
-        begun = sum(self.cache.entries[row] for row in rows)
-        read[id(self)] = read.get(id(self), 0) + sum(map(len, tokens)) - begun
-        return prefill(self, rows, tokens)
-
-    monkeypatch.setattr(Model, "prefill", watched)
-    return read
 
 
 @pytest.mark.parametrize("params", SETTINGS)

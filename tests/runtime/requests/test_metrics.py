@@ -7,8 +7,8 @@ from trt_spec.runtime import Decoder, SamplingParams, Speculation
 from trt_spec.runtime.requests.metrics import Outcome
 
 from ...bundles import Pair
+from ...kit.prompts import random_prompts
 from ..scripted import EOS, encoded, says, scripted_decoder
-from ..test_greedy import random_prompts
 
 
 def test_examined_proposals_end_with_the_first_rejected_one():

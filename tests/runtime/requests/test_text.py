@@ -11,8 +11,8 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.requests.text import TextStream
 
 from ...bundles import Pair
+from ...kit.prompts import random_prompts
 from ..scripted import EOS, byte_tokenizer, encoded, says, scripted_decoder
-from ..test_greedy import random_prompts
 
 PROMPT = encoded("ab")
 

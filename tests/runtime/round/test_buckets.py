@@ -13,9 +13,9 @@ from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.scheduling import capture
 
 from ...bundles import Pair
+from ...kit.caches import probes, require_all_fresh
+from ...kit.prompts import random_prompts
 from ...recorder import Recorder
-from ..memory.test_cache import probes, require_all_fresh
-from ..test_greedy import random_prompts
 
 
 @pytest.fixture

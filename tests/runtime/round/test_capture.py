@@ -1,8 +1,7 @@
 """A round can be one CUDA graph: nothing in it is read by the host, and replaying it is running it."""
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -14,16 +13,15 @@ from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.acceptance.seat import make_rows
 from trt_spec.runtime.round.result import tabulate
 from trt_spec.runtime.round.round import run_round
-from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.state import clock as clock_module
 from trt_spec.runtime.state.clock import PARTS, Clock
 from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.noise import constants
 
 from ...bundles import DRAFTERS_OF_A_PAIR, Pair
+from ...kit.caches import probes, require_all_fresh
+from ...kit.prompts import random_prompts
 from ...recorder import Recorder
-from ..memory.test_cache import probes, require_all_fresh
-from ..test_greedy import random_prompts
 from .kinds import KINDS, idle_models, plan_of
 
 
@@ -56,24 +54,6 @@ def test_no_operation_of_a_round_reads_a_tensor_on_the_host(llama: Pair, kind: s
 def test_meta_tensors_do_notice_a_host_that_reads(read: Callable[[Tensor], object]) -> None:
     with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
         read(torch.zeros(1, device="meta"))
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    """Rounds of ONNX Runtime as if they could be captured, with a cache that stays where it is."""
-    recorder, open_ = Recorder(), OnnxRuntimeEngine.__init__
-
-    def opened(self: OnnxRuntimeEngine, *arguments: Any) -> None:
-        open_(self, *arguments)
-        self.static_capacity = True
-
-    with (
-        patch.object(capture, "Record", recorder),
-        patch.object(capture, "new_pool", lambda: "pool"),
-        patch.object(OnnxRuntimeEngine, "capturable", lambda self: True),
-        patch.object(OnnxRuntimeEngine, "__init__", opened),
-    ):
-        yield recorder
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from trt_spec.tools.certificate.subject import (
 )
 
 from ...bundles import Pair
-from ...runtime.lengths.test_controller import SIBLINGS, known_costs, table
+from ...kit.costs import SIBLINGS, known_costs, table
 
 PROMPTS = 6
 

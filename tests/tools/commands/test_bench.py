@@ -15,8 +15,8 @@ from trt_spec.tools.measuring.theory import tokens_per_round
 from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits, measure
 from trt_spec.tools.text_files import read_prompts
 
+from ...kit.costs import known_costs
 from ...models import tiny_llama
-from ...runtime.lengths.test_controller import known_costs
 from ..conftest import assert_refused
 
 

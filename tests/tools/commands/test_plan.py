@@ -5,8 +5,8 @@ import json
 import pytest
 from trt_spec.tools.measuring.tree_theory import best_tree, tokens_of_tree
 
+from ...kit.check_values import CHECK_VALUES
 from ..conftest import assert_refused
-from ..measuring.test_theory import CHECK_VALUES
 
 
 @pytest.mark.parametrize(("alpha", "k", "faster", "operations"), CHECK_VALUES)

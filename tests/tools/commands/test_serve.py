@@ -15,8 +15,8 @@ from trt_spec.tools.commands import chat as chat_command
 from trt_spec.tools.commands.chat import DIM, RESET, Ink
 
 from ...bundles import Pair
+from ...kit.terminal import Terminal
 from ..conftest import assert_refused
-from ..test_console import Terminal
 
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 

@@ -14,9 +14,9 @@ from trt_spec.tools.certificate.subject import controllers, spelled
 from trt_spec.tools.commands.verify import CHECKS, CLAIMS
 
 from ...bundles import Pair, resave, rewrite_graph
+from ...kit.costs import SIBLINGS, known_costs, table
 from ...kit.faults import fault
 from ...models import tiny_llama
-from ...runtime.lengths.test_controller import SIBLINGS, known_costs, table
 from ..conftest import assert_refused
 
 COARSE = ("--total-variation", 0.2, "--batch", 128)

@@ -19,7 +19,7 @@ from trt_spec.tools.measuring.auto_report import (
     without_trees,
 )
 
-from ...runtime.lengths.test_controller import BESIDE, known_costs, table
+from ...kit.costs import BESIDE, known_costs, table
 
 
 def test_a_ratio_has_its_geometric_mean_and_an_interval_around_it():

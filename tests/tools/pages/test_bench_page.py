@@ -11,7 +11,7 @@ from trt_spec.tools.pages.bench_page import report_page
 from trt_spec.tools.pages.charts import COLOURS
 from trt_spec.tools.pages.page import DARK, FRAME
 
-from ...runtime.lengths.test_controller import known_costs
+from ...kit.costs import known_costs
 from ..reading_pages import assert_self_contained
 
 

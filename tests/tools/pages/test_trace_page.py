@@ -13,7 +13,7 @@ from trt_spec.tools.making.demo_bundle import TARGET
 from trt_spec.tools.pages.trace_page import Written, trace_page, written
 
 from ...bundles import DRAFTERS_OF_A_PAIR
-from ...runtime.lengths.test_controller import known_costs
+from ...kit.costs import known_costs
 from ..conftest import assert_refused
 from ..reading_pages import assert_self_contained
 

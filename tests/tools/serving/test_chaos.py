@@ -9,8 +9,8 @@ import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ...bundles import Pair
+from ...kit.waiting import until
 from .conftest import Served, serving
-from .test_lifecycle import until
 
 BODY = {"temperature": 0, "ignore_eos": True, "max_tokens": 60}
 TRUTHS = {prompt: SamplingParams(max_new_tokens=60, ignore_eos=True) for prompt in ("abc", "xyz", "def f", "q")}

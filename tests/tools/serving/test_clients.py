@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from ...bundles import Pair
+from ...kit.schemas import FORMAT, TOOLS
 from .conftest import Served, serving
-from .test_formats import FORMAT
-from .test_tool_calls import TOOLS
 
 pytestmark = [pytest.mark.clients, pytest.mark.long, pytest.mark.xdist_group("clients")]
 

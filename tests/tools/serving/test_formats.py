@@ -7,11 +7,10 @@ import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ...bundles import Pair
+from ...kit.schemas import FORMAT
 from .conftest import Served
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "seed": 3, "max_completion_tokens": 60}
-SCHEMA = {"type": "object", "properties": {"n": {"enum": ["a", "b"]}}, "required": ["n"], "additionalProperties": False}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
 @pytest.mark.parametrize("stream", [False, True])

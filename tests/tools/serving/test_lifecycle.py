@@ -5,7 +5,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +18,7 @@ from trt_spec.tools.serving import stepper
 from trt_spec.tools.serving.server import run_loop, serve
 
 from ...bundles import Pair
+from ...kit.waiting import until
 from .conftest import Gate, Served, serving
 
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -29,14 +30,6 @@ def small(llama: Pair, gate: Gate):
     with serving(llama, max_batch=1, max_waiting=1) as server:
         yield server
         gate.let(10_000)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def metric(served: Served, name: str) -> float:

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trt_spec.runtime import TokenLogprob
 from trt_spec.tools.serving.tokens import Offsets, Spelling, completion_logprobs
 
-from .test_templates import byte_level, in_pieces
+from ...kit.small_tokenizers import byte_level, in_pieces
 
 TEXT = "a <b/> grüße 你好 🙂\n"
 

@@ -9,16 +9,11 @@ from trt_spec.tools.serving.answers import ChatMessage
 from trt_spec.tools.serving.tool_calls import CallReader, MarkedReader, joined, message_of
 
 from ...bundles import Pair
+from ...kit.schemas import FORMAT, TOOLS
 from .conftest import Served, serving
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "seed": 3, "max_completion_tokens": 200}
 ASK |= {"extra_body": {"rule": "coupled"}}  # whose text is that of the target, whatever else changes
-SCHEMA = {"type": "object", "properties": {"n": {"enum": ["a", "b"]}}, "required": ["n"], "additionalProperties": False}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "does it", "parameters": SCHEMA}}
-    for name in ("add", "take_away")
-]
 
 
 def called(answer, stream: bool) -> tuple[str, str, str]:

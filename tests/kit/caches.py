@@ -1,0 +1,47 @@
+"""Caches equal those of a fresh prefill, and what they take and read is counted."""
+
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import BLOCK_TOKENS, Bundle
+from trt_spec.runtime import Decoder
+from trt_spec.runtime.memory.model import Model
+from trt_spec.tools.certificate.probe import Probe
+from trt_spec.tools.certificate.rollback import Worst, compare_all
+from trt_spec.tools.certificate.subject import Subject
+
+from ..bundles import Pair
+
+# In float32: a step of width 1 and a prefill add the same products in another order, which costs up to 1e-5 in logits
+# of size 10; a wrong cache entry costs more than 1e-2.
+TOLERANCE = 1e-4
+
+
+def probes(pair: Pair) -> dict[str, Probe]:
+    subject = Subject(Bundle.open(pair.bundle), "onnxruntime", "cpu", batch=1)
+    return {role: Probe(subject, role) for role in ("target", "draft")}
+
+
+def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Probe]) -> None:
+    assert all(occupant.request in requests for occupant in decoder.live)
+    worst = {role: Worst() for role in fresh}
+    compare_all(decoder, fresh, worst)
+    assert all(max(one.logits, one.entries) <= TOLERANCE for one in worst.values()), worst
+
+
+def bytes_of(bundle: Path, blocks: int) -> int:
+    models = Bundle.open(bundle).models.values()
+    return blocks * BLOCK_TOKENS * sum(model.contract.cache_bytes_per_token for model in models)
+
+
+def read_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """How many tokens each model reads as prompts, by the model's id."""
+    read, prefill = {}, Model.prefill
+
+    def watched(self, rows, tokens):
+        begun = sum(self.cache.entries[row] for row in rows)
+        read[id(self)] = read.get(id(self), 0) + sum(map(len, tokens)) - begun
+        return prefill(self, rows, tokens)
+
+    monkeypatch.setattr(Model, "prefill", watched)
+    return read
