@@ -26,6 +26,7 @@ PAUSE_SECONDS = 0.05  # after a failed round: one that fails at once, again and 
 ENDED_BY_DRAIN = "the server is shutting down and ended the request before its time; send it to another"
 ENDED_BY_DEATH = "the decoder's thread has died ({reason}), the server ends; send the request to another"
 STUCK_SECONDS = 300  # in one step; the longest that are known, which compile a model, take two minutes
+CANCEL_SECONDS = 5  # for requests to end that were cancelled
 JOIN_SECONDS = 5  # that the end waits for a step, which may be stuck
 
 
@@ -193,7 +194,7 @@ class Stepper:
         if not await self._wait_for_all(seconds):
             log.warning("%d requests are cancelled, because the time to drain is over", len(self.tickets))
             self.cancel(list(self.tickets))
-            await self._wait_for_all(seconds=5)
+            await self._wait_for_all(CANCEL_SECONDS)
 
     async def close(self) -> None:
         """End the thread, unless it is stuck in a step."""

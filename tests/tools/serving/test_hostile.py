@@ -8,32 +8,28 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import httpx
 import pytest
 from tokenizers import Tokenizer
 from trt_spec.engines import EngineError, RequestError
 from trt_spec.runtime import Grammar
-from trt_spec.tools.serving import connections, server
+from trt_spec.tools.serving import connections, server, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
 from trt_spec.tools.serving.encoding import encoded, most_characters
 
 from ...bundles import Pair
+from ...kit.waiting import until
 from .conftest import Gate, Served, serving
 
+SHIPPED = Path(__file__).parents[3] / "tools" / "demo_pair" / "pycode-14m"
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
 class Panic(BaseException):
     """As PyO3 raises, which is no Exception."""
-
-
-def until(holds) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -131,8 +127,9 @@ def test_the_process_of_a_dead_decoder_ends_with_an_error(llama: Pair, monkeypat
 def test_a_step_that_never_ends_shows_and_does_not_keep_the_server_from_ending(
     llama: Pair, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("trt_spec.tools.serving.stepper.STUCK_SECONDS", 0.2)
-    monkeypatch.setattr("trt_spec.tools.serving.stepper.JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(stepper, "STUCK_SECONDS", 0.2)
+    for module, name in ((stepper, "JOIN_SECONDS"), (stepper, "CANCEL_SECONDS"), (server, "LINGER_SECONDS")):
+        monkeypatch.setattr(module, name, 0.2)
     with serving(llama, max_batch=1, drain_seconds=0.2) as served:
         assert served.http.get("/health").json() == {"status": "alive"}
         ended: list[int] = []
@@ -263,8 +260,8 @@ def test_a_text_that_no_model_could_read_is_refused_before_it_is_read(served: Se
         assert f"{most + 1:,} characters" in error["message"]
 
 
-def test_reading_a_long_text_stops_no_other_thread(demo: Pair):
-    tokenizer = Tokenizer.from_file(str(demo.bundle / "tokenizer.json"))
+def test_reading_a_long_text_stops_no_other_thread():
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
     text, gaps, ended = " " * 300_000, [0.0], threading.Event()
 
     def tick() -> None:
