@@ -17,8 +17,8 @@ from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.runtime.state.shapes import Levels, read_shape
 
 from .laws import EXACT, Models, random_models, with_exclusions
+from .nodes import HIGHEST, LEAST, V, error, law_of_a_round, of_lines, of_shape, shaped, some_round, uneven
 from .nodes import Every as Enumerated
-from .nodes import V, error, law_of_a_round, of_lines, of_shape, shaped, some_round, uneven
 
 REJECTION = SamplingParams(temperature=1.0)
 TOKENWISE = SamplingParams(temperature=1.0, rule="tokenwise")
@@ -165,6 +165,18 @@ def test_proposed_is_what_is_deepest_behind_what_stands(shape: str):
         every.standing(range(batch), judged), judged.proposed.tolist(), every.said, strict=True
     ):
         assert proposed == max(len(path) for path in said if path[: len(stands)] == stands)
+
+
+def test_another_line_goes_on_where_it_has_said_what_stands_of_the_first():
+    every = Enumerated(some_round("2 drafts, 0 copies of 2"))
+    u = torch.full(every.tokens.shape, LEAST, dtype=torch.float64)
+    u[:, 1] = HIGHEST  # the first line's second token fails where it can
+    judged = every.judge(torch.arange(len(u)), u, TOKENWISE)
+    lines = every.tokens.view(-1, 2, 2)
+    agrees = lines[:, 0, 0] == lines[:, 1, 0]
+    on_it = (judged.accepted == 2) & (judged.path[:, 2] == 4)
+    assert bool((agrees & on_it).any())
+    assert not bool((on_it & ~agrees & (judged.path[:, 1] == 1)).any())
 
 
 def test_children_are_drawn_from_what_is_left(monkeypatch: pytest.MonkeyPatch):
