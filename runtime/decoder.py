@@ -325,7 +325,7 @@ class Decoder:
 
     @property
     def grammars_given_up(self) -> int:
-        """The number of grammars that took too long to compile, or too much memory."""
+        """The number of grammars that ended the process in which they were tried, by time or memory."""
         return self._intake.grammars.given_up
 
     @property

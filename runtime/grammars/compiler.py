@@ -82,7 +82,7 @@ class Compiler:
 
     @property
     def given_up(self) -> int:
-        """The number of grammars that took too long to compile, or too much memory, each of which ended a process."""
+        """The number of grammars that ended the process in which they were tried, by time or memory."""
         return 0 if self._trials is None else self._trials.ended
 
     def compiled(self, grammar: Grammar) -> "LLMatcher":

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ...engines import RequestError
@@ -30,6 +30,7 @@ class Trials:
         self.ended = 0  # processes, each by a grammar that took too long or too much memory
         self._opening = [tokenizer, vocab_size, list(ends)]
         self._process: subprocess.Popen[str] | None = None
+        self._end: Callable[[], object] = lambda: None  # ends the process, at the latest with this object
         self._lock = threading.Lock()
 
     def require(self, kind: str, text: str) -> None:
@@ -41,7 +42,7 @@ class Trials:
                 self._process = self._started()
             said = _answer(self._process, [kind, text], SECONDS)
             if said is None:
-                _kill(self._process)
+                self._end()
                 self._process, self.ended = None, self.ended + 1
                 raise RequestError(
                     f"the grammar takes longer than {SECONDS:g} s to compile, or too much memory; simplify it",
@@ -55,9 +56,8 @@ class Trials:
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            if self._process is not None:
-                _kill(self._process)
-                self._process = None
+            self._end()
+            self._process = None
 
     def _started(self) -> "subprocess.Popen[str]":
         try:
@@ -73,9 +73,9 @@ class Trials:
             raise Untried(
                 f"no process can be started to compile a grammar in ({error}); leave it out", "grammar"
             ) from error
-        weakref.finalize(self, _kill, process)
+        self._end = weakref.finalize(self, _kill, process)
         if _answer(process, self._opening, START_SECONDS) is None:
-            _kill(process)
+            self._end()
             raise Untried("the process that compiles grammars has not started; leave the grammar out", "grammar")
         return process
 

@@ -68,13 +68,13 @@ class DraftingRules:
             self._require_sampler(drafter, "has no entropy to choose a draft length by")
             if asked.longest > self.longest:
                 raise RequestError(f"longest is {asked.longest}, expected at most {self.longest}")
-        elif asked is None or (asked == line(asked.length) and asked.length > self.longest):
+        elif asked is None or (asked.is_number and asked.length > self.longest):
             raise RequestError(
                 f"draft_length is {length!r}, expected auto, a whole number from 0 to {self.longest}{self._limit}, "
                 "a comb like 5+3, or a tree like 4/12 or 3x2x1",
                 "draft_length",
             )
-        elif asked != line(asked.length):
+        elif not asked.is_number:
             self._check_shape(asked, drafter, params)
         assert asked is not None
         return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0)
@@ -174,7 +174,7 @@ class DraftingRules:
         if count > MOST_LINES:
             raise RequestError(f"drafter {drafter} names {count} sources, expected at most {MOST_LINES}", "drafter")
         most = self._longest_of(count)
-        if not isinstance(asked, Shape) or asked != line(asked.length) or asked.length > most:
+        if not isinstance(asked, Shape) or not asked.is_number or asked.length > most:
             given = str(asked) if isinstance(asked, Shape) else repr(length)
             raise RequestError(
                 f"draft_length is {given}, expected a whole number from 0 to {most} for each source of {drafter}",

@@ -57,7 +57,7 @@ class Drafting:
     def draft_length(self) -> DraftLength:
         """The length as it is asked for: a plain line is a number."""
         length = AUTO if self.length is None else self.length
-        return length.length if isinstance(length, Shape) and length == line(length.length) else length
+        return length.length if isinstance(length, Shape) and length.is_number else length
 
     @property
     def widest(self) -> int:

@@ -46,6 +46,11 @@ class Shape:
     def nodes(self) -> int:
         return self.length + self.beyond
 
+    @property
+    def is_number(self) -> bool:
+        """Whether it is written as a number: 4+0 proposes the same as 4, but asks for what a comb needs."""
+        return self == line(self.length)
+
     @cached_property
     def levels(self) -> Levels:
         """The places of its branches while no token is known; those of leaves are one level."""

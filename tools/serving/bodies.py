@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ...runtime.state.asked import AUTO
+from ...runtime.state.shapes import FORMS
 from .errors import ApiError
 
 LATER = {  # fields of OpenAI's API that are refused, each with the reason
@@ -49,7 +51,7 @@ class Prediction(Closed, kw_only=True):
     content: str | list[TextPart]
 
 
-SHAPE = r"^(auto|[0-9]{1,2}[+/][0-9]{1,2}|[0-9]{1,2}(x[0-9]{1,2}){1,15})$"  # auto, a comb, or a tree
+SHAPE = f"^({'|'.join((AUTO, *FORMS))})$"
 
 
 class Generation(Closed, kw_only=True):

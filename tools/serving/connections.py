@@ -81,8 +81,12 @@ class Connection(H11Protocol):
                 "there are more than %d connections, as many as files may be open (ulimit -n): idle ones are closed",
                 self.most,
             )
-        others = [one for one in self.connections if isinstance(one, Connection) and one._awaited is h11.IDLE]
-        min(others, key=_since).transport.close()
+        idle = [
+            one
+            for one in self.connections
+            if isinstance(one, Connection) and one._awaited is h11.IDLE and not one.transport.is_closing()
+        ]
+        min(idle, key=_since).transport.close()
 
 
 def _since(connection: Any) -> float:

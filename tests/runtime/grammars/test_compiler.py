@@ -85,7 +85,7 @@ def test_work_that_takes_too_long_ends_with_its_process_and_is_refused_at_once_w
 def test_a_grammar_of_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "SECONDS", 60)
     own = Compiler(DEMO)
-    with pytest.raises(RequestError, match="or too much memory"):
+    with pytest.raises(RequestError, match=r"or too much memory|cannot be compiled"):  # as the library meets the limit
         own.compiled(Grammar.json_schema(TWO_REMAINDERS))
     own.close()
 
