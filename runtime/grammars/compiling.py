@@ -4,6 +4,7 @@ It imports nothing of this package, so that such a process starts in a moment.
 """
 
 import json
+import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 FUEL = 200_000  # for the initial lexer, a fifth of the library's own limit
 MOST_SAID = 300  # characters of what is wrong with a grammar
+WHITESPACE = r" ?(\r?\n[ \t]{0,40})?"  # between the parts of JSON: without a bound a model may write nothing else
+SETTINGS = re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_of' .* anyOf")
+OVERLAP = "a text may fit several alternatives of oneOf, which cannot be excluded; say anyOf"
+UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
 MEMORY_BYTES = 512 * 2**20  # beyond what the tokenizer takes; a healthy grammar takes a few MiB
 
 
@@ -30,7 +35,7 @@ def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatche
 
     match kind:
         case "json_schema":
-            source = LLMatcher.grammar_from_json_schema(text)
+            source = LLMatcher.grammar_from_json_schema(json.dumps(bounded(json.loads(text))))
         case "lark":
             source = LLMatcher.grammar_from_lark(text)
         case "regex":
@@ -39,6 +44,13 @@ def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatche
             source = LLMatcher.grammar_from_regex(one_of(json.loads(text)))
     limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
     return LLMatcher(tokenizer, source, log_level=0, limits=limits)
+
+
+def bounded(schema: Any) -> Any:
+    """Bound the white space of a schema, unless it has settings of its own under x-guidance."""
+    if schema is True:
+        schema = {}
+    return {"x-guidance": {"whitespace_pattern": WHITESPACE}} | schema if isinstance(schema, dict) else schema
 
 
 def with_plain_spaces(tokenizer: str) -> str:
@@ -60,6 +72,11 @@ def one_of(strings: Sequence[str]) -> str:
     )
 
 
+def in_our_words(said: str) -> str:
+    """Say what the library refuses without the names of its own settings."""
+    return SETTINGS.sub(OVERLAP, UNKNOWN.sub(r"the schema has \1, which cannot be enforced", said))
+
+
 def main() -> None:
     """Read a tokenizer, then grammars, each a JSON list on a line, and say of each in a line what is wrong with it."""
     tokenizer = open_tokenizer(*json.loads(sys.stdin.readline()))
@@ -73,7 +90,7 @@ def main() -> None:
             said = compile_grammar(tokenizer, *fields).get_error()
         except Exception as error:  # the library raises plain Exceptions, also where memory ends
             said = str(error) or type(error).__name__
-        print(json.dumps(" ".join(said.split())[:MOST_SAID]), flush=True)
+        print(json.dumps(in_our_words(" ".join(said.split()))[:MOST_SAID]), flush=True)
 
 
 if __name__ == "__main__":

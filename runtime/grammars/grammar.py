@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...engines import RequestError
+from .compiling import bounded
 
 KINDS = {
     "json_schema": "a JSON schema",
@@ -123,7 +124,7 @@ class Grammar:
                 rules += [f"to_call[suffix={before}]: {ANY_TEXT}", f"TEXT: {ANY_TEXT}"]
         for i, (name, schema) in enumerate(parameters.items()):  # each schema is a root of its own, as its $refs expect
             opening = write_json(cls.opening_of_call(name))
-            rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {write_json(schema)}"]
+            rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {write_json(bounded(schema))}"]
         return cls.lark("\n".join(rules))
 
     @staticmethod

@@ -122,7 +122,14 @@ def test_a_decoder_that_closes_ends_the_process_of_its_grammars(llama: Pair) -> 
     ("grammar", "message"),
     [
         (Grammar.json_schema({"type": "strin"}), "Invalid type: strin"),
-        (Grammar.json_schema({"uniqueItems": True, "type": "array"}), 'Unimplemented keys: ["uniqueItems"]'),
+        (
+            Grammar.json_schema({"uniqueItems": True, "type": "array"}),
+            'the schema has "uniqueItems", which cannot be enforced',
+        ),
+        (
+            Grammar.json_schema({"oneOf": [{"type": "string"}, {"maxLength": 3}]}),
+            "a text may fit several alternatives of oneOf, which cannot be excluded; say anyOf",
+        ),
         (Grammar.json_schema({"$ref": "file:///etc/passwd"}), "Default retriever does not fetch resources"),
         (Grammar.json_schema({"$ref": "https://example.com/schema"}), "Default retriever does not fetch resources"),
         (Grammar.json_schema("[1]"), "schema"),
@@ -139,6 +146,53 @@ def test_what_cannot_be_compiled_is_refused_with_the_librarys_reason(
     with pytest.raises(RequestError, match=re.escape("the grammar cannot be compiled (")) as caught:
         compiled(compiler, grammar)
     assert message in str(caught.value)
+
+
+def takes(compiler: Compiler, grammar: Grammar, text: str) -> bool:
+    matcher = compiler.compiled(grammar).deep_copy()
+    tokens = Tokenizer.from_file(str(DEMO.tokenizer_file)).encode(text, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}}
+BEINGS = {"oneOf": [CAT, {"type": "object", "properties": {"kind": {"const": "tree"}}}]}
+for being in BEINGS["oneOf"]:
+    being["required"] = ["kind"]
+
+
+def test_alternatives_that_a_constant_tells_apart_are_taken(compiler: Compiler) -> None:
+    grammar = Grammar.json_schema(BEINGS)
+    assert takes(compiler, grammar, '{"kind": "cat", "lives": 9}')
+    assert not takes(compiler, grammar, '{"kind": "dog"}')
+
+
+CALL = Grammar.from_tools([{"type": "function", "function": {"name": "f", "parameters": CAT}}], "required")
+
+
+@pytest.mark.parametrize("before", ["", '{"name": "f", "arguments": '])
+def test_white_space_in_json_is_bounded_unless_the_schema_says_otherwise(compiler: Compiler, before: str) -> None:
+    grammar, after = (CALL, "}") if before else (Grammar.json_schema(CAT), "")
+    assert grammar is not None
+
+    def taken(text: str) -> bool:
+        return takes(compiler, grammar, before + text + after)
+
+    cat = {"kind": "cat", "lives": 9}
+    for indent in (None, 0, 2, 8, "\t"):
+        assert taken(json.dumps(cat, indent=indent))
+    assert taken('{ "kind" : "cat" }')
+    assert taken(json.dumps(cat, separators=(",", ":")))
+    assert taken(json.dumps(cat, indent=2).replace("\n", "\r\n"))
+    assert taken("{\n" + " " * 40 + '"kind": "cat"}')
+    for run in (" " * 41, "\n\n", "\t", "\n" + " " * 41):
+        assert not taken("{" + run + '"kind": "cat"}')
+    own = CAT | {"x-guidance": {"whitespace_pattern": r"[ \n]*"}}
+    assert takes(compiler, Grammar.json_schema(own), "{" + " " * 99 + '"kind": "cat"}')
+
+
+def test_any_json_has_bounded_white_space_too(compiler: Compiler) -> None:
+    assert takes(compiler, Grammar.json_schema(True), "[1, 2]")
+    assert not takes(compiler, Grammar.json_schema(True), "[1,\n\n2]")
 
 
 def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
