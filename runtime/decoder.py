@@ -214,9 +214,11 @@ class Decoder:
         on_progress: Callable[[Request], None] | None = None,
         cache_salt: str = "",
         prediction: Prompt = (),
+        priority: int = 0,
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
+        Of requests that wait for a row the one with the lowest `priority` starts first, and the oldest of these.
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
         The stepping thread calls `on_progress` with the request after each of its rounds and when it ends; the
@@ -231,6 +233,7 @@ class Decoder:
             on_progress=on_progress,
             cache_salt=cache_salt,
             prediction=prediction,
+            priority=priority,
         )
         seating = self._scheduler.seating
         if not seating.can_hold(request.longest + request.drafting.widest):

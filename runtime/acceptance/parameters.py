@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ..grammars.grammar import Grammar
@@ -21,8 +22,11 @@ class Parameters:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    include_stop: bool = False
+    show_special_tokens: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
     seed: int | None = None
@@ -41,6 +45,13 @@ class Parameters:
     def lenient(self) -> bool:
         """Whether the output is lossy, that is, not distributed as the target's."""
         return self.lenience < 1
+
+    def banned(self, vocab_size: int) -> set[int]:
+        """Return the tokens that never come out."""
+        banned = {token for token, bias in self.logit_bias.items() if bias == -inf}
+        if self.allowed_token_ids:
+            banned |= set(range(vocab_size)).difference(self.allowed_token_ids)
+        return banned
 
     @property
     def test(self) -> str:

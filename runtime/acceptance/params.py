@@ -51,7 +51,9 @@ class SamplingParams(Parameters):
         ids = self.stop_token_ids
         sound = isinstance(ids, Sequence) and all(whole(i, 0) for i in ids)
         require("stop_token_ids", ids, sound, "a list of token ids")
-        require("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
+        for name in ("include_stop", "show_special_tokens", "ignore_eos"):
+            value = getattr(self, name)
+            require(name, value, isinstance(value, bool), "true or false")
         sound = self.seed is None or whole(self.seed, 0, 2**64 - 1)
         require("seed", self.seed, sound, "a whole number below 2^64")
         for name in ("logprobs", "prompt_logprobs"):
@@ -65,7 +67,7 @@ class SamplingParams(Parameters):
                 f"lenience {self.lenience} lets the draft change the text, but rule coupled gives one text for any "
                 "draft; choose rule rejection, or lenience 1"
             )
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("logit_bias", "extra"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
@@ -75,6 +77,8 @@ OWN_HELP = {
     "max_new_tokens": "stop after this many tokens",
     "stop": "end the output before this text",
     "stop_token_ids": "end the output with this token; under a grammar only where its text is complete",
+    "include_stop": "keep the text of `stop` at the output's end",
+    "show_special_tokens": "write special tokens into the text, but not the one that ends it",
     "ignore_eos": "do not end with the model's end-of-sequence token",
     "seed": "source of all randomness: with the same seed the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",

@@ -1,9 +1,8 @@
 """Compiles grammars for the vocabulary of one bundle; those that would take too long are refused."""
 
 import json
-import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,8 +29,7 @@ class Constraints(Protocol):
     def grammar(self) -> Grammar | None: ...
     @property
     def stop_token_ids(self) -> Sequence[int]: ...
-    @property
-    def logit_bias(self) -> Mapping[int, float]: ...
+    def banned(self, vocab_size: int) -> set[int]: ...
 
 
 class Compiler:
@@ -54,7 +52,7 @@ class Compiler:
                 "the bundle names no end-of-sequence token, with which a text under a grammar has to end; export the "
                 "bundle again from a checkpoint that has one"
             )
-        banned = [token for token, bias in asked.logit_bias.items() if bias == -math.inf]
+        banned = sorted(asked.banned(self._vocab_size))
         return Guide(self.compiled(asked.grammar), self._vocab_size, {*ends, *asked.stop_token_ids}, banned)
 
     @cached_property
@@ -129,6 +127,8 @@ def _schemas(grammar: Grammar) -> Iterator[Any]:
     """Yield every JSON schema in a grammar; Lark grammars have them behind %json."""
     if grammar.kind == "json_schema":
         yield read_json(grammar.text)
+    elif grammar.kind == "behind_reasoning":
+        yield from _schemas(Grammar(*read_json(grammar.text)[3:]))
     elif grammar.kind == "lark":
         for after in grammar.text.split("%json")[1:]:
             try:

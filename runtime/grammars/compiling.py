@@ -33,17 +33,39 @@ def open_tokenizer(text: str, vocab_size: int, ends: Sequence[int]) -> "LLTokeni
 def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
+    limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
+    return LLMatcher(tokenizer, in_its_form(kind, text), log_level=0, limits=limits)
+
+
+def in_its_form(kind: str, text: str) -> str:
+    """Write a grammar in the library's own form."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
     match kind:
         case "json_schema":
-            source = LLMatcher.grammar_from_json_schema(json.dumps(bounded(json.loads(text))))
+            return str(LLMatcher.grammar_from_json_schema(json.dumps(bounded(json.loads(text)))))
         case "lark":
-            source = LLMatcher.grammar_from_lark(text)
+            return json.dumps({"grammars": [{"lark_grammar": text}]})
+        case "gbnf":
+            return in_its_form("lark", any_to_lark(text))
         case "regex":
-            source = LLMatcher.grammar_from_regex(text)
+            return str(LLMatcher.grammar_from_regex(text))
+        case "choice":
+            return str(LLMatcher.grammar_from_regex(one_of(json.loads(text))))
         case _:
-            source = LLMatcher.grammar_from_regex(one_of(json.loads(text)))
-    limits = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
-    return LLMatcher(tokenizer, source, log_level=0, limits=limits)
+            return behind_reasoning(*json.loads(text))
+
+
+def behind_reasoning(before: str, after: str, begun: bool, kind: str, text: str) -> str:
+    """Allow any text between two marks, and behind it what a grammar allows."""
+    grammars = json.loads(in_its_form(kind, text))
+    grammars["grammars"][0]["name"] = "answer"
+    reasoning = r"reasoning /[ \n]{0,4}/"
+    if not begun:
+        reasoning = f"({json.dumps(before)} {reasoning})?"
+    rules = f"start: {reasoning} @answer\nreasoning[suffix={json.dumps(after)}]: /(.|\\n)*/"
+    return json.dumps(grammars | {"grammars": [{"lark_grammar": rules}, *grammars["grammars"]]})
 
 
 def bounded(schema: Any) -> Any:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...engines import RequestError
-from .compiling import bounded
+from .compiling import bounded, one_of
 
 KINDS = {
     "json_schema": "a JSON schema",
     "regex": "a regular expression, which the whole output matches",
     "lark": "a Lark grammar, as llguidance reads it",
+    "gbnf": "a grammar in GBNF, as llama.cpp reads it, or in Lark",
     "choice": "a JSON list of strings, one of which is the output",
+    "behind_reasoning": "what Grammar.behind_reasoning makes of another one",
 }
 ANY_TEXT = r"/(.|\n)*/"
 LONGEST = 2**18  # characters: what is longer may take more than a second to compile
@@ -38,7 +40,7 @@ class Grammar:
             self.text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the grammar is not valid Unicode ({error}); clean it first") from error
-        if self.kind in ("json_schema", "choice"):
+        if self.kind in ("json_schema", "choice", "behind_reasoning"):
             value = read_json(self.text)
             if self.kind == "choice" and not _strings(value):
                 raise RequestError(f"the choice is {self.text[:80]!r}, expected {KINDS['choice']}, at least one")
@@ -62,8 +64,25 @@ class Grammar:
         return cls("lark", text)
 
     @classmethod
+    def gbnf(cls, text: str) -> Self:
+        return cls("gbnf", text)
+
+    @classmethod
     def choice(cls, strings: Sequence[str]) -> Self:
         return cls("choice", write_json(list(strings)))
+
+    @classmethod
+    def without(cls, words: Sequence[str]) -> Self:
+        """Allow any text in which none of these occur."""
+        _require_words(words)
+        return cls.lark(f"start: TEXT\nTEXT: {ANY_TEXT} & ~/(.|\\n)*({one_of(words)})(.|\\n)*/")
+
+    def behind_reasoning(self, marks: tuple[str, str], begun: bool) -> Self:
+        """Let the output be free between two marks, and bound by this grammar behind them.
+
+        The first mark stands in the prompt if the reasoning has `begun` there; else there need be none.
+        """
+        return type(self)("behind_reasoning", write_json([*marks, begun, self.kind, self.text]))
 
     @classmethod
     def from_response_format(cls, response_format: Any) -> Self | None:
@@ -92,8 +111,9 @@ class Grammar:
     ) -> Self | None:
         """Return what OpenAI's `tools` and `tool_choice` ask for: {"name": …, "arguments": …} of one of the tools.
 
-        `marks` are the lines before and after a call if the model marks it so. With auto it then answers in text and
-        makes one call or, if it may, `several`. None if the output is free: with none, and with auto without marks.
+        `marks` are the lines before and after a call if the model marks it so. It then makes one call or, if it may,
+        `several`, and with auto it may answer in text. None if the output is free: with none, and with auto without
+        marks.
         """
         if not isinstance(tools, list):
             raise RequestError(f"tools is {tools!r}, expected a list of functions")
@@ -119,7 +139,8 @@ class Grammar:
         else:
             before, after = map(write_json, marks)
             rules.append(rf'marked: {"to_call" if free else before} "\n" call "\n" {after}')
-            rules.append(f"start: {'marked' if not free else 'marked* TEXT' if several else 'marked | TEXT'}")
+            each = "marked* TEXT" if free else "marked+"
+            rules.append(f"start: {each if several else 'marked | TEXT' if free else 'marked'}")
             if free:
                 rules += [f"to_call[suffix={before}]: {ANY_TEXT}", f"TEXT: {ANY_TEXT}"]
         for i, (name, schema) in enumerate(parameters.items()):  # each schema is a root of its own, as its $refs expect
@@ -158,6 +179,11 @@ def _require_known(name: str, fields: dict[str, Any], *known: str) -> None:
     for field in fields:
         if field not in known:
             raise RequestError(f"{name} has the field {field!r}, expected {', '.join(known)}; leave it out")
+
+
+def _require_words(words: Sequence[str]) -> None:
+    if not _strings(list(words)) or not all(words):
+        raise RequestError(f"the words to leave out are {words!r}, expected texts that are not empty")
 
 
 def _strings(value: Any) -> bool:

@@ -58,6 +58,7 @@ class Output:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str  # "stop", "length" or "cancelled"
+    stopped_by: str | int | None  # the stop string or the token that has ended it
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None  # the first token follows nothing

@@ -45,10 +45,12 @@ class Request:
         on_progress: "Callable[[Request], None] | None" = None,
         cache_salt: str = "",
         prediction: Sequence[int] = (),
+        priority: int = 0,
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
         self.cache_salt = cache_salt
+        self.priority = priority
         self.cached_tokens = 0  # of the prompt, which need not be read
         self.params = params
         self.guide = guide  # along the grammar, if the request has one
@@ -146,6 +148,12 @@ class Request:
             pieces.append(self._pieces.popleft())
         return pieces
 
+    @property
+    def _stopped_by(self) -> str | int | None:
+        if self.finish_reason != "stop":
+            return None
+        return self._text.stopped_by or (self.token_ids[-1] if self.token_ids else None)
+
     def output(self) -> Output:
         """Return what has come out so far, final once `finished`; raise the error of a request that failed."""
         if self.error is not None:
@@ -154,6 +162,7 @@ class Request:
             text=self._text.text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason or "cancelled",
+            stopped_by=self._stopped_by,
             usage=Usage(len(self.prompt), len(self.token_ids), self.cached_tokens),
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
             prompt_logprobs=None if self.params.prompt_logprobs is None else tuple(self.prompt_logprobs),

@@ -11,28 +11,38 @@ CONTEXT = 8  # prompt tokens that decoders see before the output
 class TextStream:
     """The growing text of one output. Text that may begin a stop string is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        *,
+        include_stop: bool = False,
+        show_special_tokens: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._include_stop, self._skip_special = include_stop, not show_special_tokens
         # Some decoders treat the first token of a text differently, so the stream begins inside the prompt, unless
         # the prompt ends in the middle of a character.
         context = list(prompt[-CONTEXT:])
-        if tokenizer.decode(context, skip_special_tokens=True).endswith("\ufffd"):
+        if tokenizer.decode(context, skip_special_tokens=self._skip_special).endswith("\ufffd"):
             context = []
-        self._stream = DecodeStream(context, skip_special_tokens=True)
+        self._stream = DecodeStream(context, skip_special_tokens=self._skip_special)
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, stop), default=1)
         self._pending: list[int] = []  # tokens whose text has not come out yet
         self.text = ""
+        self.stopped_by: str | None = None  # the stop string that has ended it
         self._shown = 0
 
     def push(self, token: int) -> bool:
-        """Add a token; return True when a stop string is complete, and then end the text before it."""
+        """Add a token; return True when a stop string is complete, and then end the text before or behind it."""
         self._pending.append(token)
         try:
             piece = self._stream.step(self._tokenizer, token)
         except Exception:  # some tokenizers fail on bytes that form no character; show U+FFFD
-            piece = self._tokenizer.decode(self._pending, skip_special_tokens=True)
-            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = self._tokenizer.decode(self._pending, skip_special_tokens=self._skip_special)
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special)
         if not piece:
             return False
         self._pending.clear()
@@ -40,7 +50,7 @@ class TextStream:
 
     def finish(self) -> bool:
         """End the text; bytes that never became a character come out as U+FFFD."""
-        rest = self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        rest = self._tokenizer.decode(self._pending, skip_special_tokens=self._skip_special)
         self._pending.clear()
         return self._append(rest)
 
@@ -50,9 +60,10 @@ class TextStream:
         if not self._stop:
             return False
         searched = max(0, before - self._longest_stop + 1)
-        ends = [at for stop in self._stop if (at := self.text.find(stop, searched)) >= 0]
+        ends = [(at, stop) for stop in self._stop if (at := self.text.find(stop, searched)) >= 0]
         if ends:
-            self.text = self.text[: min(ends)]
+            at, self.stopped_by = min(ends)
+            self.text = self.text[: at + (len(self.stopped_by) if self._include_stop else 0)]
         return bool(ends)
 
     @property

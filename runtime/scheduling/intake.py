@@ -1,6 +1,5 @@
 """Turns what callers ask for into a request, or into an error that says in one sentence why it cannot be one."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -44,8 +43,11 @@ class Intake:
         on_progress: Callable[[Request], None] | None,
         cache_salt: str,
         prediction: Prompt,
+        priority: int,
     ) -> Request:
         """Make a request that is valid for the bundle, with the defaults for what was left open."""
+        if type(priority) is not int:
+            raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
         ids = self._encode(prompt)
         room = self._bundle.max_length - params.max_new_tokens
         if len(ids) > room:
@@ -53,13 +55,13 @@ class Intake:
                 f"prompt of {len(ids)} tokens and max_new_tokens {params.max_new_tokens} exceed the bundle's "
                 f"limit of {self._bundle.max_length} by {len(ids) - room}; shorten either"
             )
-        for name in ("logit_bias", "stop_token_ids"):
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(params, name):
                 self._require_token(token, name)
         eos = () if params.ignore_eos else self._bundle.tokenizer.eos_token_ids
         if params.min_tokens:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
-        banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+        banned = params.banned(self._vocab_size)
         if len(banned) == self._vocab_size:
             raise RequestError(f"logit_bias bans all {len(banned)} tokens of the vocabulary; leave at least one")
         if params.min_tokens and len(banned.union(params.stop_token_ids)) == self._vocab_size:
@@ -78,7 +80,13 @@ class Intake:
             ids,
             params,
             frozenset((*params.stop_token_ids, *eos)),
-            TextStream(self._tokenizer, ids, params.stop),
+            TextStream(
+                self._tokenizer,
+                ids,
+                params.stop,
+                include_stop=params.include_stop,
+                show_special_tokens=params.show_special_tokens,
+            ),
             self._rules.check(draft_length, drafter, params),
             self._rules.check,
             self.grammars.guide(params),
@@ -86,6 +94,7 @@ class Intake:
             on_progress=on_progress,
             cache_salt=cache_salt,
             prediction=predicted,
+            priority=priority,
         )
 
     def _encode(self, prompt: object, begins: bool = True) -> list[int]:

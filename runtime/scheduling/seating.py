@@ -67,7 +67,10 @@ class Seating:
     def submit(self, request: Request) -> None:
         with self._queue_lock:
             self._submitted.add(request)
-            self.waiting.append(request)
+            place = len(self.waiting)
+            while place and self.waiting[place - 1].priority > request.priority:
+                place -= 1
+            self.waiting.insert(place, request)
 
     def cancel(self, request: Request) -> None:
         with self._queue_lock:

@@ -24,12 +24,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", default=8000, type=_port, metavar="N", help="where to listen (default 8000; 0: any)")
-    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call it (default: the target's name)")
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="what clients call it; may be repeated (default: the target's name)",
+    )
     parser.add_argument(
         "--api-key-file", metavar="F", type=Path, help="a file with a key on each line; without one everybody is let in"
     )
     parser.add_argument(
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="tell reasoning from answers by the marks of deepseek_r1, qwen3, glm45, granite, seed_oss or mistral",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="let pages of this origin, such as https://example.com, ask from a browser; may be repeated; '*': all",
     )
     add_limit_flags(parser)
     add_number(parser, "--max-waiting", 256, "requests that may wait for a place; more are refused with 503")
@@ -66,8 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
         ) as decoder,
     ):
         set_up_logging(arguments.log_format, arguments.log_level)
-        service = open_service(decoder, arguments.max_waiting, arguments.served_model_name, template)
-        app = make_app(service, keys or (), arguments.log_prompts)
+        service = open_service(
+            decoder, arguments.max_waiting, arguments.served_model_name, template, arguments.reasoning_parser
+        )
+        app = make_app(service, keys or (), arguments.log_prompts, arguments.allow_origin)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener)}"
         serve(app, service, listener, arguments.drain_seconds, lambda: say(line))
     return 0

@@ -56,6 +56,8 @@ class AnyChoice(Struct, kw_only=True):
 
     index: int
     finish_reason: FinishReason = None
+    stop_reason: str | int | UnsetType | None = UNSET  # the stop string or token that has ended it
+    prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     speculation: dict[str, Any] | UnsetType = UNSET
 
@@ -89,12 +91,14 @@ class ChatMessage(Struct):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Delta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
@@ -121,6 +125,7 @@ class Answer(Struct, Generic[AChoice], kw_only=True):
     system_fingerprint: str
     choices: list[AChoice]
     usage: Usage | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class ModelCard(Struct):
@@ -145,6 +150,10 @@ class Tokens(Struct):
 
 class Prompt(Struct):
     prompt: str
+
+
+class Version(Struct):
+    version: str
 
 
 class Status(Struct):

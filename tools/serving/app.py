@@ -1,47 +1,69 @@
 """The application: every path, and what stands before them."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ...engines import RequestError, TrtSpecError
 from .access_log import AccessLog, note
-from .answers import ModelList, Prompt, Status, Tokens
+from .answers import ModelList, Prompt, Status, Tokens, Version
 from .bodies import DetokenizeBody, TokenizeBody, read_body
-from .chat import chat, prompt_of
+from .chat import apply_template, chat, prompt_of
 from .completions import complete
 from .delivery import error_response, json_response, told
 from .errors import ApiError
 from .guard import BodyLimit, Failures, Keys
+from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
+from .responses import respond
 from .service import Service, raw_body
 
 
-def make_app(service: Service, keys: Sequence[str] = (), log_prompts: bool = False) -> Starlette:
-    """Make the application; whoever runs it starts the service's stepper in the event loop and closes it."""
+def make_app(
+    service: Service, keys: Sequence[str] = (), log_prompts: bool = False, origins: Sequence[str] = ()
+) -> Starlette:
+    """Make the application; whoever runs it starts the service's stepper in the event loop and closes it.
+
+    Pages of these `origins` may ask from a browser.
+    """
+    cross = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
+    )
     app = Starlette(
         routes=[
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/responses", respond, methods=["POST"]),
+            Route("/v1/messages", answer_messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", model),
             Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/apply-template", apply_template, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/health", health),
             Route("/ready", ready),
+            Route("/version", the_version),
             Route("/metrics", metrics),
             Route("/openapi.json", openapi),
         ],
         middleware=[
             Middleware(AccessLog, prompts=log_prompts),
+            *([cross] if origins else []),
             Middleware(Keys, keys=keys),
             Middleware(BodyLimit),
             Middleware(Failures),
@@ -53,13 +75,13 @@ def make_app(service: Service, keys: Sequence[str] = (), log_prompts: bool = Fal
 
 
 async def models(request: Request) -> Response:
-    return json_response(ModelList([_service(request).card]))
+    return json_response(ModelList(_service(request).cards))
 
 
 async def model(request: Request) -> Response:
     service = _service(request)
     service.require_model(request.path_params["model"])
-    return json_response(service.card)
+    return json_response(next(card for card in service.cards if card.id == request.path_params["model"]))
 
 
 async def tokenize(request: Request) -> Response:
@@ -91,6 +113,10 @@ async def detokenize(request: Request) -> Response:
     return json_response(Prompt(text))
 
 
+async def the_version(request: Request) -> Response:
+    return json_response(Version(version("trt-spec")))
+
+
 async def health(request: Request) -> Response:
     state = _service(request).stepper.state
     return json_response(Status(state), 200 if state == "alive" else 503)
@@ -116,13 +142,13 @@ async def refused(request: Request, error: Exception) -> Response:
     said = {404: f"{request.url.path} is not a path of this server; /openapi.json lists them all"}
     said[405] = f"{request.method} is not a method of {request.url.path}; /openapi.json lists them all"
     message = said.get(error.status_code, str(error.detail))
-    return error_response(ApiError(error.status_code, message, headers=error.headers))
+    return error_response(ApiError(error.status_code, message, headers=error.headers), request.scope)
 
 
 async def failed(request: Request, error: Exception) -> Response:
     problem = told(error)
     note(request.scope, error=problem)
-    return error_response(problem)
+    return error_response(problem, request.scope)
 
 
 def _service(request: Request) -> Service:

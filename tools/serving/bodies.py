@@ -16,11 +16,17 @@ LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "best_of": "only n completions are made, and all are returned",
     "suffix": "text can only be continued, not filled in",
     "audio": "the model reads and writes text",
-    "reasoning_effort": "how a model reasons is a matter of its chat template",
     "verbosity": "say in the prompt how long the answer should be",
     "web_search_options": "nothing is searched for",
     "moderation": "nothing is moderated",
     "chat_template": "the chat template is the bundle's own",
+    "previous_response_id": "no answer is kept here; send the conversation as input",
+    "conversation": "no conversation is kept here; send it as input",
+    "background": "an answer is made while its client waits",
+    "max_tool_calls": "tools are called by the client",
+    "context_management": "what does not fit is refused; shorten the conversation",
+    "mcp_servers": "tools are called by the client",
+    "container": "nothing is run here",
 }
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
@@ -37,6 +43,8 @@ class Closed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class StreamOptions(Closed, kw_only=True):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # usage in each chunk
+    include_obfuscation: bool = False  # a text of random length in each chunk
 
 
 class TextPart(Closed, kw_only=True):
@@ -54,21 +62,27 @@ class Prediction(Closed, kw_only=True):
 SHAPE = f"^({'|'.join((AUTO, *FORMS))})$"
 
 
-class Generation(Closed, kw_only=True):
-    """The fields that completions and chats have in common. null means the same as leaving a field out."""
+class StructuredOutputs(Closed, kw_only=True):
+    """What the output has to be; exactly one of these."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+
+
+class Sampling(Closed, kw_only=True):
+    """The fields that all APIs have in common. null means the same as leaving a field out."""
 
     model: str | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-1e6, le=1e6)]] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
-    response_format: dict[str, Any] | None = None
     prediction: Prediction | None = None
 
     # Beyond OpenAI.
@@ -78,6 +92,15 @@ class Generation(Closed, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[Stop], Meta(min_length=1, max_length=64)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = None
     return_token_ids: bool | None = None
     draft_length: Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SHAPE)] | None = None
     drafter: str | None = None
@@ -89,9 +112,18 @@ class Generation(Closed, kw_only=True):
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "standard_only"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+class Generation(Sampling, kw_only=True):
+    """The fields that completions and chats have in common."""
+
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    response_format: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
 
 
 class CompletionBody(Generation, kw_only=True):
@@ -117,9 +149,19 @@ class NamedFunction(Closed, kw_only=True):
     name: str
 
 
-class NamedTool(Closed, kw_only=True):
-    type: Literal["function"]
+class NamedTool(Closed, kw_only=True, tag_field="type", tag="function"):
     function: NamedFunction
+
+
+class AllowedTools(Closed, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+class SomeTools(Closed, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Some of the tools may be called, though the model is shown all of them."""
+
+    allowed_tools: AllowedTools
 
 
 class CalledFunction(Closed, kw_only=True):
@@ -157,9 +199,12 @@ class ChatBody(Generation, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     modalities: list[Literal["text"]] | None = None
     tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None  # one call is made, with and without leave to make more
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | SomeTools | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class TokenizeBody(Closed, kw_only=True):
@@ -168,6 +213,15 @@ class TokenizeBody(Closed, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
+
+
+class ApplyTemplateBody(Closed, kw_only=True):
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeBody(Closed, kw_only=True):
@@ -190,9 +244,18 @@ def read_body(raw: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, "the body is nested too deeply; send what the API describes") from None
 
 
-def _refusal(message: str) -> ApiError:
+def converted(fields: dict[str, Any], kind: type[Body], within: str) -> Body:
+    """Read a part of a body, or refuse it likewise."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), within) from None
+
+
+def _refusal(message: str, within: str = "") -> ApiError:
     found = WHERE.search(message)
     path = found[1] if found else ""
+    path = f"{within}.{path}".rstrip(".") if within else path
     reason = message[: found.start()] if found else message
     if unknown := UNKNOWN.match(reason):
         field = unknown[1]
@@ -206,7 +269,7 @@ def _refusal(message: str) -> ApiError:
         return ApiError(400, f"{param} is missing; it is required", param, "missing_required_parameter")
     param = path or None
     field = path.rpartition(".")[2]
-    if field in LATER and reason.startswith("Expected `null`"):  # empty it is accepted
+    if field in LATER and reason.startswith(("Expected `null`", "Invalid enum value")):  # empty it is accepted
         return ApiError(400, f"{param} is refused: {LATER[field]}; leave it out", param, "unsupported_parameter")
     said = reason[:1].lower() + reason[1:]
     return ApiError(400, f"{param or 'the body'} is refused: {said}", param, "invalid_value")

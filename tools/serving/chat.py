@@ -1,58 +1,64 @@
 """POST /v1/chat/completions: the bundle's chat template turns messages into a prompt, and the model answers."""
 
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from msgspec import UNSET, to_builtins
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ...runtime import Output, Piece, Request
 from .access_log import note_prompt
-from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Head
-from .bodies import ChatBody, Message, read_body
-from .delivery import delivery_of, extended, reason_of
+from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Prompt
+from .bodies import ApplyTemplateBody, ChatBody, Message, read_body
+from .choices import ChoiceWriter, reason_of
+from .delivery import delivery_of, json_response
 from .errors import ApiError
+from .formats import Asked, format_of
 from .guard import caller_of
+from .reasoning import ReasoningReader, has_begun
 from .service import Service, raw_body
+from .stepper import Flight
+from .templates import ChatTemplate, Ending
 from .tokens import chat_logprobs
-from .tool_calls import Reader, arguments_of, grammar_of_call, message_of, reader_of, tools_of
+from .tool_calls import Reader, Toolbox, arguments_of, joined, message_of
 
+END_TOKENS = 16  # of a prompt, in which the mark of reasoning may stand
 NO_TEMPLATE = (
     "this bundle has no chat template, so messages cannot become a prompt; send a prompt to /v1/completions, or start "
     "the server with --chat-template FILE"
 )
 
 
-class ChatWriter:
+class ChatWriter(ChoiceWriter[ChatChoice, ChunkChoice]):
     """Writes chat completions."""
 
-    def __init__(self, service: Service, body: ChatBody, reader: Callable[[], Reader]) -> None:
-        name = f"chatcmpl-{secrets.token_hex(12)}"
-        self.head = Head(name, "chat.completion", service.name, service.fingerprint)
-        self.chunk_head = Head(name, "chat.completion.chunk", service.name, service.fingerprint)
-        self._spelling, self._body = service.spelling, body
-        self._readers: defaultdict[int, Reader] = defaultdict(reader)  # of each choice
+    def __init__(self, service: Service, body: ChatBody, conversation: "Conversation") -> None:
+        super().__init__(service, body, "chatcmpl", "chat.completion", "chat.completion.chunk")
+        self._body: ChatBody = body
+        self._readers: defaultdict[int, Reader] = defaultdict(conversation.reader)  # of each choice
+        self._prompt = conversation.prompt if body.return_token_ids else UNSET
 
-    def whole(self, index: int, output: Output) -> ChatChoice:
+    def choice(self, index: int, output: Output) -> ChatChoice:
         message = message_of(self._readers[index], output.text, output.finish_reason == "stop")
         choice = ChatChoice(index=index, message=message, finish_reason=self._reason(index, output))
         if output.logprobs is not None:
             choice.logprobs = chat_logprobs(output.logprobs, self._spelling)
         if self._body.return_token_ids:
-            choice.token_ids = list(output.token_ids)
-        return extended(choice, self._body, output)
+            choice.prompt_token_ids, choice.token_ids = self._prompt, list(output.token_ids)
+        return choice
 
-    def opening(self, index: int, request: Request) -> ChunkChoice:
-        return ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+    def first(self, index: int, request: Request) -> ChunkChoice:
+        return ChunkChoice(index=index, delta=Delta(role="assistant", content=""), prompt_token_ids=self._prompt)
 
-    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> ChunkChoice | None:
+    def next(self, index: int, pieces: Sequence[Piece], request: Request) -> ChunkChoice | None:
         text = "".join(piece.text for piece in pieces)
         logprobs = [one for piece in pieces for one in piece.logprobs]
         if not (text or logprobs or self._body.return_token_ids):
             return None
-        choice = ChunkChoice(index=index, delta=self._readers[index].feed(text))
+        choice = ChunkChoice(index=index, delta=joined(self._readers[index].feed(text)))
         if self._body.logprobs:
             choice.logprobs = chat_logprobs(logprobs, self._spelling)
         if self._body.return_token_ids:
@@ -60,53 +66,115 @@ class ChatWriter:
         return choice
 
     def last(self, index: int, output: Output) -> ChunkChoice:
-        rest = self._readers[index].end(output.finish_reason == "stop")
-        choice = ChunkChoice(index=index, delta=rest, finish_reason=self._reason(index, output))
-        return extended(choice, self._body, output)
+        rest = joined(self._readers[index].end(output.finish_reason == "stop"))
+        return ChunkChoice(index=index, delta=rest, finish_reason=self._reason(index, output))
 
     def _reason(self, index: int, output: Output) -> FinishReason:
         reason = reason_of(output)
         return "tool_calls" if self._readers[index].calls and reason == "stop" else reason
 
 
+class Conversation(NamedTuple):
+    """Messages as the model reads them, what its answers have to be, and how they are read."""
+
+    prompt: list[int]
+    asked: Asked | None
+    reader: Callable[[], Reader]
+
+
 async def chat(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
     body = read_body(await raw_body(request), ChatBody)
-    service.require_model(body.model)
-    service.stepper.refuse_if_full(body.n or 1)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs says how many log-probabilities, but logprobs is not true", "top_logprobs")
+    flight, conversation = await converse(request, service, body)
+    return delivery_of(flight, ChatWriter(service, body, conversation), service, stream=body.stream, each=body.n or 1)
+
+
+async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tuple[Flight, Conversation]:
+    """Let the model answer messages, whatever API they came by."""
+    service.require_model(body.model)
+    service.stepper.refuse_if_full(body.n or 1)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
-    marks = None if service.template is None else service.template.call_marks
-    call = grammar_of_call(body, marks)
-    writer = ChatWriter(service, body, partial(reader_of, body, marks))
-    settings = (body.chat_template_kwargs or {}) | {"tools": tools_of(body)}
-    prompt = await prompt_of(service, body.messages, settings)
     note_prompt(request.scope, [message.content for message in body.messages])
+    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    conversation = await conversation_of(service, body)
+    conversation = conversation._replace(prompt=service.truncated(conversation.prompt, body, max_tokens))
     wanted = await service.submissions(
         body,
-        [prompt],
-        body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        [conversation.prompt],
+        max_tokens,
         caller_of(request),
+        conversation.asked,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        **({"grammar": call} if call else {}),
     )
-    flight = service.stepper.submit(wanted, every_round=bool(body.stream))
-    return delivery_of(flight, body, writer, service)
+    return service.stepper.submit(wanted, every_round=bool(body.stream)), conversation
 
 
-async def prompt_of(service: Service, messages: Sequence[Message], settings: Mapping[str, object]) -> list[int]:
+async def conversation_of(service: Service, body: ChatBody) -> Conversation:
+    tools = Toolbox(body, None if service.template is None else service.template.call_marks)
+    asked = format_of(body, tools)
+    settings = (body.chat_template_kwargs or {}) | {"tools": tools.shown}
+    if body.reasoning_effort is not None:
+        settings["reasoning_effort"] = body.reasoning_effort
+    prompt = await prompt_of(service, body.messages, settings, ending_of(body))
+    if (marks := service.reasoning) is None:
+        return Conversation(prompt, asked, tools.reader)
+    begun = has_begun(service.decoder.tokenizer.decode(prompt[-END_TOKENS:], skip_special_tokens=False), marks)
+    if asked is not None:
+        asked = Asked(asked.field, asked.grammar.behind_reasoning(marks, begun))
+    return Conversation(prompt, asked, lambda: ReasoningReader(tools.reader(), marks, begun))
+
+
+def ending_of(body: ChatBody | ApplyTemplateBody) -> Ending:
+    if not body.continue_final_message:
+        return Ending.NOTHING if body.add_generation_prompt is False else Ending.ANSWER
+    if body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message goes on with the last message, but add_generation_prompt begins another; send one",
+            "continue_final_message",
+        )
+    if not body.messages[-1].content:
+        raise ApiError(400, "the last message has no text to be continued; say something", "continue_final_message")
+    return Ending.CONTINUED
+
+
+async def prompt_of(
+    service: Service,
+    messages: Sequence[Message],
+    settings: Mapping[str, object],
+    ending: Ending = Ending.ANSWER,
+) -> list[int]:
     """The token ids of a conversation, ready for the assistant's answer."""
+    template, each, characters = template_of(service, messages)
+    ids = await service.aside(partial(template.encode, each, settings, ending), characters)
+    if not ids:
+        raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
+    return ids
+
+
+def template_of(service: Service, messages: Sequence[Message]) -> tuple[ChatTemplate, list[dict[str, object]], int]:
+    """The template, the messages as it knows them, and how long they are."""
     if service.template is None:
         raise ApiError(400, NO_TEMPLATE, "messages", "no_chat_template")
     each = [plain(message) for message in messages]
     characters = sum(len(str(message["content"])) for message in each)
     service.longest.require(characters, "messages")
-    ids = await service.aside(partial(service.template.encode, each, settings), characters)
-    if not ids:
-        raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
-    return ids
+    return service.template, each, characters
+
+
+async def apply_template(request: HttpRequest) -> Response:
+    """Show the prompt that messages become."""
+    service: Service = request.app.state.service
+    body = read_body(await raw_body(request), ApplyTemplateBody)
+    service.require_model(body.model)
+    template, each, characters = template_of(service, body.messages)
+    tools = None if body.tools is None else [to_builtins(tool) for tool in body.tools]
+    settings = (body.chat_template_kwargs or {}) | {"tools": tools}
+    text = await service.aside(partial(template.render, each, settings, ending_of(body)), characters)
+    return json_response(Prompt(text))
 
 
 def plain(message: Message) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """POST /v1/completions: text or token ids go on, and are echoed if asked for."""
 
-import secrets
 from collections.abc import Sequence
 
 from starlette.requests import Request as HttpRequest
@@ -8,10 +7,12 @@ from starlette.responses import Response
 
 from ...runtime import Output, Piece, Request, TokenLogprob
 from .access_log import note_prompt
-from .answers import CompletionChoice, CompletionLogprobs, FinishReason, Head
+from .answers import CompletionChoice, CompletionLogprobs, FinishReason
 from .bodies import CompletionBody, read_body
-from .delivery import delivery_of, extended, reason_of
+from .choices import ChoiceWriter, reason_of
+from .delivery import delivery_of
 from .errors import ApiError
+from .formats import format_of
 from .guard import caller_of
 from .service import Service, raw_body
 from .tokens import Offsets, completion_logprobs
@@ -19,23 +20,22 @@ from .tokens import Offsets, completion_logprobs
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionWriter:
+class CompletionWriter(ChoiceWriter[CompletionChoice, CompletionChoice]):
     """Writes completions; `echoes` are the prompts' own texts, to be put before what they are continued by."""
 
     def __init__(
         self, service: Service, body: CompletionBody, echoes: Sequence[str], prompts: Sequence[Sequence[int]]
     ) -> None:
-        self.head = self.chunk_head = Head(
-            f"cmpl-{secrets.token_hex(12)}", "text_completion", service.name, service.fingerprint
-        )
-        self._spelling, self._body, self._echoes, self._prompts = service.spelling, body, echoes, prompts
+        super().__init__(service, body, "cmpl", "text_completion", "text_completion")
+        self._body: CompletionBody = body
+        self._echoes, self._prompts = echoes, prompts
         self._offsets: dict[int, Offsets] = {}
         self._reads_only = body.max_tokens == 0
 
-    def whole(self, index: int, output: Output) -> CompletionChoice:
+    def choice(self, index: int, output: Output) -> CompletionChoice:
         tokens = () if self._reads_only else output.token_ids
         echo = self._echo(index)
-        before = self._prompts[index // (self._body.n or 1)] if output.prompt_logprobs is not None else ()
+        before = self._prompt(index) if output.prompt_logprobs is not None else ()
         logprobs = [*(output.prompt_logprobs or ()), *(output.logprobs or ())[: len(tokens)]]
         choice = CompletionChoice(
             index=index,
@@ -44,14 +44,17 @@ class CompletionWriter:
             logprobs=self._logprobs(index, [*before, *tokens], logprobs),
         )
         if self._body.return_token_ids:
-            choice.token_ids = list(tokens)
-        return extended(choice, self._body, output)
+            choice.prompt_token_ids, choice.token_ids = list(self._prompt(index)), list(tokens)
+        return choice
 
-    def opening(self, index: int, request: Request) -> CompletionChoice | None:
+    def first(self, index: int, request: Request) -> CompletionChoice | None:
         echo = self._echo(index)
-        return CompletionChoice(index=index, text=echo) if echo and self._body.logprobs is None else None
+        shown = echo if self._body.logprobs is None else ""
+        if self._body.return_token_ids:
+            return CompletionChoice(index=index, text=shown, prompt_token_ids=list(self._prompt(index)), token_ids=[])
+        return CompletionChoice(index=index, text=shown) if shown else None
 
-    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> CompletionChoice | None:
+    def next(self, index: int, pieces: Sequence[Piece], request: Request) -> CompletionChoice | None:
         text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.token_ids]
         logprobs: list[TokenLogprob | None] = [one for piece in pieces for one in piece.logprobs]
@@ -70,11 +73,13 @@ class CompletionWriter:
         return choice
 
     def last(self, index: int, output: Output) -> CompletionChoice:
-        choice = CompletionChoice(index=index, text="", finish_reason=self._reason(output))
-        return extended(choice, self._body, output)
+        return CompletionChoice(index=index, text="", finish_reason=self._reason(output))
 
     def _reason(self, output: Output) -> FinishReason:
         return "length" if self._reads_only else reason_of(output)
+
+    def _prompt(self, index: int) -> Sequence[int]:
+        return self._prompts[index // (self._body.n or 1)]
 
     def _echo(self, index: int) -> str:
         return self._echoes[index // (self._body.n or 1)] if self._body.echo else ""
@@ -100,14 +105,22 @@ async def complete(request: HttpRequest) -> Response:
     if body.max_tokens is None:  # a default gives way to the prompt
         longest = max(map(len, encoded))
         max_tokens = max(1, min(max_tokens, service.max_length - longest))
+    read = [service.truncated(one, body, max_tokens) for one in encoded]
     of_prompt = body.logprobs if body.echo else None
     wanted = await service.submissions(
-        body, encoded, max_tokens, caller_of(request), logprobs=body.logprobs, prompt_logprobs=of_prompt
+        body,
+        read,
+        max_tokens,
+        caller_of(request),
+        format_of(body),
+        logprobs=body.logprobs,
+        prompt_logprobs=of_prompt,
     )
     flight = service.stepper.submit(wanted, every_round=bool(body.stream))
-    echoes = [text_of(one, service) for one in prompts] if body.echo else []  # of tokens that the decoder has checked
-    writer = CompletionWriter(service, body, echoes, encoded)
-    return delivery_of(flight, body, writer, service)
+    shown = prompts if body.truncate_prompt_tokens is None else read
+    echoes = [text_of(one, service) for one in shown] if body.echo else []  # of tokens that the decoder has checked
+    writer = CompletionWriter(service, body, echoes, read)
+    return delivery_of(flight, writer, service, stream=body.stream, each=body.n or 1)
 
 
 def text_of(prompt: str | list[int], service: Service) -> str:

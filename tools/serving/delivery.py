@@ -5,18 +5,16 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...runtime import Output, Piece, Request
 from .access_log import note
-from .answers import AChoice, AnyChoice, CompletionDetails, FinishReason, Head, PromptDetails, Usage
-from .bodies import Generation
+from .answers import CompletionDetails, PromptDetails, Usage
 from .errors import ApiError, api_error
 from .service import Service
 from .stepper import Flight
@@ -29,30 +27,32 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
-Whole = TypeVar("Whole", bound=AnyChoice, covariant=True)
-Chunk = TypeVar("Chunk", bound=AnyChoice, covariant=True)
 
+class Writer(Protocol):
+    """Writes the answers of one API, whole or as the events of a stream."""
 
-class Writer(Protocol[Whole, Chunk]):
-    """Writes one kind of answer, choice by choice."""
-
-    head: Head
-    chunk_head: Head
-
-    def whole(self, index: int, output: Output) -> Whole:
-        """Return the whole answer."""
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Any:
+        """Return the whole answer, to be written as JSON."""
         ...
 
-    def opening(self, index: int, request: Request) -> Chunk | None:
-        """Return the chunk before the first piece."""
+    def opening(self, requests: Sequence[Request]) -> bytes:
+        """Return the events before the first piece."""
         ...
 
-    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> Chunk | None:
-        """Return a chunk of new pieces; None if there is nothing to show."""
+    def chunk(self, index: int, pieces: Sequence[Piece], request: Request) -> bytes:
+        """Return the events of new pieces of a request."""
         ...
 
-    def last(self, index: int, output: Output) -> Chunk:
-        """Return the chunk that says why it ended."""
+    def closing(self, index: int, output: Output, request: Request) -> bytes:
+        """Return the events that say why a request ended."""
+        ...
+
+    def end(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """Return the last events."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the events that end a stream before its time."""
         ...
 
 
@@ -60,8 +60,9 @@ def json_response(answer: Any, status: int = 200, headers: dict[str, str] | None
     return Response(encode(answer), status, headers, "application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    return json_response(error.answer, error.status, error.headers)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Say an error in the words of the API that was asked."""
+    return json_response(error.answer_to(scope["path"]), error.status, error.headers)
 
 
 def total_usage(flight: Flight, outputs: Sequence[Output], each: int) -> Usage:
@@ -77,29 +78,18 @@ def total_usage(flight: Flight, outputs: Sequence[Output], each: int) -> Usage:
     return usage
 
 
-def reason_of(output: Output) -> FinishReason:
-    return "stop" if output.finish_reason == "stop" else "length"
-
-
-def extended(choice: AChoice, body: Generation, output: Output) -> AChoice:
-    """Add the counts of rounds, if the body asks for them."""
-    if body.speculation:
-        choice.speculation = output.speculation.to_json() | {"lossless": output.lossless}
-    return choice
-
-
 async def until_gone(receive: Receive) -> None:
     """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class WholeAnswer(Response, Generic[Whole, Chunk]):
+class WholeAnswer(Response):
     """An answer in one piece; a client that goes away frees its rows."""
 
-    def __init__(self, service: Service, flight: Flight, writer: Writer[Whole, Chunk], each: int) -> None:
+    def __init__(self, flight: Flight, writer: Writer, each: int) -> None:
         self.background: BackgroundTask | None = None
-        self._service, self._flight, self._writer, self._each = service, flight, writer, each
+        self._flight, self._writer, self._each = flight, writer, each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -108,7 +98,7 @@ class WholeAnswer(Response, Generic[Whole, Chunk]):
             else:
                 response = Response(status_code=CLIENT_GONE)
         except Exception as error:  # the client learns of a bug, too, and the log all of it
-            response = error_response(told(error))
+            response = error_response(told(error), scope)
         finally:
             self._flight.cancel()
         await response(scope, receive, send)
@@ -117,19 +107,15 @@ class WholeAnswer(Response, Generic[Whole, Chunk]):
         outputs = [self._flight.output(index) for index in range(len(self._flight.tickets))]
         usage = total_usage(self._flight, outputs, self._each)
         note(scope, usage, outputs)
-        choices = [self._writer.whole(index, output) for index, output in enumerate(outputs)]
-        return json_response(self._writer.head.answer(choices, usage))
+        return json_response(self._writer.whole(outputs, usage))
 
 
-class Stream(Response, Generic[Whole, Chunk]):
+class Stream(Response):
     """An answer as server-sent events, when there is news; a client that goes away frees its rows within a round."""
 
-    def __init__(
-        self, service: Service, flight: Flight, writer: Writer[Whole, Chunk], each: int, include_usage: bool
-    ) -> None:
+    def __init__(self, service: Service, flight: Flight, writer: Writer, each: int) -> None:
         self.background: BackgroundTask | None = None
         self._service, self._flight, self._writer, self._each = service, flight, writer, each
-        self._usage: UnsetType | None = None if include_usage else UNSET
         self._unsent = b""  # events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,8 +130,7 @@ class Stream(Response, Generic[Whole, Chunk]):
     async def _send_all(self, scope: Scope, send: Send) -> None:
         flight, ended = self._flight, dict[int, Output]()
         try:
-            opened = [self._event(self._writer.opening(*each)) for each in enumerate(flight.requests)]
-            if events := b"".join(opened):
+            if events := self._writer.opening(flight.requests):
                 await send(part(events))
             with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
                 while True:
@@ -166,7 +151,7 @@ class Stream(Response, Generic[Whole, Chunk]):
         except Exception as error:  # as above
             problem = told(error)
             note(scope, error=problem)
-            end = event(problem.answer)
+            end = self._writer.failure(problem)
         await send(part(self._unsent + end, more=False))
 
     def _gather(self, progress: Sequence[tuple[int, list[Piece], bool]], ended: dict[int, Output]) -> None:
@@ -174,32 +159,30 @@ class Stream(Response, Generic[Whole, Chunk]):
         for index, pieces, ends in progress:
             if index in ended:
                 continue
+            request = self._flight.tickets[index].request
             if pieces:
-                self._unsent += self._event(self._writer.chunk(index, pieces, self._flight.tickets[index].request))
+                self._unsent += self._writer.chunk(index, pieces, request)
             if ends:
                 ended[index] = output = self._flight.output(index)
-                self._unsent += self._event(self._writer.last(index, output))
+                self._unsent += self._writer.closing(index, output, request)
 
     def _end(self, scope: Scope, outputs: Sequence[Output]) -> bytes:
         usage = total_usage(self._flight, outputs, self._each)
         note(scope, usage, outputs)
-        return (event(self._writer.chunk_head.answer([], usage)) if self._usage is None else b"") + DONE
-
-    def _event(self, choice: Chunk | None) -> bytes:
-        return b"" if choice is None else event(self._writer.chunk_head.answer([choice], self._usage))
+        return self._writer.end(outputs, usage)
 
 
-def delivery_of(flight: Flight, body: Generation, writer: Writer[Whole, Chunk], service: Service) -> Response:
-    """Deliver as the body asks, as a stream or in one piece."""
-    each = body.n or 1
-    if not body.stream:
-        return WholeAnswer(service, flight, writer, each)
-    options = body.stream_options
-    return Stream(service, flight, writer, each, options is not None and options.include_usage)
+def delivery_of(flight: Flight, writer: Writer, service: Service, *, stream: bool | None, each: int = 1) -> Response:
+    """Deliver as a stream or in one piece; of every `each` requests the prompt is the same."""
+    return Stream(service, flight, writer, each) if stream else WholeAnswer(flight, writer, each)
 
 
 def event(answer: Any) -> bytes:
     return b"data: %b\n\n" % encode(answer)
+
+
+def named_event(name: str, answer: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(answer))
 
 
 def part(events: bytes, more: bool = True) -> Message:

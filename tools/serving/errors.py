@@ -1,6 +1,8 @@
 """Errors as OpenAI's API has them: a status, and `{"error": {message, type, param, code}}`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +20,8 @@ TYPES = {  # by status
     500: "server_error",
     503: "overloaded_error",
 }
+MESSAGES = "/v1/messages"
+MESSAGES_TYPES = {413: "request_too_large", 500: "api_error"}  # where its API has other words
 STATUSES: dict[type[Exception], tuple[int, str | None]] = {  # the first that fits: status and code
     RequestError: (400, None),
     TrtSpecError: (500, "engine_error"),
@@ -37,6 +41,18 @@ class ErrorAnswer(msgspec.Struct):
     error: Problem
 
 
+class MessagesProblem(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct):
+    """An error as Anthropic's API has it."""
+
+    error: MessagesProblem
+    type: Literal["error"] = "error"
+
+
 class ApiError(Exception):
     """An error that a client is told instead of an answer."""
 
@@ -51,6 +67,25 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
         self.answer = ErrorAnswer(Problem(message, TYPES.get(status, "invalid_request_error"), param, code))
+
+    def answer_to(self, path: str) -> ErrorAnswer | MessagesError:
+        """Return what the API of this path says of it."""
+        if not path.startswith(MESSAGES):
+            return self.answer
+        kind = MESSAGES_TYPES.get(self.status, self.answer.error.type)
+        return MessagesError(MessagesProblem(kind, self.answer.error.message))
+
+
+@contextmanager
+def in_terms_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Name fields at fault as the API that was asked does."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        problem = api_error(error)
+        said = problem.answer.error
+        said.param = names.get(said.param or "", said.param)
+        raise problem from error
 
 
 def unavailable(message: str, code: str) -> ApiError:

@@ -23,18 +23,21 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN:
-            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            headers = dict(scope["headers"])
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if b"x-api-key" in headers:  # as Anthropic's clients send it
+                scheme, given = b"bearer", headers[b"x-api-key"]
             # Each key is compared in constant time, and all of them are.
             fits = [hmac.compare_digest(given.strip(), key) for key in self._keys]
             if scheme.lower() != b"bearer" or not any(fits):
                 found = "no key" if not given else "a key that is not one of this server's"
                 refused = ApiError(
                     401,
-                    f"the request has {found}, expected the header 'Authorization: Bearer KEY'",
+                    f"the request has {found}, expected the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
-                await error_response(refused)(scope, receive, send)
+                await error_response(refused, scope)(scope, receive, send)
                 return
             scope[CALLER] = hashlib.sha256(given.strip()).hexdigest()
         await self._app(scope, receive, send)
@@ -57,11 +60,11 @@ class BodyLimit:
             return
         headers = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            await error_response(_two_lengths())(scope, receive, send)
+            await error_response(_two_lengths(), scope)(scope, receive, send)
             return
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > MOST_BODY_BYTES:
-            await error_response(_too_large())(scope, receive, send)
+            await error_response(_too_large(), scope)(scope, receive, send)
             return
         read = 0
 
@@ -104,4 +107,4 @@ class Failures:
         except Exception as error:  # whatever it is, the client gets an answer
             if begun or scope["type"] != "http":
                 raise
-            await error_response(told(error))(scope, receive, send)
+            await error_response(told(error), scope)(scope, receive, send)

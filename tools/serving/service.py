@@ -12,12 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from ...engines import RequestError
-from ...runtime import Decoder, Grammar, SamplingParams
+from ...runtime import Decoder, SamplingParams
 from .answers import ModelCard
-from .bodies import Generation
+from .bodies import Generation, Sampling
 from .encoding import Longest, encoded
-from .errors import ApiError
+from .errors import ApiError, in_terms_of
+from .formats import Asked
 from .metrics import Metrics
+from .reasoning import Marks, marks_of
 from .stepper import Stepper, Submission
 from .templates import ChatTemplate
 from .tokens import Spelling
@@ -36,12 +38,17 @@ class Service:
     stepper: Stepper
     spelling: Spelling
     template: ChatTemplate | None
-    name: str
+    names: Sequence[str]
     metrics: Metrics
     longest: Longest
+    reasoning: Marks | None = None  # around what the model reasons, if that is told from its answer
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
     @property
     def decoder(self) -> Decoder:
@@ -58,14 +65,14 @@ class Service:
         return "fp_" + hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
-    def card(self) -> ModelCard:
-        return ModelCard(self.name, self.created, self.max_length)
+    def cards(self) -> list[ModelCard]:
+        """A card for each of the model's names."""
+        return [ModelCard(name, self.created, self.max_length) for name in self.names]
 
     def require_model(self, asked: str | None) -> None:
-        if asked is not None and asked != self.name:
-            raise ApiError(
-                404, f"model {asked!r} is not served here, expected {self.name!r}", "model", "model_not_found"
-            )
+        if asked is not None and asked not in self.names:
+            expected = " or ".join(map(repr, self.names))
+            raise ApiError(404, f"model {asked!r} is not served here, expected {expected}", "model", "model_not_found")
 
     async def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Tokenise a text, a long one in a thread, since the event loop must not wait."""
@@ -81,7 +88,13 @@ class Service:
             return await run_in_threadpool(work)
 
     async def submissions(
-        self, body: Generation, prompts: Sequence[Sequence[int]], max_tokens: int | None, caller: str, **more: Any
+        self,
+        body: Generation,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int | None,
+        caller: str,
+        asked: Asked | None,
+        **more: Any,
     ) -> list[Submission]:
         """The requests that a body asks for: n for each prompt, which differ in their seeds.
 
@@ -90,8 +103,10 @@ class Service:
         wanted = []
         fields = _sampling_fields(body) | more
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
-        if (grammar := fields.get("grammar")) is not None:
-            await run_in_threadpool(self.decoder.compile_grammar, grammar)
+        if asked is not None:
+            fields["grammar"] = asked.grammar
+            with in_terms_of({"grammar": asked.field}):
+                await run_in_threadpool(self.decoder.compile_grammar, asked.grammar)
         for prompt in prompts:
             room = self.max_length - len(prompt)
             if room < max(max_tokens or 1, 1):
@@ -109,16 +124,30 @@ class Service:
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
                 salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
-                wanted.append(Submission(prompt, params, body.draft_length, body.drafter, salt, predicted))
+                wanted.append(
+                    Submission(prompt, params, body.draft_length, body.drafter, salt, predicted, body.priority or 0)
+                )
         return wanted
+
+    def truncated(self, prompt: list[int], body: Sampling, max_tokens: int | None) -> list[int]:
+        """Return the last tokens of a prompt: as many as a body says, or as many as fit if it says -1."""
+        most = body.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        return prompt[-max(1, self.max_length - max(max_tokens or 1, 1) if most < 0 else most) :]
 
 
 def open_service(
-    decoder: Decoder, max_waiting: int = 256, name: str | None = None, chat_template: str | None = None
+    decoder: Decoder,
+    max_waiting: int = 256,
+    names: Sequence[str] = (),
+    chat_template: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
     bundle = decoder.bundle
-    name = name or bundle.target.name
+    names = names or [bundle.target.name]
+    name = names[0]
     source = chat_template or bundle.tokenizer.chat_template
     metrics = Metrics(name)
     stepper = Stepper(decoder, max_waiting, metrics.count)
@@ -126,7 +155,8 @@ def open_service(
     template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file, bundle.max_length)
-    return Service(stepper, spelling, template, name, metrics, longest)
+    marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
+    return Service(stepper, spelling, template, names, metrics, longest, marks)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
@@ -151,6 +181,7 @@ SAME = (  # fields that SamplingParams knows by the same name
     "stop_token_ids",
     "ignore_eos",
     "min_tokens",
+    "allowed_token_ids",
 )
 
 
@@ -160,20 +191,13 @@ def _sampling_fields(body: Generation) -> dict[str, Any]:
     fields["rule"] = body.rule or DEFAULT_RULE
     if body.top_k is not None:
         fields["top_k"] = max(body.top_k, 0)  # other servers say -1 for off
-    if body.response_format is not None:
-        fields["grammar"] = grammar_of(body.response_format)
+    fields["include_stop"] = bool(body.include_stop_str_in_output)
+    fields["show_special_tokens"] = body.skip_special_tokens is False
     if body.logit_bias is not None:
         fields["logit_bias"] = {_token_of(key): bias for key, bias in body.logit_bias.items()}
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options says how to stream, but stream is not true", "stream_options")
     return fields
-
-
-def grammar_of(response_format: dict[str, Any]) -> Grammar | None:
-    try:
-        return Grammar.from_response_format(response_format)
-    except RequestError as error:
-        raise RequestError(str(error), "response_format") from error
 
 
 def _token_of(key: str) -> int:

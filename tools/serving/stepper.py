@@ -39,6 +39,7 @@ class Submission(NamedTuple):
     drafter: str | None = None
     cache_salt: str = ""
     prediction: Sequence[int] = ()
+    priority: int = 0
 
 
 class Ticket:
@@ -169,6 +170,7 @@ class Stepper:
                     drafter=one.drafter,
                     cache_salt=one.cache_salt,
                     prediction=one.prediction,
+                    priority=one.priority,
                     on_progress=self._noting(ticket, every_round),
                 )
                 tickets.append(ticket)

@@ -6,8 +6,9 @@ sandbox, with what transformers gives it and no more, and for a limited time.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from time import perf_counter
 from typing import Any
 
@@ -30,6 +31,14 @@ MOST_CHARACTERS = 16 * 2**20
 CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
 MARKED_JSON = '{"name": <function-name>, "arguments": <'  # what such templates tell a model to write between them
 PRIVATE = range(0xE000, 0xF8FF)  # characters that mean nothing, so that one of them can be a mark
+
+
+class Ending(Enum):
+    """What stands behind the last message of a prompt."""
+
+    ANSWER = "the beginning of an answer"
+    NOTHING = "nothing"
+    CONTINUED = "not even the end of that message, which is to go on"
 
 
 class Raised(TemplateError):
@@ -159,16 +168,21 @@ class ChatTemplate:
         except (TemplateSyntaxError, RecursionError) as error:
             raise RequestError(f"the chat template is not one ({one_line(error)}); correct it") from error
         spec = json.loads(tokenizer.to_str())
-        self._special = [one["content"] for one in spec["added_tokens"] if one["special"] and one["content"]]
-        longest_first = sorted(self._special, key=len, reverse=True)
+        self.special = [one["content"] for one in spec["added_tokens"] if one["special"] and one["content"]]
+        longest_first = sorted(self.special, key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._spec = spec
         marked = CALL_MARKS[0] in source and MARKED_JSON in source.replace("\\", "")
         # What marks a call, if the template says so to the model and the marks can be seen in its text.
-        self.call_marks = CALL_MARKS if marked and not set(CALL_MARKS).intersection(self._special) else None
+        self.call_marks = CALL_MARKS if marked and not set(CALL_MARKS).intersection(self.special) else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None) -> str:
-        """Write messages as the template has them, ready for the assistant to answer."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None = None,
+        ending: Ending = Ending.ANSWER,
+    ) -> str:
+        """Write messages as the template has them, and end them as asked."""
         began = perf_counter()
 
         def tick() -> None:
@@ -179,8 +193,12 @@ class ChatTemplate:
             {**message, "role": "system"} if message["role"] == "developer" and not self._knows_developer else message
             for message in messages
         ]
+        end = ""
+        if ending is Ending.CONTINUED:
+            end = _unused(_texts([messages, settings or {}]), reversed(PRIVATE))
+            said[-1] = {**said[-1], "content": said[-1]["content"] + end}
         context = {"tools": None, "documents": None, **self._tokens, **(settings or {})}
-        context |= {"messages": said, "add_generation_prompt": True, "__tick": tick}
+        context |= {"messages": said, "add_generation_prompt": ending is Ending.ANSWER, "__tick": tick}
         parts, size = [], 0
         try:
             for part in self._template.generate(context):
@@ -203,20 +221,35 @@ class ChatTemplate:
             raise EngineError(
                 f"the chat template fails on these messages ({type(error).__name__}: {one_line(error)}); correct it"
             ) from error
-        return "".join(parts)
+        text = "".join(parts)
+        if not end:
+            return text
+        before, found, _ = text.rpartition(end)
+        if not found:
+            raise RequestError(
+                "the chat template does not write out the last message, so it cannot be continued; send "
+                "continue_final_message false",
+                "continue_final_message",
+            )
+        return before
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None = None,
+        ending: Ending = Ending.ANSWER,
+    ) -> list[int]:
         """Return the prompt's tokens. A special token that a user spells out stays text."""
         given = [messages, settings or {}]
         if not any(self._any_special.search(text) for text in _texts(given)):
-            return encoded(self._tokenizer, self.render(messages, settings), False)
-        everything = "".join(_texts([*given, self._special]))
-        mark = next(chr(code) for code in PRIVATE if chr(code) not in everything)
+            return encoded(self._tokenizer, self.render(messages, settings, ending), False)
+        mark = _unused(_texts([*given, self.special]), PRIVATE)
 
         def broken(found: re.Match[str]) -> str:  # it is none for the template, and its ends are as they were
             return found[0][0] + mark + found[0][1:]
 
-        text = self.render(*(_changed(one, self._any_special, broken) for one in given))
+        messages, settings = (_changed(one, self._any_special, broken) for one in given)
+        text = self.render(messages, settings, ending)
         # The template's own special tokens get the mark, the users' lose it; then one tokenizer reads all of it.
         text = self._any_special.sub(lambda found: mark + mark + found[0], text)
         text = re.sub(f"{mark}{mark}|{mark}", lambda found: mark if len(found[0]) == 2 else "", text)
@@ -241,6 +274,12 @@ class ChatTemplate:
                 "messages",
             )
         return ids
+
+
+def _unused(texts: Iterable[str], codes: Iterable[int]) -> str:
+    """Return one of these characters that stands in none of the texts."""
+    everything = "".join(texts)
+    return next(chr(code) for code in codes if chr(code) not in everything)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -11,58 +11,71 @@ from msgspec import UNSET
 from ...engines import RequestError
 from ...runtime import Grammar
 from .answers import CallDelta, ChatMessage, Delta, FunctionDelta, ToolCall
-from .bodies import ChatBody, NamedTool
-from .templates import CALL_MARKS
-
-AUTO = (
-    f"tool_choice is auto, but this chat template does not tell the model to write calls between {CALL_MARKS[0]} and "
-    f"{CALL_MARKS[1]}, so none would be found in its text; say required, none, or name a tool"
-)
+from .bodies import ChatBody, SomeTools
 
 
-def tools_of(body: ChatBody) -> list[dict[str, Any]] | None:
-    """The tools as chat templates know them."""
-    if body.tools is None or body.tool_choice == "none":
-        return None
-    return [msgspec.to_builtins(tool) for tool in body.tools]
+class Toolbox:
+    """The tools of one chat, and which of them may be called.
+
+    Where nothing is chosen the model calls some or none, if its template told it how: without marks, none would be
+    found in its text, so it answers in text.
+    """
+
+    def __init__(self, body: ChatBody, marks: tuple[str, str] | None) -> None:
+        self.shown: list[dict[str, Any]] | None = None  # as chat templates know them
+        self.grammar: Grammar | None = None
+        self._names: list[str] = []
+        self._marks = marks
+        if body.tools is None:
+            if body.tool_choice not in (None, "none"):
+                raise RequestError("tool_choice is given, but there are no tools; send tools, too", "tool_choice")
+            return
+        if body.tool_choice == "none":
+            return
+        self.shown = tools = [msgspec.to_builtins(tool) for tool in body.tools]
+        choice: Any = body.tool_choice
+        if isinstance(choice, SomeTools):
+            allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+            tools = [_named(name, tools) for name in allowed]
+            choice = choice.allowed_tools.mode
+        elif choice is not None and not isinstance(choice, str):
+            choice = msgspec.to_builtins(choice)
+        if choice in (None, "auto") and marks is None:
+            return
+        self._names = [tool["function"]["name"] for tool in tools]
+        try:
+            self.grammar = Grammar.from_tools(tools, choice, marks, body.parallel_tool_calls is not False)
+        except RequestError as error:
+            raise RequestError(str(error), "tool_choice") from error
+
+    def reader(self) -> "Reader":
+        """Make the reader of one answer."""
+        if not self._names:
+            return TextReader()
+        return CallReader(self._names) if self._marks is None else MarkedReader(self._names, self._marks)
 
 
-def grammar_of_call(body: ChatBody, marks: tuple[str, str] | None) -> Grammar | None:
-    """The language of answers that are or may hold calls; None if the answer is to be text."""
-    if body.tools is None:
-        if body.tool_choice not in (None, "none"):
-            raise RequestError("tool_choice is given, but there are no tools; send tools, too", "tool_choice")
-        return None
-    if body.tool_choice in (None, "auto") and marks is None:
-        raise RequestError(AUTO, "tool_choice")
-    if body.tool_choice != "none" and body.response_format is not None:
-        raise RequestError("response_format and tool_choice both say what the answer is; send one", "response_format")
-    choice = msgspec.to_builtins(body.tool_choice) if isinstance(body.tool_choice, NamedTool) else body.tool_choice
-    several = body.parallel_tool_calls is not False
-    try:
-        return Grammar.from_tools(msgspec.to_builtins(body.tools), choice, marks, several)
-    except RequestError as error:
-        raise RequestError(str(error), "tool_choice") from error
-
-
-def reader_of(body: ChatBody, marks: tuple[str, str] | None) -> "Reader":
-    """Make the reader of one answer to this body."""
-    names = [tool.function.name for tool in body.tools or ()]
-    if not names or body.tool_choice == "none":
-        return TextReader()
-    return CallReader(names) if marks is None else MarkedReader(names, marks)
+def _named(name: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found = next((tool for tool in tools if tool["function"]["name"] == name), None)
+    if found is None:
+        names = [tool["function"]["name"] for tool in tools]
+        raise RequestError(f"tool_choice allows {name!r}, expected some of the tools {names}", "tool_choice")
+    return found
 
 
 class Reader(Protocol):
     """Reads an answer piece by piece."""
 
-    calls: int  # how many have begun
-
-    def feed(self, text: str) -> Delta:
-        """Return what is new; what may still become part of a mark is held back."""
+    @property
+    def calls(self) -> int:
+        """How many have begun."""
         ...
 
-    def end(self, whole: bool) -> Delta:
+    def feed(self, text: str) -> list[Delta]:
+        """Return what is new, in order; what may still become part of a mark is held back."""
+        ...
+
+    def end(self, whole: bool) -> list[Delta]:
         """Return what was held back, of an answer that is `whole` or was cut off."""
         ...
 
@@ -70,11 +83,11 @@ class Reader(Protocol):
 class TextReader:
     calls = 0
 
-    def feed(self, text: str) -> Delta:
-        return Delta(content=text)
+    def feed(self, text: str) -> list[Delta]:
+        return [Delta(content=text)] if text else []
 
-    def end(self, whole: bool) -> Delta:
-        return Delta()
+    def end(self, whole: bool) -> list[Delta]:
+        return []
 
 
 class CallReader:
@@ -86,26 +99,26 @@ class CallReader:
         self._index, self._id = index, f"call_{secrets.token_hex(12)}"
         self._text = ""
 
-    def feed(self, text: str) -> Delta:
+    def feed(self, text: str) -> list[Delta]:
         """The last letter may be the brace behind the arguments, and is held back."""
         self._text += text
         found = []
         if not self.calls:
             opening = next((one for one in self._names if self._text.startswith(one)), None)
             if opening is None:
-                return Delta()
+                return []
             self.calls, self._text = 1, self._text[len(opening) :]
             name = FunctionDelta("", self._names[opening])
             found.append(CallDelta(name, self._index, id=self._id, type="function"))
         if len(self._text) > 1:
             found.append(CallDelta(FunctionDelta(self._text[:-1]), self._index))
             self._text = self._text[-1]
-        return Delta(tool_calls=found or UNSET)
+        return [Delta(tool_calls=found)] if found else []
 
-    def end(self, whole: bool) -> Delta:
+    def end(self, whole: bool) -> list[Delta]:
         """The last brace of a call that is whole is not part of its arguments."""
         rest, self._text = "" if whole else self._text, ""
-        return Delta(tool_calls=[CallDelta(FunctionDelta(rest), self._index)] if rest and self.calls else UNSET)
+        return [Delta(tool_calls=[CallDelta(FunctionDelta(rest), self._index)])] if rest and self.calls else []
 
 
 class MarkedReader:
@@ -119,7 +132,7 @@ class MarkedReader:
         self._ended_call = False  # and nothing has followed it
         self._text = ""
 
-    def feed(self, text: str) -> Delta:
+    def feed(self, text: str) -> list[Delta]:
         self._text += text
         deltas: list[Delta] = []
         while True:
@@ -128,11 +141,11 @@ class MarkedReader:
             if not found:
                 break
             if self._call is None:
-                deltas.append(self._pass_on(ready.rstrip()))
+                deltas += self._pass_on(ready.rstrip())
                 self._call = CallReader(self._names, self.calls)
                 self.calls += 1
             else:
-                deltas += [self._pass_on(ready), self._call.end(whole=True)]
+                deltas += [*self._pass_on(ready), *self._call.end(whole=True)]
                 self._call, self._ended_call = None, True
             self._text = rest
         held = beginning_of(mark, self._text)
@@ -140,19 +153,19 @@ class MarkedReader:
         if self._call is None:
             ready = ready.rstrip()
         self._text = self._text[len(ready) :]
-        return joined([*deltas, self._pass_on(ready)])
+        return [*deltas, *self._pass_on(ready)]
 
-    def end(self, whole: bool) -> Delta:
+    def end(self, whole: bool) -> list[Delta]:
         text, self._text = self._text, ""
         if self._call is not None:
             return self._call.end(whole=len(text) > 1)  # what was held back begins the mark, or is a line break of JSON
-        return Delta() if self._ended_call and text.isspace() else self._pass_on(text)
+        return [] if self._ended_call and text.isspace() else self._pass_on(text)
 
-    def _pass_on(self, text: str) -> Delta:
+    def _pass_on(self, text: str) -> list[Delta]:
         if self._call is not None:
             return self._call.feed(text)
         self._ended_call = self._ended_call and not text
-        return Delta(content=text or UNSET)
+        return [Delta(content=text)] if text else []
 
 
 def beginning_of(mark: str, text: str) -> int:
@@ -162,22 +175,27 @@ def beginning_of(mark: str, text: str) -> int:
 
 def joined(deltas: Iterable[Delta]) -> Delta:
     """One delta that says what all of them say."""
-    content = "".join(one.content for one in deltas if one.content)
-    calls = [call for one in deltas for call in one.tool_calls or ()]
-    return Delta(content=content or UNSET, tool_calls=calls or UNSET)
+    each = list(deltas)
+    content = "".join(one.content for one in each if one.content)
+    reasoning = "".join(one.reasoning_content for one in each if one.reasoning_content)
+    calls = [call for one in each for call in one.tool_calls or ()]
+    return Delta(content=content or UNSET, reasoning_content=reasoning or UNSET, tool_calls=calls or UNSET)
 
 
 def message_of(reader: Reader, text: str, whole: bool) -> ChatMessage:
     """Read all of an answer at once."""
-    delta = joined([reader.feed(text), reader.end(whole)])
+    delta = joined([*reader.feed(text), *reader.end(whole)])
     calls: dict[int, ToolCall] = {}
     for one in delta.tool_calls or ():
         if one.id:
             calls[one.index] = ToolCall(one.id, FunctionDelta("", one.function.name))
         calls[one.index].function.arguments += one.function.arguments
-    if not calls:
-        return ChatMessage(text)
-    return ChatMessage(delta.content or None, tool_calls=list(calls.values()))
+    if calls:
+        message = ChatMessage(delta.content or None, tool_calls=list(calls.values()))
+    else:
+        message = ChatMessage(text if delta.reasoning_content is UNSET else delta.content or "")
+    message.reasoning_content = delta.reasoning_content
+    return message
 
 
 def arguments_of(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Logit bias: a request adds to the scores of single tokens."""
+"""Logit bias: a request adds to the scores of single tokens, or allows some alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,10 @@ from .filter import Change, wide, widened
 
 
 class Bias(Change):
-    fields: ClassVar = {"logit_bias": "add this to the score of one token"}
+    fields: ClassVar = {
+        "logit_bias": "add this to the score of one token",
+        "allowed_token_ids": "write this token and others that are allowed, but none else",
+    }
 
     def check(self, params: Parameters) -> None:
         bias = params.logit_bias
@@ -25,16 +28,27 @@ class Bias(Change):
             "logit_bias", bias, sound, f"a mapping of token ids to -inf or numbers from {-LARGEST:g} to {LARGEST:g}"
         )
 
+        ids = params.allowed_token_ids
+        require(
+            "allowed_token_ids",
+            ids,
+            isinstance(ids, Sequence) and all(whole(token, 0) for token in ids),
+            "a list of token ids",
+        )
+
     def active(self, params: Parameters) -> bool:
-        return bool(params.logit_bias)
+        return bool(params.logit_bias or params.allowed_token_ids)
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         return {"bias": wide(rows, vocab_size, device)}
 
     def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
-        if params.logit_bias:
+        if self.active(params):
             columns["bias"] = widened(columns["bias"], vocab_size)
         columns["bias"][row] = 0
+        if params.allowed_token_ids:
+            columns["bias"][row] = -math.inf
+            columns["bias"][row, list(params.allowed_token_ids)] = 0
         for token, bias in params.logit_bias.items():
             columns["bias"][row, token] = bias
 

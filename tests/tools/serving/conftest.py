@@ -41,6 +41,9 @@ def serving(
     max_batch: int = 4,
     max_waiting: int = 64,
     template: str | None = TEMPLATE,
+    names: Sequence[str] = ("tiny",),
+    reasoning: str | None = None,
+    origins: Sequence[str] = (),
     drain_seconds: float = 5,
     log_prompts: bool = False,
     prefix_bytes: int | None = None,
@@ -51,8 +54,8 @@ def serving(
         Decoder.open(pair.bundle, max_batch=max_batch, prefix_bytes=prefix_bytes) as decoder,
         listen("127.0.0.1", 0) as listener,
     ):
-        service = open_service(decoder, max_waiting, "tiny", template)
-        app = make_app(service, keys, log_prompts)
+        service = open_service(decoder, max_waiting, names, template, reasoning)
+        app = make_app(service, keys, log_prompts, origins)
 
         async def run() -> None:
             end, end_now = asyncio.Event(), asyncio.Event()

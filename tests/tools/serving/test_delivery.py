@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from trt_spec.runtime import Output, Piece, Speculation, Usage
-from trt_spec.tools.serving.answers import AnyChoice, Head
+from trt_spec.tools.serving.answers import AnyChoice
+from trt_spec.tools.serving.bodies import CompletionBody, StreamOptions
+from trt_spec.tools.serving.choices import ChoiceWriter
 from trt_spec.tools.serving.delivery import Stream
 
 
@@ -27,6 +29,7 @@ class ScriptedFlight:
             text="",
             token_ids=(),
             finish_reason="length",
+            stopped_by=None,
             usage=Usage(2, 3, 0),
             logprobs=None,
             prompt_logprobs=None,
@@ -44,24 +47,29 @@ class ScriptedFlight:
     def cancel(self) -> None: ...
 
 
-class ScriptedWriter:
+class ScriptedWriter(ChoiceWriter[AnyChoice, AnyChoice]):
     """Shows the tokens of each piece."""
 
-    def __init__(self, opens: bool) -> None:
-        self.head = self.chunk_head = Head("name", "kind", "model", "print", 0)
+    def __init__(self, opens: bool, include_usage: bool = False) -> None:
+        service = SimpleNamespace(name="model", fingerprint="print", spelling=None)
+        body = CompletionBody(prompt="", stream=True, stream_options=StreamOptions(include_usage=include_usage))
+        super().__init__(service, body, "name", "kind", "kind")
         self._opens = opens
 
-    def opening(self, index: int, request: object) -> AnyChoice | None:
+    def choice(self, index: int, output: Output) -> AnyChoice:
+        raise NotImplementedError
+
+    def first(self, index: int, request: object) -> AnyChoice | None:
         return AnyChoice(index=index) if self._opens else None
 
-    def chunk(self, index: int, pieces: Sequence[Piece], request: object) -> AnyChoice:
+    def next(self, index: int, pieces: Sequence[Piece], request: object) -> AnyChoice:
         return AnyChoice(index=index, token_ids=[token for piece in pieces for token in piece.token_ids])
 
     def last(self, index: int, output: Output) -> AnyChoice:
         return AnyChoice(index=index, finish_reason="length")
 
 
-def sent_by(flight: ScriptedFlight, writer: ScriptedWriter, include_usage: bool = False) -> list[dict]:
+def sent_by(flight: ScriptedFlight, writer: ScriptedWriter) -> list[dict]:
     """Send a whole stream to a client that stays, and return the messages."""
     metrics = SimpleNamespace(between_chunks=SimpleNamespace(observe=lambda seconds: None))
     service = SimpleNamespace(keep_alive_seconds=60, metrics=metrics)
@@ -74,7 +82,7 @@ def sent_by(flight: ScriptedFlight, writer: ScriptedWriter, include_usage: bool 
     async def send(message: dict) -> None:
         messages.append(message)
 
-    asyncio.run(Stream(service, flight, writer, 1, include_usage)({"type": "http"}, receive, send))
+    asyncio.run(Stream(service, flight, writer, 1)({"type": "http"}, receive, send))
     return messages
 
 
@@ -83,7 +91,7 @@ PIECES = [[Piece("a", (1,), (True,))], [], [Piece("b", (2, 3), (True, False))]]
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_the_end_of_a_stream_goes_out_with_its_last_chunk_and_rounds_without_news_send_nothing(include_usage: bool):
-    start, *parts = sent_by(ScriptedFlight(PIECES), ScriptedWriter(opens=False), include_usage)
+    start, *parts = sent_by(ScriptedFlight(PIECES), ScriptedWriter(False, include_usage))
     assert (start["type"], start["status"]) == ("http.response.start", 200)
     assert [part["more_body"] for part in parts] == [True, False]
     first, last = (part["body"].decode().split("\n\n") for part in parts)
@@ -98,7 +106,7 @@ def test_the_end_of_a_stream_goes_out_with_its_last_chunk_and_rounds_without_new
 
 
 def test_what_opens_a_stream_goes_out_before_any_news():
-    _, opening, *_ = sent_by(ScriptedFlight(PIECES), ScriptedWriter(opens=True))
+    _, opening, *_ = sent_by(ScriptedFlight(PIECES), ScriptedWriter(True))
     assert opening["body"].count(b"data: ") == 1
     assert b"token_ids" not in opening["body"]
 
@@ -106,7 +114,7 @@ def test_what_opens_a_stream_goes_out_before_any_news():
 def test_an_error_in_mid_stream_is_the_last_that_is_sent():
     flight = ScriptedFlight(PIECES)
     flight.output = lambda index: 1 // 0
-    *_, chunk, last = sent_by(flight, ScriptedWriter(opens=False))
+    *_, chunk, last = sent_by(flight, ScriptedWriter(False))
     assert (chunk["more_body"], last["more_body"]) == (True, False)
     piece, error, rest = last["body"].decode().split("\n\n")
     assert '"token_ids":[2,3]' in piece, "what came before it is not lost"

@@ -169,6 +169,6 @@ def test_no_other_site_is_let_in(served: Served):
 
 def test_the_errors_of_openais_client_carry_the_field(served: Served):
     with pytest.raises(openai.BadRequestError) as error:
-        served.openai.chat.completions.create(model="tiny", messages=MESSAGES, reasoning_effort="low")
-    assert (error.value.param, error.value.code) == ("reasoning_effort", "unsupported_parameter")
+        served.openai.chat.completions.create(model="tiny", messages=MESSAGES, verbosity="low")
+    assert (error.value.param, error.value.code) == ("verbosity", "unsupported_parameter")
     assert json.loads(error.value.response.text)["error"]["type"] == "invalid_request_error"

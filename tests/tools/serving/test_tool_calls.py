@@ -47,10 +47,32 @@ def test_with_no_choice_the_answer_is_text(server: Served):
     assert (answer.message.content is None, answer.message.tool_calls) == (False, None)
 
 
+def test_where_the_template_tells_of_no_calls_auto_answers_in_text(server: Served):
+    said = [
+        server.openai.chat.completions.create(**ASK, tools=TOOLS, **asked).choices[0].message
+        for asked in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"})
+    ]
+    assert {(one.content, one.tool_calls) for one in said} == {(said[0].content, None)}
+
+
+SOME = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}
+SOME["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "take_away"}}]
+
+
+def test_only_allowed_tools_are_called(server: Served):
+    for seed in range(4):
+        answer = server.openai.chat.completions.create(**ASK | {"seed": seed}, tools=TOOLS, tool_choice=SOME)
+        assert called(answer, False)[0] == "take_away"
+
+
 @pytest.mark.parametrize(
     ("asked", "param", "said"),
     [
-        ({"tools": TOOLS}, "tool_choice", "tool_choice is auto"),
+        (
+            {"tools": TOOLS[:1], "tool_choice": SOME},
+            "tool_choice",
+            "tool_choice allows 'take_away', expected some of the tools",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "names 'x'"),
         ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "response_format", "send one"),
@@ -88,8 +110,8 @@ def test_calls_and_their_results_reach_the_template(signs: Pair):
 
 def test_a_call_comes_piece_by_piece_and_is_whole_without_its_brace():
     reader, text = CallReader(["add", "address"]), '{"name": "address", "arguments": {"n": {}}}'
-    deltas = [call for letter in text for call in reader.feed(letter).tool_calls or ()]
-    assert not reader.end(whole=True).tool_calls
+    deltas = [call for letter in text for delta in reader.feed(letter) for call in delta.tool_calls or ()]
+    assert not reader.end(whole=True)
     assert deltas[0].function.name == "address"
     assert "".join(delta.function.arguments for delta in deltas) == '{"n": {}}'
     [cut] = message_of(CallReader(["add"]), '{"name": "add", "arguments": {"n', whole=False).tool_calls
@@ -126,8 +148,8 @@ def test_calls_are_told_from_text_however_it_is_cut(text: str, whole: bool, cont
     assert [(one.function.name, one.function.arguments) for one in expected.tool_calls or ()] == calls
     for size in range(1, len(text)):
         reader = MarkedReader(["add", "take_away"], MARKS)
-        pieces = [reader.feed(text[start : start + size]) for start in range(0, len(text), size)]
-        delta = joined([*pieces, reader.end(whole)])
+        pieces = [one for start in range(0, len(text), size) for one in reader.feed(text[start : start + size])]
+        delta = joined([*pieces, *reader.end(whole)])
         assert (delta.content or None) == content
         assert reader.calls == len(calls)
         for index, (name, arguments) in enumerate(calls):
