@@ -84,7 +84,8 @@ def in_terms_of(names: Mapping[str, str]) -> Iterator[None]:
     except (ApiError, RequestError) as error:
         problem = api_error(error)
         said = problem.answer.error
-        said.param = names.get(said.param or "", said.param)
+        ours = error.field if isinstance(error, RequestError) else None
+        said.param = names.get(ours or "") or names.get(said.param or "", said.param)
         raise problem from error
 
 

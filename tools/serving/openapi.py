@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from . import answers, bodies
-from .errors import ErrorAnswer
+from . import answers, bodies, messages, responses
+from .errors import MESSAGES, ErrorAnswer, MessagesError
 from .service import Service
 
 PLACE = "#/components/schemas/{name}"
@@ -23,6 +23,10 @@ SAID = {  # by status: what an error of this status says
 POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it takes, what it gives
     "/v1/completions": ("Continue a prompt.", bodies.CompletionBody, answers.Answer[answers.CompletionChoice]),
     "/v1/chat/completions": ("Answer messages.", bodies.ChatBody, answers.Answer[answers.ChatChoice]),
+    "/v1/responses": ("Answer messages.", responses.ResponsesBody, responses.ResponseAnswer),
+    "/v1/messages": ("Answer messages.", messages.MessagesBody, messages.MessageAnswer),
+    "/v1/messages/count_tokens": ("Count what would be read.", messages.CountedBody, messages.InputTokens),
+    "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
     "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
     "/detokenize": ("Turn token ids into text.", bodies.DetokenizeBody, answers.Prompt),
 }
@@ -31,10 +35,11 @@ GETS: dict[str, tuple[str, type | None]] = {
     "/v1/models/{model}": ("Describe the model.", answers.ModelCard),
     "/health": ("Whether the server is alive.", answers.Status),
     "/ready": ("Whether the server takes requests.", answers.Status),
+    "/version": ("The version of trt-spec.", answers.Version),
     "/metrics": ("Metrics for Prometheus.", None),
     "/openapi.json": ("This page.", None),
 }
-STREAMED = ("/v1/completions", "/v1/chat/completions")
+STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 EVENT = {  # of a stream; before version 3.2 of OpenAPI a stream's schema is that of each event
     "type": "object",
     "properties": {"data": {"type": "string", "description": "A chunk of the answer or an error, in JSON, or [DONE]."}},
@@ -44,24 +49,31 @@ WITHOUT_KEY = ("/health", "/ready")
 
 
 def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
-    kinds = [ErrorAnswer, *(kind for _, body, answer in POSTS.values() for kind in (body, answer))]
+    kinds = [
+        ErrorAnswer,
+        MessagesError,
+        *responses.ITEMS.values(),
+        *(kind for _, body, answer in POSTS.values() for kind in (body, answer)),
+    ]
     kinds += [answer for _, answer in GETS.values() if answer is not None]
     places, schemas = msgspec.json.schema_components(kinds, ref_template=PLACE)
     place = dict(zip(kinds, places, strict=True))
     _make_precise(schemas, service)
-    error = _content(place[ErrorAnswer])
+    items = {"anyOf": [place[kind] for kind in responses.ITEMS.values()]}
+    schemas["ResponsesBody"]["properties"]["input"]["anyOf"][-1]["items"] = items
 
-    def responses(path: str, ok: dict[str, Any], posts: bool) -> dict[str, Any]:
+    def answers_of(path: str, ok: dict[str, Any], posts: bool) -> dict[str, Any]:
         statuses = {401} if with_keys and path not in WITHOUT_KEY else set()
         statuses |= {400, 404, 413, 415, 500, 503} if posts else set()
         statuses |= {404} if "{" in path else set()
+        error = _content(place[MessagesError if path.startswith(MESSAGES) else ErrorAnswer])
         errors = {str(status): {"description": SAID[status], "content": error} for status in sorted(statuses)}
         if path in WITHOUT_KEY:
             errors["503"] = {"description": "It is not.", "content": _content(place[answers.Status])}
         return {"200": {"description": "As it should be.", "content": ok}} | errors
 
     def operation(path: str, summary: str, ok: dict[str, Any], **more: Any) -> dict[str, Any]:
-        found = {"summary": summary, "responses": responses(path, ok, "requestBody" in more), **more}
+        found = {"summary": summary, "responses": answers_of(path, ok, "requestBody" in more), **more}
         return found | ({"security": KEY} if with_keys and path not in WITHOUT_KEY else {})
 
     paths: dict[str, Any] = {}
@@ -74,7 +86,7 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
     for path, (summary, given) in GETS.items():
         text = {"text/plain": {"schema": {"type": "string"}}} if path == "/metrics" else _content({"type": "object"})
         ok = text if given is None else _content(place[given])
-        named = [{"name": "model", "in": "path", "required": True, "schema": {"enum": [service.name]}}]
+        named = [{"name": "model", "in": "path", "required": True, "schema": {"enum": list(service.names)}}]
         paths[path] = {"get": operation(path, summary, ok, **({"parameters": named} if "{" in path else {}))}
     return {
         "openapi": "3.1.0",
@@ -92,6 +104,6 @@ def _make_precise(schemas: dict[str, Any], service: Service) -> None:
     """Write the limits of this very model into the schemas."""
     for name, schema in schemas.items():
         if name.endswith("Body") and "model" in schema["properties"]:
-            schema["properties"]["model"] = {"enum": [service.name, None], "default": None}
+            schema["properties"]["model"] = {"enum": [*service.names, None], "default": None}
     tokens = schemas["DetokenizeBody"]["properties"]["tokens"]
     tokens["items"]["maximum"] = service.decoder.vocab_size - 1

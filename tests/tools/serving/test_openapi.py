@@ -8,12 +8,22 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from trt_spec.tools.serving.app import make_app
 
 from ...bundles import Pair
 from .conftest import Served, serving
 
-POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
-GETS = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/openapi.json")
+POSTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/apply-template",
+    "/tokenize",
+    "/detokenize",
+)
+GETS = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/version", "/metrics", "/openapi.json")
 load_all_checks()
 
 
@@ -41,7 +51,8 @@ def probe(served: Served, path: str, method: str, mode: GenerationMode, examples
 
 def test_every_path_of_the_server_is_on_the_page_and_no_other(served: Served):
     page = served.http.get("/openapi.json").json()
-    assert set(page["paths"]) == {*POSTS, *GETS}
+    routes = {route.path.replace(":path", "") for route in make_app(served.service).routes}
+    assert set(page["paths"]) == routes == {*POSTS, *GETS}
     assert page["openapi"] == "3.1.0"
 
 

@@ -43,9 +43,17 @@ def test_instructions_come_before_the_input(server: Served):
     assert server.openai.responses.create(**asked).output_text == expected
 
 
-EVENTS = """response.created response.in_progress response.output_item.added response.content_part.added
-response.output_text.delta response.output_text.done response.content_part.done response.output_item.done
-response.incomplete""".split()
+EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.incomplete",
+]
 
 
 def test_a_stream_has_every_event_in_order_and_ends_with_the_whole_answer(server: Served):
