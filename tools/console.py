@@ -6,7 +6,7 @@ rich is imported where it draws and nowhere else: loading it takes longer than m
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
@@ -80,8 +80,9 @@ def in_bytes(size: float) -> str:
 
 
 def say(line: str) -> None:
-    """Tell the user something on standard error; standard output is for results."""
-    print(line, file=sys.stderr, flush=True)
+    """Tell the user something on standard error, if it can be written to; standard output is for results."""
+    with suppress(OSError):  # a full disk behind it must not end what works
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         told: Conversation = [{"role": "system", "content": arguments.system}] if arguments.system else []
         for line in _lines():
             told.append({"role": "user", "content": line})
-            output = _answer(decoder, template.encode(told), params, arguments)
+            with _no_typing():
+                output = _answer(decoder, template.encode(told), params, arguments)
             told.append({"role": "assistant", "content": output.text})
     if params.lenient:
         say(lossy(params.lenience))
@@ -69,6 +71,24 @@ def _lines() -> Iterator[str]:
             return
         if line.strip():
             yield line.rstrip("\n")
+
+
+@contextmanager
+def _no_typing() -> Iterator[None]:
+    """Neither show nor keep what is typed into a terminal meanwhile: it would mix into the answer."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, OSError):  # it is no terminal
+        yield
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
 
 
 def _answer(decoder: Decoder, prompt: list[int], params: SamplingParams, arguments: argparse.Namespace) -> Output:

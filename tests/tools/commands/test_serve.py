@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from trt_spec.tools.commands.chat import DIM, RESET, Ink
 
 from ...bundles import Pair
 from ...kit.terminal import Terminal
+from ...kit.waiting import until
 from ..conftest import assert_refused
 
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -78,6 +80,28 @@ def test_it_says_where_it_listens_and_sigterm_finishes_what_runs(start, llama: P
     log = process.stderr.read()
     assert "path=/v1/completions status=200" in log
     assert "draining" in log
+
+
+def test_a_full_disk_behind_its_log_does_not_keep_it_from_serving(llama: Pair):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "trt_spec.tools.cli", "serve", "--bundle", str(llama.bundle), "--port", str(port)]
+    with open("/dev/full", "w", encoding="utf-8") as full, subprocess.Popen(command, stderr=full) as process:
+        try:
+            until(lambda: answers(port) or process.poll() is not None)
+            assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=LONG).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_second_signal_does_not_wait(start):
@@ -146,6 +170,17 @@ def test_chat_does_not_read_the_conversation_anew(run, llama: Pair, template: Pa
     assert run("chat", "--bundle", llama.bundle, *asked).code == 0
     [(kept, read)] = found
     assert 0.25 * read < kept < 0.5 * read, "of two prompts, the second begins with the first"
+
+
+def test_what_is_typed_during_an_answer_is_neither_shown_nor_asked(monkeypatch: pytest.MonkeyPatch):
+    screen, keys = os.openpty()
+    with os.fdopen(keys) as stdin, os.fdopen(screen, "rb", 0) as shown:
+        monkeypatch.setattr(chat_command.sys, "stdin", stdin)
+        with chat_command._no_typing():
+            os.write(screen, b"too early\n")
+        os.write(screen, b"asked\n")
+        assert stdin.readline() == "asked\n"
+        assert shown.read(100) == b"asked\r\n"
 
 
 def test_chat_without_a_template_is_refused(run, llama: Pair):

@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from importlib.metadata import version
 
 import pytest
@@ -11,6 +10,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 
 from ...bundles import Pair
 from ...kit.schemas import FORMAT, SCHEMA
+from ...kit.waiting import until
 from .conftest import TEMPLATE, Served, serving
 
 MESSAGES = [{"role": "user", "content": "abc"}]
@@ -257,13 +257,6 @@ def test_of_those_that_wait_the_lowest_priority_number_starts_first(signs: Pair)
         for thread in threads:
             thread.join()
     assert ended == [-1, 0, 3, 5]
-
-
-def until(true) -> None:
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # The server.
