@@ -132,7 +132,7 @@ def prompts_of(prompt: object) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     assert isinstance(prompt, list)
-    kinds = {type(part) for part in prompt}
+    kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise ApiError(400, "prompt mixes text and token ids, expected a list of one kind", "prompt")
     if kinds == {int}:
