@@ -7,7 +7,7 @@ import pytest
 from trt_spec.engines import ENGINES
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("engines", "runtime", "tests", "tools")  # export/README.md has tests of its own
+FOLDERS = ("engines", "runtime", "tests", "tools", "tools/serving/deploy")  # export/README.md has tests of its own
 READMES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in FOLDERS)]
 ROW = re.compile(r"^\| `([\w-]+)` \| (.*) \| ((?:cpu|cuda)[\w, ]*) \|$", re.MULTILINE)
 

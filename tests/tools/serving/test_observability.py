@@ -74,7 +74,7 @@ def test_metrics_count_under_the_names_that_dashboards_know(llama: Pair, alone: 
 
 def test_the_dashboard_asks_for_nothing_that_is_not_counted(served: Served):
     served.post("/v1/completions", BODY)
-    text = Path(metrics.__file__).with_name("grafana.json").read_text()
+    text = (Path(metrics.__file__).parent / "deploy" / "grafana.json").read_text()
     asked = set(re.findall(r"vllm:\w+", text))
     assert len(asked) > 10
     known = {line.split("{")[0] for line in served.http.get("/metrics").text.splitlines() if line.startswith("vllm:")}
