@@ -1,6 +1,7 @@
 """Serve a bundle to many clients at once, by OpenAI's API: completions, chats, streams.
 
-SIGTERM ends it gracefully: it takes nothing new, finishes what runs, and exits with 0.
+SIGTERM ends it gracefully: it takes nothing new, finishes what runs, and exits with 0. It exits with 70 if the decoder's
+thread has died, or hangs when it is told to end.
 """
 
 import argparse
@@ -9,6 +10,7 @@ from pathlib import Path
 from ...engines import EngineError, RequestError
 from ..console import say
 from ..extras import install_command
+from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.limits import add_limit_flags, seconds
 from ..flags.sampling import add_number
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, "--drain-seconds", 30.0, "after SIGTERM, cancel what has not finished in this time", seconds, letter="S"
     )
     add_engine_flags(parser)
+    add_controller_flags(parser)
     group = parser.add_argument_group("log, on standard error")
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="a line for each request")
     group.add_argument(
@@ -85,12 +88,17 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         set_up_logging(arguments.log_format, arguments.log_level)
         service = open_service(
-            decoder, arguments.max_waiting, arguments.served_model_name, template, arguments.reasoning_parser
+            decoder,
+            arguments.max_waiting,
+            arguments.served_model_name,
+            template,
+            arguments.reasoning_parser,
+            draft_length(arguments),
+            arguments.drafter,
         )
         app = make_app(service, keys or (), arguments.log_prompts, arguments.allow_origin)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener)}"
-        serve(app, service, listener, arguments.drain_seconds, lambda: say(line))
-    return 0
+        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line))
 
 
 def read_keys(file: Path) -> list[str]:

@@ -14,15 +14,16 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.loops.auto import auto_loop_factory
 
-from ...engines import EngineError, RequestError
+from ...engines import RequestError
 from ...engines.errors import first_line
+from ..console import say
 from .connections import Connection, raise_file_limit
 from .delivery import first_of
 from .service import Service
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-STUCK = 70  # the exit code of a process whose decoder never came back from a step
+BROKEN = 70  # the exit code of a process whose decoder has died, or never came back from a step
 LINGER_SECONDS = 5  # for clients that are slow to take the end of an answer
 
 
@@ -48,10 +49,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(
     app: Starlette, service: Service, listener: socket.socket, drain_seconds: float, announce: Callable[[], None]
-) -> None:
+) -> int:
     """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once.
 
-    A decoder whose thread has died ends it, too, with an error that makes a supervisor start the process again.
+    A decoder whose thread has died ends it, too. Return an exit code, which makes a supervisor start it again then.
     """
 
     async def until_a_signal() -> None:
@@ -70,13 +71,13 @@ def serve(
     gc.freeze()  # what is loaded stays loaded: each time it was looked through again, all streams stood still for 0.1 s
     run_loop(until_a_signal())
     if service.stepper.error is not None:
-        raise EngineError(
-            f"the decoder's thread has died ({first_line(service.stepper.error)}); start the server again"
-        )
+        say(f"the decoder's thread has died ({first_line(service.stepper.error)}); start the server again")
+        return BROKEN
     if service.stepper.state != "dead":
         log.critical("the decoder is stuck in a step, and the process ends without it")
         logging.shutdown()
-        os._exit(STUCK)
+        os._exit(BROKEN)
+    return 0
 
 
 def run_loop(serving: Coroutine[Any, Any, None]) -> None:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
+from ...runtime.state.asked import DraftLength
 from .answers import ModelCard
 from .bodies import Generation, Sampling
 from .encoding import Longest, encoded
@@ -42,6 +43,8 @@ class Service:
     metrics: Metrics
     longest: Longest
     reasoning: Marks | None = None  # around what the model reasons, if that is told from its answer
+    draft_length: DraftLength | None = None  # of requests that ask for none
+    drafter: str | None = None
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -124,9 +127,9 @@ class Service:
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
                 salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
-                wanted.append(
-                    Submission(prompt, params, body.draft_length, body.drafter, salt, predicted, body.priority or 0)
-                )
+                length = self.draft_length if body.draft_length is None else body.draft_length
+                drafter = body.drafter or (None if predicted else self.drafter)
+                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, body.priority or 0))
         return wanted
 
     def truncated(self, prompt: list[int], body: Sampling, max_tokens: int | None) -> list[int]:
@@ -143,6 +146,8 @@ def open_service(
     names: Sequence[str] = (),
     chat_template: str | None = None,
     reasoning_parser: str | None = None,
+    draft_length: DraftLength | None = None,
+    drafter: str | None = None,
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
     bundle = decoder.bundle
@@ -156,7 +161,7 @@ def open_service(
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file, bundle.max_length)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
-    return Service(stepper, spelling, template, names, metrics, longest, marks)
+    return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -189,9 +189,10 @@ def test_systemd_starts_again_what_failed_and_not_what_was_told_to_end():
     assert found["Restart"] == ["on-failure"]
     assert found["SuccessExitStatus"] == [str(EXIT_TERMINATED)]
     assert (found["KillSignal"], found["KillMode"]) == (["SIGTERM"], ["mixed"])
+    assert found["RestartPreventExitStatus"] == [str(EXIT_ERROR)]
     text = (DEPLOY / "trt-spec.service").read_text()
-    assert f"# {EXIT_ERROR}: the decoder's thread has died" in text
-    assert f"{server.STUCK}: a step never ended" in text
+    assert f"{EXIT_ERROR}: a flag, the bundle or the port is wrong" in text
+    assert f"{server.BROKEN}: the decoder's thread has died" in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
@@ -319,4 +320,4 @@ def test_every_code_of_the_page_is_one_that_the_server_says():
 def test_every_exit_code_of_the_page_is_the_servers():
     codes = [int(code) for code, *_ in table("exit code | meaning | started again, unless it was stopped")]
     killed = 128 + 9
-    assert codes == [0, EXIT_ERROR, server.STUCK, killed, EXIT_TERMINATED]
+    assert codes == [0, EXIT_ERROR, server.BROKEN, killed, EXIT_TERMINATED]
