@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tokenizers import Tokenizer
-from trt_spec.engines import EngineError, RequestError
+from trt_spec.engines import RequestError
 from trt_spec.runtime import Grammar
 from trt_spec.tools.serving import connections, server, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
