@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..engines import Contract, Engine, ExportError, cache_rows, make_step, open_engine
-from .oracle import branch_logits, continued_logits
+from .oracle import branch_logits, cached_rows, continued_logits
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
@@ -31,7 +31,8 @@ class Reference:
 
     script: Script
     branches: list[Tensor]  # [length, V] of each branch
-    deep: list[Call]  # each continues a cache of random rows
+    made: list[Tensor]  # rows of each cache buffer, as the model makes them: [1, kv_heads, rows, D]
+    deep: list[Call]  # each continues a long cache of such rows
     deep_logits: list[Tensor]  # [live, V] of each
     scale: float  # the standard deviation of the logits
     sample: Sample
@@ -45,8 +46,9 @@ def make_reference(
     script = write_script(sample.vocab_size, contract.max_length)
     branches = branch_logits(model, script.branches)
     deep = _deep_calls(contract, sample.vocab_size, window)
-    deep_logits = [_deep_logits(model, contract, call.rows[0]) for call in deep]
-    return Reference(script, branches, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
+    made = cached_rows(model, max(script.branches, key=len))
+    deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
+    return Reference(script, branches, made, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
 
 
 def check_graph(
@@ -78,7 +80,7 @@ def check_graph(
                 compare(call.scenario, logits[: row.live], expected)
         for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
             [row] = call.rows
-            cache = _cache_holding(contract, row.start, len(row.tokens))
+            cache = _cache_holding(contract, reference.made, row.start, len(row.tokens))
             compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
         if quantised:
             engine.close()
@@ -141,19 +143,23 @@ def _deep_calls(contract: Contract, token_count: int, window: int | None) -> lis
     return [Call(scenario, 0, [row]) for scenario, row in calls.items()]
 
 
-def _deep_logits(model: Any, contract: Contract, call: RowCall) -> Tensor:
+def _deep_logits(model: Any, made: list[Tensor], call: RowCall) -> Tensor:
     found: dict[int, Tensor] = {}
     for path in leaves_of(call.parents[: call.live]):
-        logits = continued_logits(model, _random_rows(contract, call.start), [call.tokens[node] for node in path])
+        logits = continued_logits(model, _shuffled(made, call.start), [call.tokens[node] for node in path])
         found |= zip(path, logits, strict=True)
     return torch.stack([found[node] for node in range(call.live)])
 
 
-def _random_rows(contract: Contract, rows: int) -> Iterator[Tensor]:
-    """Give the same rows for each cache buffer, in the contract's order, whenever they are asked for."""
+def _shuffled(made: list[Tensor], rows: int) -> Iterator[Tensor]:
+    """Give so many rows of each cache buffer, in the contract's order: the same ones whenever they are asked for.
+
+    They are the model's own, since its numbers grow by many times where a cache holds what it would never make.
+    """
     generator = torch.Generator().manual_seed(SEED)
-    for state in contract.states:
-        yield torch.randn(state.memory(1, rows), generator=generator)
+    order = torch.randint(2**31, (rows,), generator=generator)
+    for buffer in made:
+        yield buffer[:, :, order % buffer.shape[2]]
 
 
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
@@ -161,9 +167,9 @@ def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
     return {state.name: torch.full(state.memory(rows, capacity), 1e4) for state in contract.states}
 
 
-def _cache_holding(contract: Contract, start: int, width: int) -> dict[str, Tensor]:
+def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: int) -> dict[str, Tensor]:
     cache = _cache(contract, 1, start + width)
-    for buffer, rows in zip(cache.values(), _random_rows(contract, start), strict=True):
+    for buffer, rows in zip(cache.values(), _shuffled(made, start), strict=True):
         buffer[:, :, :start] = rows
     return cache
 

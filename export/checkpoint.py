@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +16,7 @@ from .families import ModelShape, refuse_unsupported, shape_of
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
+GGUF = ".gguf"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -26,11 +28,13 @@ class Checkpoint:
     path: Path
     config: Any
     shape: ModelShape
+    gguf: str | None = None  # the file in `path` that holds all of it, if it is one
 
     @property
     def label(self) -> str:
-        """What the bundle calls it: its id, or its directory's own name, which means something elsewhere too."""
-        return Path(self.name).resolve().name if Path(self.name).is_dir() else self.name
+        """What the bundle calls it: its id, or its file's or directory's own name, which means something elsewhere."""
+        place = Path(self.name).resolve()
+        return place.name.removesuffix(GGUF) if place.exists() else self.name
 
     @property
     def architecture(self) -> str:
@@ -40,6 +44,8 @@ class Checkpoint:
 def open_checkpoint(name: str | Path) -> Checkpoint:
     """Find a directory or a model of the Hugging Face Hub and read all of it but the weights."""
     name = str(name)
+    if (file := _gguf_file(name)) is not None:
+        return _open_gguf(name, file)
     path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
     refuse_unsupported(name, _read_config(name, path))
     config = _typed_config(name, path)
@@ -54,16 +60,17 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
     """Load the model as transformers builds it, its weights in `dtype`, with transformers' own attention."""
     from transformers import AutoModelForCausalLM
 
+    stored: dict[str, Any] = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {"use_safetensors": True}
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,
             config=checkpoint.config,
             dtype=getattr(torch, dtype),
             attn_implementation="eager",
-            use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **stored,
         )
     except Exception as error:  # safetensors, transformers and torch each have their own
         raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line(error)}") from error
@@ -84,6 +91,28 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
                 f"tensor {name} of checkpoint {checkpoint.name} holds numbers that are not finite; take a sound one"
             )
     return model.eval()
+
+
+def _gguf_file(name: str) -> Path | None:
+    """Return the GGUF file that a name stands for: its own, or the only one in a folder that has no config.json."""
+    place = Path(name)
+    if place.is_file() and place.suffix == GGUF:
+        return place
+    files = sorted(place.glob(f"*{GGUF}")) if place.is_dir() and not (place / "config.json").exists() else []
+    if len(files) > 1:
+        raise ExportError(f"checkpoint {name} holds {len(files)} GGUF files, the first is {files[0].name}; name one")
+    return files[0] if files else None
+
+
+def _open_gguf(name: str, file: Path) -> Checkpoint:
+    if lacking := [library for library in ("gguf", "accelerate") if find_spec(library) is None]:
+        raise ExportError(f"{file.name} needs {' and '.join(lacking)} to be read; pip install 'trt-spec[gguf]'")
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ExportError(f"{file.name} is no GGUF file, whatever its name says; download it again")
+    config = _typed_config(name, file.parent, file.name)
+    refuse_unsupported(name, {"model_type": config.model_type, "architectures": ["ForCausalLM"]})
+    return Checkpoint(name, file.parent, config, shape_of(name, config), file.name)
 
 
 def _download(name: str, patterns: list[str]) -> Path:
@@ -123,13 +152,15 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
     return read_object(name, path / "config.json")
 
 
-def _typed_config(name: str, path: Path) -> Any:
+def _typed_config(name: str, path: Path, gguf: str | None = None) -> Any:
     from transformers import AutoConfig
 
+    stored = {} if gguf is None else {"gguf_file": gguf}
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **stored)
     except Exception as error:  # each configuration class raises its own
-        raise ExportError(f"config.json of checkpoint {name} is refused by transformers: {one_line(error)}") from error
+        what = gguf or "config.json"
+        raise ExportError(f"{what} of checkpoint {name} is refused by transformers: {one_line(error)}") from error
 
 
 def _refuse_missing_weights(name: str, path: Path) -> None:

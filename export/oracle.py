@@ -21,6 +21,14 @@ def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
 
 
 @torch.no_grad()
+def cached_rows(model: Any, tokens: list[int]) -> list[Tensor]:
+    """Return the rows that a model caches of these tokens, in float32: key_0, value_0, key_1, …"""
+    with computing_in_float32(model):
+        cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
+    return [rows.float() for layer in cache.layers for rows in (layer.keys, layer.values)]
+
+
+@torch.no_grad()
 def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> Tensor:
     """Compute the logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
     from transformers import DynamicCache

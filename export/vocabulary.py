@@ -32,14 +32,13 @@ class Vocabulary:
 
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """Read the tokenizer; ids that no token has are no special ids."""
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer, settings = _tokenizer(checkpoint)
     tokenizer.no_truncation()  # what a training run left in the file would cut prompts without a word
     tokenizer.no_padding()
     tokens = {index: token for token, index in tokenizer.get_vocab(with_added_tokens=True).items()}
     if not tokens:
         raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} has no tokens")
-    settings = _settings(checkpoint, "tokenizer_config.json")
-    generation = _settings(checkpoint, "generation_config.json")
+    generation = {} if checkpoint.gguf else _settings(checkpoint, "generation_config.json")
 
     def ids(kind: str) -> tuple[int, ...]:
         configured = generation.get(f"{kind}_token_id")
@@ -66,33 +65,39 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     )
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Any:
+def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
+    """Return the tokenizer, and what its own file does not say: special tokens and the chat template."""
     file = checkpoint.path / "tokenizer.json"
+    settings = {} if checkpoint.gguf else _settings(checkpoint, "tokenizer_config.json")
     try:
-        if file.is_file():
-            return Tokenizer.from_file(str(file))
+        if file.is_file() and checkpoint.gguf is None:
+            return Tokenizer.from_file(str(file)), settings
         from transformers import AutoTokenizer
 
-        converted = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
-        return converted.backend_tokenizer
+        stored = {} if checkpoint.gguf is None else {"gguf_file": checkpoint.gguf}
+        made = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False, **stored)
     except Exception as error:  # the Rust tokenizers raise bare Exception, a conversion anything
         raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} cannot be read: {one_line(error)}") from error
+    own = {name: getattr(made, name) for name in ("bos_token", "eos_token", "chat_template")}
+    return made.backend_tokenizer, own | settings
 
 
 def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | None:
-    """Read the template from its own file, else take it from the settings: the one, or the default of several."""
-    file = checkpoint.path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(
-                f"{file.name} of checkpoint {checkpoint.name} cannot be read ({error}); download it again"
-            ) from error
+    """Read the template from its own file, else take it from the settings: the one, or of several the default."""
+    if checkpoint.gguf is None:
+        file = checkpoint.path / "chat_template.jinja"
+        if file.is_file():
+            try:
+                return file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ExportError(
+                    f"{file.name} of checkpoint {checkpoint.name} cannot be read ({error}); download it again"
+                ) from error
+        settings = _settings(checkpoint, "chat_template.json") | settings  # which processors of images have
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = [choice for choice in template if isinstance(choice, dict) and choice.get("name") == "default"]
-        template = named[0].get("template") if named else None
+        named = {one["name"]: one.get("template") for one in template if isinstance(one, dict) and "name" in one}
+        template = named.get("default", next(iter(named.values()), None))
     return template if isinstance(template, str) else None
 
 
