@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from ..requests.metrics import Beside, Outcome
 from ..state.asked import NONE, NOTHING, Wanted
 
+TRIAL = 2  # proposals in a round that tries again what did not pay
+
 
 class Chooser:
     """Each live request has a chooser. This one always wants the same."""

@@ -16,17 +16,15 @@ from ..requests.metrics import Beside, Outcome
 from ..state.asked import NOTHING, Wanted
 from ..state.shapes import line
 from .beside import Numbers, Shapes
-from .chooser import Chooser, Pause
+from .chooser import TRIAL, Chooser, Pause
 from .costs import Costs
 from .estimate import HELD_BEFORE, Estimate, Levels, expected_tokens, tokens_beside
 
 HELD_ALONE = 8.0  # examined proposals that the first expectation of the only drafter counts as: few say little of K
 HELD_KNOWN = 20.0  # and if at least as many of earlier requests were examined
-TRIAL = 2  # proposals in a round that tries a drafter again
 MARGIN = 1.02  # gain that speculation must promise: estimates err, and rounds of different kinds disturb each other
 PAYBACK = 48  # tokens, at most, within which proposals must pay for what their draft model has to read first
 ON_TRIALS = 0.01  # share of the time that trials may take where nothing pays
-PATIENCE_FOR_ALL = 256  # rounds that a trial waits at most for all requests to be able to take part
 MOST_PATIENCE = 1024  # rounds after which a trial comes in any case
 KEPT_ROUNDS = 4  # for which a choice that pays is kept while the same requests are live: choosing takes time, too
 PRICES = 32  # levels of what there is to read, in rounds without proposals
@@ -238,7 +236,7 @@ class Controller:
         those with the least to read try alone.
         """
         first, every = ((lost_ms + some(reading_ms.values())) / allowed_ms for some in (min, sum))
-        self._pause.least = min(MOST_PATIENCE, every if every <= PATIENCE_FOR_ALL else first)
+        self._pause.least = every if every <= MOST_PATIENCE else min(first, MOST_PATIENCE)
         left_ms, triers = allowed_ms * self._pause.rounds - lost_ms, list[ByCosts]()
         for chooser in sorted(reading_ms, key=reading_ms.__getitem__) if self._pause.over else ():
             left_ms -= reading_ms[chooser]

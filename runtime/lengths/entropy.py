@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from ..requests.metrics import Beside, Outcome
 from ..state.asked import NONE, NOTHING, EntropyRule, Wanted
 from ..state.shapes import line
-from .chooser import Chooser, Pause
-
-TRIAL = 2  # proposals in a round that tests whether the draft has become surer
+from .chooser import TRIAL, Chooser, Pause
 
 
 class ByEntropy(Chooser):

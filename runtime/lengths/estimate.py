@@ -10,7 +10,7 @@ FADE_ROUND = 0.96  # after one more round: whether there is anything to propose 
 HELD_BEFORE = 2.0  # examined proposals that a first expectation counts as, and rounds
 KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
-GAINS, MOST_GAIN = 8, 2.0  # levels of the gain beside lines over what was measured, and the most believed
+GAINS = 8  # levels of the gain beside lines over what was measured
 FORGET = 0.01  # of the gain, in each round with lines alone: else a shape that did badly would never be tried again
 
 
@@ -67,7 +67,7 @@ class Estimate:
     @property
     def gain(self) -> float:
         """The number of tokens that stood beside lines, relative to what was measured."""
-        return min(self._beside[0] / self._beside[1], MOST_GAIN)
+        return self._beside[0] / self._beside[1]
 
     @property
     def levels(self) -> "Levels":
