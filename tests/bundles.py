@@ -23,6 +23,8 @@ from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from trt_spec.tools.making.count_ngrams import count_ngrams
 
+from .kit.traces import sharing_traces
+
 exports = Path()  # where a run of the tests keeps the bundles that it has exported
 DRAFTERS_OF_A_PAIR = [name for name, kind in DRAFTERS.items() if not kind.which_draft]
 
@@ -46,14 +48,18 @@ class Pair:
 
 
 def export_pair(target: Path, out: Path, draft: Path | None = None, **options: Any) -> Pair:
-    """Export as `export_bundle` does, unchecked, or copy what a test of this run has exported before from the same."""
+    """Export as `export_bundle` does, unchecked, or copy what a test of this run has exported before from the same.
+
+    What torch has traced before it does not trace again.
+    """
     named = hashlib.sha256(repr(sorted(options.items())).encode())
     for file in (file for folder in filter(None, (target, draft)) for file in sorted(folder.iterdir())):
         named.update(f"{file.parent.name}/{file.name}".encode() + file.read_bytes())
     kept = exports / named.hexdigest()
     with FileLock(kept.with_suffix(".lock")):
         if not kept.exists():
-            export_bundle(target, kept, draft, check=False, **options)
+            with sharing_traces():
+                export_bundle(target, kept, draft, check=False, **options)
     shutil.copytree(kept, out)
     return Pair(target, out)
 

@@ -1,6 +1,6 @@
 """What the exporter's tests share: an oracle for each family's graph, and a small bundle that went all the way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from trt_spec.export.check import Reference, make_reference
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.quality import Sample, checkpoint_logits
 
+from ..kit.traces import sharing_traces
 from ..models import tiny_gpt2, tiny_llama
 
 
@@ -45,6 +46,13 @@ def graphs(pairs) -> Callable[[str], Graph]:
         return made[family]
 
     return graph
+
+
+@pytest.fixture
+def shared_traces() -> Iterator[None]:
+    """For claims of what is made of a trace: each configuration is traced once."""
+    with sharing_traces():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ def bundle(exported: ExportReport, tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
+@pytest.mark.usefixtures("shared_traces")
 def test_what_a_killed_export_left_goes_with_the_next_one_to_the_same_place(tmp_path: Path) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
     command = [sys.executable, "-m", "trt_spec.tools.commands.export_models"]

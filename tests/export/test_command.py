@@ -47,6 +47,7 @@ def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -
     assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines()), done.stderr
 
 
+@pytest.mark.usefixtures("shared_traces")
 def test_perplexity_and_acceptance_are_measured_on_the_text_that_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +129,7 @@ def test_help_needs_no_library() -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.usefixtures("shared_traces")
 @pytest.mark.parametrize(
     "flags",
     [

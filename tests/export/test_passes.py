@@ -19,6 +19,7 @@ from trt_spec.export.passes.simplify import simplify
 from trt_spec.export.passes.widen import widen
 from trt_spec.export.quiet import quiet_libraries
 
+from ..kit.traces import traced_once
 from ..models import YARN, tiny_llama
 
 ROTATION = """
@@ -88,7 +89,7 @@ def test_queries_keys_and_values_become_one_product_of_the_same_bits(tmp_path: P
     checkpoint = open_checkpoint(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, attention_bias=biased))
     contract = checkpoint.shape.contract(64, "float32")
     with quiet_libraries():
-        graph = trace(load_model(checkpoint, "float32"), contract, checkpoint.shape.positions)
+        graph = traced_once(load_model(checkpoint, "float32"), contract, checkpoint.shape.positions)
     orient_weights(graph)
     simplify(graph)
     quantise(graph, Quantisation(kind))

@@ -143,6 +143,7 @@ def test_half_precision_graph_is_checked_as_a_float32_copy_after_the_checkpoint_
     assert target.weight_bytes == pytest.approx(2 * stored, rel=0.05)
 
 
+@pytest.mark.usefixtures("shared_traces")
 @pytest.mark.parametrize(
     ("stage", "size"),
     [

@@ -18,6 +18,8 @@ from ..bundles import export_pair
 from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
+
 MAKERS = {"llama": tiny_llama, "gpt2": tiny_gpt2, "gemma2": tiny_gemma2}
 
 

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -24,7 +26,7 @@ from trt_spec.engines import SLACK, Bundle, EngineError, ExportError, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export.family_table import WORKS
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.plans import build
+from trt_spec.export.plans import build, compiler
 from trt_spec.export.plans.audit import audit
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import Compiler, prepare
@@ -56,6 +58,17 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, draft = tiny_llama(folder / "target"), tiny_llama(folder / "draft", seed=1, num_hidden_layers=1)
     export_pair(target, folder / "bundle", draft, max_length=64, dtype="float16")
     return folder / "bundle"
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are compiled in this process: for each build one of its own would have to load the libraries."""
+
+    @contextmanager
+    def compiler_here(engine: str) -> Iterator[build.Compile]:
+        yield partial(compiler._answer, Compiler(engine))
+
+    monkeypatch.setattr(build, "_compiler", compiler_here)
 
 
 # The graph that TensorRT gets.
@@ -282,6 +295,7 @@ def test_attention_of_several_tokens_skips_what_no_row_sees(
     assert (copies in plan) == (contract.heads > contract.states[0].shape[0])
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_another_shape_gpu_or_graph_needs_another_plan(tmp_path: Path) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
     pair = export_pair(checkpoint, tmp_path / "bundle", max_length=64, dtype="float16")
@@ -358,6 +372,7 @@ def test_a_full_disk_leaves_no_half_plan(half: Path) -> None:
     assert sorted(filter(Path.is_file, half.rglob("*"))) == before
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_what_a_killed_build_left_goes_with_the_next_one(half: Path) -> None:
     left = half / "plans" / "tensorrt-rtx-8.9" / ".verify-0123.plan.partial-0123abcd"
     left.parent.mkdir(parents=True, exist_ok=True)
@@ -404,6 +419,7 @@ def test_a_missing_library_is_named(half: Path, missing: str) -> None:
         build_plans(half, options())
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_damaged_sidecar_or_plan_is_refused(half: Path) -> None:
     [plan] = build_plans(half, options(draft_length=0, prefill_width=0)).plans
     file = half / plan.key.path

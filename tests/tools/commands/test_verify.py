@@ -117,7 +117,7 @@ def test_quick_certifies_a_sound_bundle_and_says_what_it_has_left_out(run, llama
 
 def test_a_faulty_build_fails_with_exit_code_1(run, llama: Pair, tmp_path):
     with fault("log-probabilities of the row before"):
-        result = run("verify", llama.bundle, "--only", "semantics", "--json", tmp_path / "found.json")
+        result = run("verify", llama.bundle, "--quick", "--only", "semantics", "--json", tmp_path / "found.json")
     assert result.code == 1
     found = json.loads((tmp_path / "found.json").read_text())
     assert not found["passed"]
@@ -147,7 +147,8 @@ def test_the_engine_that_is_named_is_the_one_certified(run, llama: Pair, tmp_pat
     """Its arbiter and fresh prefills run in it as well. Of auto it is the one for so many requests."""
     bundle = shutil.copytree(llama.bundle, tmp_path / "bundle")
     save_choice(Bundle.open(bundle), "cpu", {1: "onnxruntime", 4: "torch"})
-    result = run("verify", bundle, "--only", "rollback", "--json", tmp_path / "found.json", "--engine", *flags)
+    only = ("--quick", "--only", "rollback", "--json", tmp_path / "found.json")
+    result = run("verify", bundle, *only, "--engine", *flags)
     assert result.code == 0, result.out
     assert json.loads((tmp_path / "found.json").read_text())["engine"] == "torch"
 

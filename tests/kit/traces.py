@@ -1,0 +1,32 @@
+"""Torch traces a model for seconds, and the same for all weights: here once in a process for each configuration."""
+
+from typing import Any
+from unittest.mock import patch
+
+import onnx_ir as ir
+from trt_spec.engines import Contract
+from trt_spec.export import graph as graphs
+
+TRACE = graphs.trace
+kept: dict[str, ir.Model] = {}
+
+
+def traced_once(model: Any, contract: Contract, positions: int) -> ir.Model:
+    """Do what `trace` does, with the trace of an earlier model of this configuration where there is one."""
+    asked = repr((model.config.to_dict() | {"_name_or_path": ""}, contract, positions))
+    if asked not in kept:
+        kept[asked] = TRACE(model, contract, positions)
+    graph = kept[asked].clone()
+    weights = dict(model.named_parameters())
+    for name, value in graph.graph.initializers.items():
+        if name in weights:
+            value.const_value = type(value.const_value)(weights[name], name=name)
+    return graph
+
+
+def sharing_traces() -> Any:
+    """Until the block ends, exports take the trace of an earlier one where they can.
+
+    For claims of what is made of a trace, not for those of tracing itself.
+    """
+    return patch.object(graphs, "trace", traced_once)
