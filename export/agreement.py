@@ -4,28 +4,41 @@ from ..engines import ExportError, PairError
 from .checkpoint import Checkpoint
 from .vocabulary import Vocabulary
 
+FEW = 64  # tokens at the end that one of two tokenizers may have more, or a tenth of them
 SHORTEST_MAX_LENGTH = 32  # a bundle whose sequences are shorter cannot hold one round of the widest draft
 
 
 def refuse_unequal(target: Vocabulary, draft: Vocabulary) -> list[str]:
-    """Refuse different token maps or special ids; returns what is different but harmless.
+    """Refuse token maps that differ but at their ends; returns what is different but harmless.
 
-    Padded embeddings do not matter: only the ids that have a token are compared.
+    Padded embeddings do not matter: only the ids that have a token are compared. What one of them has behind the
+    other's last token is never proposed. Where a text begins and ends is the target's to say.
     """
-    for index in range(max(*target.tokens, *draft.tokens) + 1):
+    ends = max(target.tokens), max(draft.tokens)
+    for index in range(min(ends) + 1):
         ours, theirs = target.tokens.get(index), draft.tokens.get(index)
         if ours != theirs:
             raise PairError(
                 f"the tokenizers of target and draft differ: id {index} is {_token(ours, target, draft)} but "
                 f"{_token(theirs, draft, target)}; choose a draft with the target's tokenizer"
             )
+    if max(ends) - min(ends) > max(FEW, min(ends) // 10):
+        raise PairError(
+            f"the tokenizers of target and draft differ: {target.name} has {ends[0] + 1:,} tokens, {draft.name} "
+            f"{ends[1] + 1:,}; choose a draft with the target's tokenizer"
+        )
+    notes = []
+    if ends[0] != ends[1]:
+        more, less = (target, draft) if ends[0] > ends[1] else (draft, target)
+        notes.append(f"{more.name} has {max(ends) - min(ends)} tokens that {less.name} lacks; no draft proposes them")
     if target.bos_token_id != draft.bos_token_id:
-        raise _special_ids("bos", target, draft, target.bos_token_id, draft.bos_token_id)
+        notes.append(f"texts begin with {target.bos_token_id}, as the target's do; the draft's: {draft.bos_token_id}")
     if set(target.eos_token_ids) != set(draft.eos_token_ids):
-        raise _special_ids("eos", target, draft, sorted(target.eos_token_ids), sorted(draft.eos_token_ids))
+        own, other = sorted(target.eos_token_ids), sorted(draft.eos_token_ids)
+        notes.append(f"texts end with {own}, as the target's do; the draft's: {other}")
     if target.chat_template != draft.chat_template:
-        return ["the chat templates differ; the target's is used"]
-    return []
+        notes.append("the chat templates differ; the target's is used")
+    return notes
 
 
 def agreed_length(checkpoints: list[Checkpoint], asked: int | None) -> int:
@@ -42,13 +55,6 @@ def agreed_length(checkpoints: list[Checkpoint], asked: int | None) -> int:
     if asked < SHORTEST_MAX_LENGTH:
         raise ExportError(f"a maximum length of {asked} is too short, expected at least {SHORTEST_MAX_LENGTH}")
     return asked
-
-
-def _special_ids(kind: str, target: Vocabulary, draft: Vocabulary, ours: object, theirs: object) -> PairError:
-    return PairError(
-        f"target and draft differ in their {kind} ids: {ours} in {target.name}, {theirs} in {draft.name}; "
-        "make their generation_config.json agree"
-    )
 
 
 def _token(token: str | None, own: Vocabulary, other: Vocabulary) -> str:

@@ -12,11 +12,13 @@ import torch
 from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
+from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
+UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -29,12 +31,20 @@ class Checkpoint:
     config: Any
     shape: ModelShape
     gguf: str | None = None  # the file in `path` that holds all of it, if it is one
+    reads_more: str | None = None  # the type of the whole, if `config` is that of its text model alone
 
     @property
     def label(self) -> str:
         """What the bundle calls it: its id, or its file's or directory's own name, which means something elsewhere."""
         place = Path(self.name).resolve()
         return place.name.removesuffix(GGUF) if place.exists() else self.name
+
+    @property
+    def note(self) -> str | None:
+        """What its user should know of what is exported."""
+        if self.reads_more is None:
+            return None
+        return f"{self.name} reads more than text ({self.reads_more}): its text model ({self.architecture}) is exported"
 
     @property
     def architecture(self) -> str:
@@ -49,18 +59,26 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
     path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
     refuse_unsupported(name, _read_config(name, path))
     config = _typed_config(name, path)
+    reads_more = None
+    if config.model_type in READS_MORE:
+        reads_more, config = config.model_type, text_config_of(config)
     shape = shape_of(name, config)
     if not Path(name).is_dir():
         _download(name, ["*.safetensors"])
     _refuse_missing_weights(name, path)
-    return Checkpoint(name, path, config, shape)
+    return Checkpoint(name, path, config, shape, reads_more=reads_more)
 
 
-def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
-    """Load the model as transformers builds it, its weights in `dtype`, with transformers' own attention."""
+def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
+    """Load the model as transformers builds it, its weights in `dtype`, with transformers' own attention.
+
+    One that has fewer than `vocab_size` tokens reads the others as nothing, and never proposes them.
+    """
     from transformers import AutoModelForCausalLM
 
     stored: dict[str, Any] = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {"use_safetensors": True}
+    if checkpoint.reads_more:
+        stored["key_mapping"] = WEIGHT_NAMES
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,
@@ -79,8 +97,8 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} lacks {len(missing)} tensors, the first is {missing[0]}; download it again"
         )
-    if report["unexpected_keys"]:
-        extra = sorted(report["unexpected_keys"])
+    extra = sorted(key for key in report["unexpected_keys"] if not (checkpoint.reads_more and OTHERS.search(key)))
+    if extra:
         raise ExportError(
             f"checkpoint {checkpoint.name} holds {len(extra)} tensors that a {checkpoint.architecture} of its "
             f"config.json does not have, the first is {extra[0]}; take the config.json that belongs to the weights"
@@ -90,7 +108,24 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
             raise ExportError(
                 f"tensor {name} of checkpoint {checkpoint.name} holds numbers that are not finite; take a sound one"
             )
+    if vocab_size > checkpoint.shape.vocab_size:
+        _add_unknown_tokens(model, vocab_size)
     return model.eval()
+
+
+def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
+    read, said = model.get_input_embeddings(), model.get_output_embeddings()
+    missing = vocab_size - said.weight.shape[0]
+
+    def longer(weight: torch.Tensor, value: float = 0.0) -> torch.nn.Parameter:
+        rows = torch.full((missing, *weight.shape[1:]), value, dtype=weight.dtype)
+        return torch.nn.Parameter(torch.cat([weight.detach(), rows]), requires_grad=False)
+
+    bias = torch.zeros(said.weight.shape[0], dtype=said.weight.dtype) if said.bias is None else said.bias
+    weight = longer(said.weight)  # of its own from now on, where both were one
+    read.weight, said.weight, said.bias = longer(read.weight), weight, longer(bias, UNKNOWN)
+    read.num_embeddings, said.out_features = vocab_size, vocab_size
+    model.config.vocab_size, model.config.tie_word_embeddings = vocab_size, False
 
 
 def _gguf_file(name: str) -> Path | None:
@@ -106,7 +141,7 @@ def _gguf_file(name: str) -> Path | None:
 
 def _open_gguf(name: str, file: Path) -> Checkpoint:
     if lacking := [library for library in ("gguf", "accelerate") if find_spec(library) is None]:
-        raise ExportError(f"{file.name} needs {' and '.join(lacking)} to be read; pip install 'trt-spec[gguf]'")
+        raise ExportError(f"{file.name} needs {' and '.join(lacking)} to be read; pip install 'trt-spec[export]'")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise ExportError(f"{file.name} is no GGUF file, whatever its name says; download it again")

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..engines import Contract, ExportError, keys_and_values
 from .family_table import REFUSED, WORKS
+from .text_models import READS_MORE
 
 STATIC_ROTARY = (
     "default",
@@ -37,17 +38,18 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     kind = fields.get("model_type")
     architectures = fields.get("architectures")
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else "no architecture"
-    if fields.get("auto_map"):
+    if fields.get("auto_map") and kind not in WORKS:  # the type that transformers knows by itself is enough
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
     if fields.get("is_encoder_decoder"):
         raise ExportError(f"checkpoint {name} ({kind}) is an encoder-decoder, expected a decoder-only causal LM")
-    if kind not in WORKS:
+    if kind not in WORKS and kind not in READS_MORE:
         reason = REFUSED.get(str(kind), "this version does not know it")
         raise ExportError(
             f"checkpoint {name} has the model type {kind!r}, which cannot be exported: {reason}; "
             "trt-spec families lists what can"
         )
-    if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+    heads = ["ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if kind in READS_MORE else ())]
+    if not architecture.endswith(tuple(heads)):
         raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
     if fields.get("quantization_config"):
         settings = fields["quantization_config"]

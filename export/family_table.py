@@ -34,7 +34,7 @@ _REFUSED = {
         xlnet xmod
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
-        dots3_note emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git
+        dots3_note emu3 fuyu gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git
         got_ocr2 hyperclovax llama4 mllama moss_transcribe_diarize phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp
     """,
     "its layers differ in the size of their keys and values, or share them": """

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,13 +88,17 @@ def export_bundle(
         length = agreed_length(list(checkpoints.values()), max_length)
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         ours = vocabularies[TARGET]
-        notes = [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
+        notes = [checkpoint.note for checkpoint in checkpoints.values() if checkpoint.note]
+        notes += [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
         tokens = ours.entry()
         ours.save(folder / "tokenizer.json")
         sample = _sample(ours.tokenizer, tokens.vocab_size, text, length) if check else None
         models, logits = [], {}
         for role, checkpoint in checkpoints.items():
-            contract = checkpoint.shape.contract(length, dtype)
+            shape = checkpoint.shape
+            if shape.vocab_size < tokens.vocab_size:  # a draft that lacks the target's last tokens
+                shape = replace(shape, vocab_size=tokens.vocab_size)
+            contract = shape.contract(length, dtype)
             stored = weights if role == TARGET else draft_weights
             report, read = _export_model(role, checkpoint, folder, contract, stored, sample, progress)
             models.append(report)
@@ -129,7 +133,7 @@ def _export_model(
     begun = time.perf_counter()
     shape = checkpoint.shape
     progress(f"{role}: loading the weights of {checkpoint.name}")
-    model = load_model(checkpoint, contract.dtype)
+    model = load_model(checkpoint, contract.dtype, contract.vocab_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     reference: Reference | None = None
     if sample is not None:

@@ -1,5 +1,6 @@
 """Read the tokenizer of a checkpoint: its file, its token map, its special ids and its chat template."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,16 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     except Exception as error:  # the Rust tokenizers raise bare Exception, a conversion anything
         raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} cannot be read: {one_line(error)}") from error
     own = {name: getattr(made, name) for name in ("bos_token", "eos_token", "chat_template")}
-    return made.backend_tokenizer, own | settings
+    return _without_additions(made.backend_tokenizer, checkpoint.shape.vocab_size), own | settings
+
+
+def _without_additions(tokenizer: Any, vocab_size: int) -> Any:
+    """Leave out what a conversion has added beyond the model's own tokens, as GPT2's end to what has another."""
+    fields = json.loads(tokenizer.to_str())
+    own = [token for token in fields["added_tokens"] if token["id"] < vocab_size]
+    return (
+        tokenizer if own == fields["added_tokens"] else Tokenizer.from_str(json.dumps(fields | {"added_tokens": own}))
+    )
 
 
 def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | None:

@@ -116,6 +116,8 @@ def smoothed(lengths: NDArray[np.int64], times: NDArray[np.float64]) -> list[flo
     """
     if not len(lengths):
         return []
+    if len(lengths) == 1:  # nothing says how it bends, or rises
+        return [float(times[0])] * int(lengths[0])
     every, scale = int(lengths[-1]), 1 / times
     measured = np.zeros((len(lengths), every))
     measured[np.arange(len(lengths)), lengths - 1] = scale

@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -233,11 +234,59 @@ def test_chat_template_is_read_from_its_file_before_the_settings(tmp_path: Path)
     for template, expected in ((None, None), ("plain", "plain"), (named, "named")):
         (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
         assert read_vocabulary(open_checkpoint(path)).chat_template == expected
+    for template, expected in (([{"name": "rag", "template": "the first"}], "the first"),):
+        (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+        assert read_vocabulary(open_checkpoint(path)).chat_template == expected
     for damaged in ([{"name": "default"}], [{"template": "no"}], ["default"], {"default": "no"}):
         (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": damaged}))
         assert read_vocabulary(open_checkpoint(path)).chat_template is None
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": "a processor's"}))
+    assert read_vocabulary(open_checkpoint(path)).chat_template == "a processor's"
     (path / "chat_template.jinja").write_text("file")
     assert read_vocabulary(open_checkpoint(path)).chat_template == "file"
+
+
+def test_code_of_its_own_is_not_needed_where_transformers_knows_the_type(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "checkpoint")
+    config = json.loads((path / "config.json").read_text())
+    (path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (path / "config.json").write_text(json.dumps(config))
+    export_bundle(path, tmp_path / "bundle")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_where_texts_begin_and_end_is_the_targets_to_say(tmp_path: Path) -> None:
+    target, draft = (read_vocabulary(open_checkpoint(tiny_llama(tmp_path / name))) for name in ("target", "draft"))
+    notes = refuse_unequal(target, replace(draft, eos_token_ids=(1, 5), bos_token_id=None))
+    assert notes == [
+        "texts begin with 0, as the target's do; the draft's: None",
+        "texts end with [1], as the target's do; the draft's: [1, 5]",
+    ]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(64, 60), (60, 64)])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_gemma2])
+def test_a_draft_with_tokens_more_or_fewer_proposes_those_that_both_have(
+    tmp_path: Path, make: Callable[..., Path], ours: int, theirs: int
+) -> None:
+    """The draft's head is shared with its embedding in two of them; the text stays the target's."""
+    target, draft = tiny_llama(tmp_path / "target", vocab=ours), make(tmp_path / "draft", vocab=theirs)
+    report = export_bundle(target, tmp_path / "bundle", draft=draft)
+    more, less = (target, draft) if ours > theirs else (draft, target)
+    assert f"{more} has 4 tokens that {less} lacks; no draft proposes them" in report.notes
+    with Decoder.open(tmp_path / "bundle", max_batch=4) as decoder:
+        for rule in ("coupled", "rejection"):
+            params = SamplingParams(max_new_tokens=60, temperature=1.0, rule=rule, seed=1, ignore_eos=True)
+            [plain] = decoder.generate([[5, 6, 7]], params, draft_length=0)
+            [output] = decoder.generate([[5, 6, 7]], params, draft_length=4, trace=True)
+            proposed = {token for one in output.trace for token in one.proposal}
+            assert max(proposed) < min(ours, theirs)
+            assert rule != "coupled" or output.token_ids == plain.token_ids
+        params = SamplingParams(max_new_tokens=60, temperature=5.0, seed=1, ignore_eos=True)
+        [output] = decoder.generate([[5, 6, 7]], params, draft_length=3)
+        assert ours < theirs or max(output.token_ids) >= theirs, "the target still says what the draft lacks"
 
 
 def test_different_chat_templates_are_noted(tmp_path: Path) -> None:

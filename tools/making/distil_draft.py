@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import RequestError
+from ...engines import PairError, RequestError
 from ...export.agreement import refuse_unequal
 from ...export.aside import built_aside
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
@@ -123,6 +123,8 @@ def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers:
 def _given(draft: str, vocabulary: Any) -> Any:
     given = open_checkpoint(draft)
     refuse_unequal(vocabulary, read_vocabulary(given))
+    if (lacking := vocabulary.entry().vocab_size - given.shape.vocab_size) > 0:
+        raise PairError(f"draft {draft} lacks {lacking} tokens of the target, and cannot learn them; choose another")
     return load_model(given, "float32")
 
 

@@ -69,7 +69,7 @@ def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any
 
 
 def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int) -> Side:
-    model = load_model(checkpoint, "float32")
+    model = load_model(checkpoint, "float32", vocab_size)
     last = torch.tensor([tokens[-1:]])
 
     @torch.no_grad()

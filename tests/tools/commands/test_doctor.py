@@ -110,11 +110,18 @@ def test_acceptance_is_the_overlap_of_the_two_distributions(run, twin):
     assert [row["alpha"] for row in found["temperatures"]] == pytest.approx([1, 1, 1])
 
 
+def test_a_draft_that_lacks_tokens_is_measured_too(run, unequal, tmp_path):
+    other = tiny_llama(tmp_path / "other", vocab=60)
+    result = run("doctor", "--target", unequal.checkpoint, "--draft", other)
+    assert result.code == 0
+    assert "4 tokens that" in result.out
+
+
 def test_a_pair_that_cannot_work_is_refused_with_the_reason(run, unequal, tmp_path, capfd):
-    other = tiny_llama(tmp_path / "other", vocab=63)
+    other = tiny_llama(tmp_path / "other", vocab=200)
     capfd.readouterr()  # transformers' progress
     for arguments, expected in (
-        (("--target", unequal.checkpoint, "--draft", other), "the tokenizers of target and draft differ: id 63"),
+        (("--target", unequal.checkpoint, "--draft", other), "200; choose a draft with the target's tokenizer"),
         (("--target", unequal.checkpoint), "is not a bundle, and there is no --draft"),
         (("--target", unequal.bundle, "--draft", other), "is a bundle, which holds its own draft"),
         (("--draft", other), "name the --target as well"),

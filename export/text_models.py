@@ -1,0 +1,47 @@
+"""Find the text model in a checkpoint that reads more than text: its configuration, and the names of its weights."""
+
+import re
+from typing import Any
+
+# Types whose text model attends causally to text, by the type in config.json. The tests export and compare each.
+READS_MORE = (
+    "aria",
+    "gemma3",
+    "idefics3",
+    "internvl",
+    "llava",
+    "llava_next",
+    "mistral3",
+    "ovis2",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "smolvlm",
+    "voxtral",
+)
+SAME_ON_TEXT = {  # text models that are another known one, as long as no image moves their positions apart
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+WEIGHT_NAMES = {  # from how they are stored, now and by older versions of transformers, to those of the text model
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^(model\.)?(language_model|text_model)\.(model\.)?": "model.",
+}
+OTHERS = re.compile(r"vision|visual|image|audio|projector|connector|multi_modal")  # weights that read the rest
+
+
+def text_config_of(config: Any) -> Any:
+    """Return the configuration of the text model as one that stands alone."""
+    from transformers import CONFIG_MAPPING
+
+    text = config.get_text_config()
+    kind = SAME_ON_TEXT.get(text.model_type)
+    if kind is not None:
+        fields = text.to_dict()
+        positions = {name: value for name, value in fields["rope_parameters"].items() if not name.startswith("mrope")}
+        text = CONFIG_MAPPING[kind].from_dict(fields | {"model_type": kind, "rope_parameters": positions})
+    for name in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
+        if getattr(config, name, None) is not None and name in config.to_dict():
+            setattr(text, name, getattr(config, name))
+    return text

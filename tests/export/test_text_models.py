@@ -1,0 +1,103 @@
+"""Checkpoints that read more than text: their text model is exported, and says what the whole says to text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoModelForMultimodalLM
+from trt_spec.engines import ExportError
+from trt_spec.export import export_bundle
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.text_models import READS_MORE
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ..models import write_tokenizer
+
+VOCAB = 64
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.4,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+    "pad_token_id": None,
+}
+SMALL = {  # sizes of what reads images and sounds, by the names that one or the other has for them
+    **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size", "d_model"), 32),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads"), 2),
+    "deepstack_visual_indexes": [0],
+}
+POSITIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}  # of images: height and width, too
+
+
+def whole_of(kind: str, path: Path) -> Any:
+    """Write a tiny random checkpoint that reads more than text, and return its model."""
+    known = CONFIG_MAPPING[kind]
+    own = known().get_text_config()
+    text = type(own)(**TEXT).to_dict()
+    if kind.startswith(("qwen2_vl", "qwen2_5_vl")):
+        text["rope_parameters"] = POSITIONS
+    config = known(text_config=text)
+    for part in ("vision_config", "audio_config"):
+        for name, value in SMALL.items():
+            if hasattr(getattr(config, part, None), name):
+                setattr(getattr(config, part), name, value)
+    maker = AutoModelForMultimodalLM if kind == "voxtral" else AutoModelForImageTextToText
+    torch.manual_seed(0)
+    model = maker.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(path)
+    write_tokenizer(path, VOCAB)
+    return model
+
+
+@pytest.mark.parametrize("kind", READS_MORE)
+def test_the_text_model_is_what_the_whole_is_on_text(tmp_path: Path, kind: str) -> None:
+    whole = whole_of(kind, tmp_path / "whole")
+    checkpoint = open_checkpoint(tmp_path / "whole")
+    ids = torch.randint(3, 60, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = whole(input_ids=ids).logits
+        found = load_model(checkpoint, "float32")(ids).logits
+    assert float(expected.std()) > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=3e-5)
+    assert (checkpoint.reads_more, checkpoint.architecture != kind) == (kind, True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "gemma3" else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in READS_MORE],
+)
+def test_its_greedy_text_is_that_of_the_whole(tmp_path: Path, kind: str) -> None:
+    whole = whole_of(kind, tmp_path / "whole")
+    report = export_bundle(tmp_path / "whole", tmp_path / "bundle")
+    assert report.models[0].entry.check["worst_error"] < 2e-4
+    assert f"reads more than text ({kind}): its text model" in report.notes[0]
+    prompt = [5, 9, 17, 5, 9]
+    ids = torch.tensor([prompt])
+    expected = whole.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=1
+    )
+    with Decoder.open(tmp_path / "bundle") as decoder:
+        [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
+    assert list(output.token_ids) == expected[0, len(prompt) :].tolist()
+
+
+def test_a_tensor_that_belongs_to_no_part_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    whole_of("gemma3", tmp_path / "whole")
+    file = tmp_path / "whole" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["language_model.model.layers.7.self_attn.q_proj.weight"] = torch.zeros(2)
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ExportError, match=r"holds 1 tensors that a gemma3_text .* the first is model\.layers\.7"):
+        load_model(open_checkpoint(tmp_path / "whole"), "float32")
