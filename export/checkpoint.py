@@ -1,8 +1,7 @@
 """Find a checkpoint, refuse it before any weight is read if it cannot be exported, and load its weights."""
 
-import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,6 +11,8 @@ import torch
 from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
+from .lora import merged, require_adapter
+from .reading import read_object
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -31,13 +32,15 @@ class Checkpoint:
     config: Any
     shape: ModelShape
     gguf: str | None = None  # the file in `path` that holds all of it, if it is one
+    lora: Path | None = None  # an adapter that is merged into the weights
     reads_more: str | None = None  # the type of the whole, if `config` is that of its text model alone
 
     @property
     def label(self) -> str:
         """What the bundle calls it: its id, or its file's or directory's own name, which means something elsewhere."""
         place = Path(self.name).resolve()
-        return place.name.removesuffix(GGUF) if place.exists() else self.name
+        own = place.name.removesuffix(GGUF) if place.exists() else self.name
+        return own if self.lora is None else f"{own}+{self.lora.resolve().name}"
 
     @property
     def note(self) -> str | None:
@@ -51,9 +54,19 @@ class Checkpoint:
         return str(self.config.model_type)
 
 
-def open_checkpoint(name: str | Path) -> Checkpoint:
-    """Find a directory or a model of the Hugging Face Hub and read all of it but the weights."""
-    name = str(name)
+def open_checkpoint(name: str | Path, lora: str | Path | None = None) -> Checkpoint:
+    """Find a directory, a file or a model of the Hugging Face Hub and read all of it but the weights.
+
+    The adapter in the folder `lora` is merged into them when they are loaded.
+    """
+    found = _open_checkpoint(str(name))
+    if lora is None:
+        return found
+    require_adapter(Path(lora))
+    return replace(found, lora=Path(lora))
+
+
+def _open_checkpoint(name: str) -> Checkpoint:
     if (file := _gguf_file(name)) is not None:
         return _open_gguf(name, file)
     path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
@@ -98,6 +111,11 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             f"checkpoint {checkpoint.name} lacks {len(missing)} tensors, the first is {missing[0]}; download it again"
         )
     extra = sorted(key for key in report["unexpected_keys"] if not (checkpoint.reads_more and OTHERS.search(key)))
+    if any(key.startswith("v_head.") for key in extra):
+        raise ExportError(
+            f"checkpoint {checkpoint.name} has a value head (v_head), as TRL trains it beside the model; save the "
+            "model alone, by model.pretrained_model.save_pretrained"
+        )
     if extra:
         raise ExportError(
             f"checkpoint {checkpoint.name} holds {len(extra)} tensors that a {checkpoint.architecture} of its "
@@ -108,6 +126,8 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             raise ExportError(
                 f"tensor {name} of checkpoint {checkpoint.name} holds numbers that are not finite; take a sound one"
             )
+    if checkpoint.lora is not None:
+        model = merged(model, checkpoint.lora)
     if vocab_size > checkpoint.shape.vocab_size:
         _add_unknown_tokens(model, vocab_size)
     return model.eval()
@@ -151,7 +171,7 @@ def _open_gguf(name: str, file: Path) -> Checkpoint:
 
 
 def _download(name: str, patterns: list[str]) -> Path:
-    if not HUB_ID.fullmatch(name):
+    if name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
         raise ExportError(f"checkpoint {name} is neither a directory here nor a model's name on the Hugging Face Hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -164,25 +184,10 @@ def _download(name: str, patterns: list[str]) -> Path:
         ) from error
 
 
-def read_object(name: str, file: Path) -> dict[str, Any]:
-    """Read a JSON object that belongs to a checkpoint."""
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ExportError(
-            f"{file.name} of checkpoint {name} cannot be read ({error.strerror}); make it readable"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{file.name} of checkpoint {name} is not JSON ({error}); download it again") from error
-    if not isinstance(fields, dict):
-        raise ExportError(f"{file.name} of checkpoint {name} is not a JSON object; download it again")
-    return fields
-
-
 def _read_config(name: str, path: Path) -> dict[str, Any]:
     if not (path / "config.json").is_file():
         if (path / "adapter_config.json").is_file():
-            raise ExportError(f"checkpoint {name} is an adapter; merge it into its base model and export that")
+            raise ExportError(f"checkpoint {name} is an adapter; name its base model, and the adapter by --lora")
         raise ExportError(f"checkpoint {name} has no config.json, expected a checkpoint as transformers writes it")
     return read_object(name, path / "config.json")
 
@@ -208,7 +213,7 @@ def _refuse_missing_weights(name: str, path: Path) -> None:
         if pickled:
             raise ExportError(
                 f"checkpoint {name} has only pickled weights ({pickled[0]}), which may run code when read; "
-                "convert them to safetensors"
+                "python -m trt_spec.tools.making.convert_pickle makes safetensors of them and runs none"
             )
         raise ExportError(f"checkpoint {name} has no {WEIGHTS}, expected the weights as safetensors")
 

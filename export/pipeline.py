@@ -66,14 +66,19 @@ def export_bundle(
     text: str | None = None,
     check: bool = True,
     progress: Progress = lambda stage: None,
+    lora: str | Path | None = None,
+    draft_lora: Sequence[str | Path] = (),
 ) -> ExportReport:
     """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
 
-    Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`.
+    Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`. LoRA adapters are
+    merged into target and drafts, in their order.
     """
     drafts = [] if draft is None else [draft] if isinstance(draft, str | Path) else draft
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
+    if len(draft_lora) > len(drafts):
+        raise ExportError(f"there are {len(draft_lora)} adapters for {len(drafts)} drafts; name one for each at most")
     if dtype not in DTYPES:
         raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
     if check and find_spec("onnxruntime") is None:
@@ -84,7 +89,8 @@ def export_bundle(
     with quiet_libraries(), _disk_errors(out), built_aside(Path(out)) as folder:
         progress("reading configurations and tokenizers")
         named = [(TARGET, target), *zip(DRAFTS, drafts, strict=False)]
-        checkpoints = {role: open_checkpoint(source) for role, source in named}
+        adapters = dict([(TARGET, lora), *zip(DRAFTS, draft_lora, strict=False)])
+        checkpoints = {role: open_checkpoint(source, adapters.get(role)) for role, source in named}
         length = agreed_length(list(checkpoints.values()), max_length)
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         ours = vocabularies[TARGET]

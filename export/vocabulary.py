@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from tokenizers import Tokenizer
 
 from ..engines import ExportError, TokenizerEntry
 from ..engines.errors import one_line
-from .checkpoint import Checkpoint, read_object
+from .checkpoint import Checkpoint
+from .reading import read_object
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
         stored = {} if checkpoint.gguf is None else {"gguf_file": checkpoint.gguf}
         made = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False, **stored)
     except Exception as error:  # the Rust tokenizers raise bare Exception, a conversion anything
+        if (checkpoint.path / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
+            raise ExportError(
+                f"the tokenizer of checkpoint {checkpoint.name} is a file of sentencepiece, which is not installed; "
+                "pip install 'trt-spec[export]'"
+            ) from error
         raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} cannot be read: {one_line(error)}") from error
     own = {name: getattr(made, name) for name in ("bos_token", "eos_token", "chat_template")}
     return _without_additions(made.backend_tokenizer, checkpoint.shape.vocab_size), own | settings

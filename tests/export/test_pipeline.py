@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from tokenizers import Tokenizer
 from trt_spec.engines import Bundle, ExportError
@@ -16,6 +17,7 @@ from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.agreement import refuse_unequal
 from trt_spec.export.checkpoint import open_checkpoint
 from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.pipeline import SAMPLE
 from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands.export_models import shown
@@ -255,6 +257,27 @@ def test_code_of_its_own_is_not_needed_where_transformers_knows_the_type(tmp_pat
     (path / "config.json").write_text(json.dumps(config))
     export_bundle(path, tmp_path / "bundle")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_of_sentencepiece_alone_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text"
+    text.write_text(SAMPLE.read_text())
+    trained = {"vocab_size": 400, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(tmp_path / "own"), **trained)
+    path = tiny_llama(tmp_path / "checkpoint", vocab=400)
+    (path / "tokenizer.json").unlink()
+    shutil.copy(tmp_path / "own.model", path / "tokenizer.model")
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_vocabulary(open_checkpoint(path))
+    own = sentencepiece.SentencePieceProcessor(model_file=str(path / "tokenizer.model"))
+    for said in ("the first of them", "a line, and another."):
+        assert found.tokenizer.encode(said, add_special_tokens=False).ids == own.encode(said)
+    assert (found.bos_token_id, found.eos_token_ids[0]) == (1, 2)
+    monkeypatch.setattr("trt_spec.export.vocabulary.find_spec", lambda name: None)
+    (path / "tokenizer.model").write_bytes(b"damaged")
+    with pytest.raises(ExportError, match=r"a file of sentencepiece, which is not installed"):
+        read_vocabulary(open_checkpoint(path))
 
 
 def test_where_texts_begin_and_end_is_the_targets_to_say(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (remove("model.safetensors"), "has no model.safetensors, expected the weights as safetensors"),
         (pickle_weights, "has only pickled weights (pytorch_model.bin), which may run code when read"),
         (lose_a_shard, "lacks the shard 'model-00002-of-00002.safetensors'"),
-        (make_an_adapter, "is an adapter; merge it into its base model and export that"),
+        (make_an_adapter, "is an adapter; name its base model, and the adapter by --lora"),
         (write("config.json", "{"), "is not JSON"),
         (write("config.json", "[]"), "is not a JSON object"),
         (write("tokenizer.json", "{}"), "the tokenizer of checkpoint"),
@@ -194,7 +194,8 @@ def test_a_library_that_fails_without_a_word_is_refused_by_the_kind_of_its_error
 
 
 def test_path_that_is_neither_directory_nor_hub_name_is_refused(tmp_path: Path) -> None:
-    assert "is neither a directory here nor a model's name" in refusal(tmp_path / "missing")
+    for missing in (tmp_path / "missing", "./missing", "~/missing"):
+        assert "is neither a directory here nor a model's name" in refusal(missing, out=tmp_path / "bundle")
 
 
 def test_truncated_weights_are_refused_when_they_are_read(llama: Path, tmp_path: Path) -> None:
@@ -262,6 +263,14 @@ def test_first_differing_token_of_a_pair_is_named_with_both_ids(llama: Path, tmp
     (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
     sentence = refusal(llama, PairError, draft=draft)
     assert f"id 4 is 'c' in {llama} (id 7 in {draft}) but 'f' in {draft} (id 7 in {llama})" in sentence
+
+
+def test_a_value_head_is_named(llama: Path, tmp_path: Path) -> None:
+    file = llama / "model.safetensors"
+    weights = load_file(file)
+    save_file(weights | {"v_head.summary.weight": torch.zeros(1, 32)}, file, {"format": "pt"})
+    with pytest.raises(ExportError, match=r"has a value head \(v_head\), as TRL trains it"):
+        export_bundle(llama, tmp_path / "bundle")
 
 
 def test_tokenizers_of_very_different_length_are_refused(llama: Path, tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
         text=None if arguments.text is None else read_text(Path(arguments.text), "text"),
         check=not arguments.no_check,
         progress=show,
+        lora=arguments.lora,
+        draft_lora=arguments.draft_lora,
     )
 
 
@@ -123,6 +125,14 @@ def _parser() -> Parser:
         metavar="DIR_OR_ID",
         help="the checkpoint of a smaller model with the same tokenizer, which proposes tokens to the target; may be "
         "repeated, for up to four of them, which are drafters model, model2 and so on",
+    )
+    parser.add_argument("--lora", metavar="DIR", help="a LoRA adapter, as PEFT writes it, to merge into the target")
+    parser.add_argument(
+        "--draft-lora",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="one to merge into a draft; may be repeated, in the order of the drafts",
     )
     parser.add_argument(
         "--max-length",
