@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..models import tiny_gpt2, tiny_llama
@@ -38,10 +38,23 @@ def adapter_of(base: Path, folder: Path, **settings: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_that_of_the_adapted_model(tmp_path: Path, kind: str) -> None:
+def test_the_merged_weights_are_those_of_the_adapted_model(tmp_path: Path, kind: str) -> None:
     make, settings = KINDS[kind]
     base = make(tmp_path / "base")
     adapter = adapter_of(base, tmp_path / "adapter", **settings)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    ids = torch.tensor([[5, 9, 17, 5, 9]])
+    with torch.no_grad():
+        without = plain(ids).logits
+        expected = PeftModel.from_pretrained(plain, adapter).eval()(input_ids=ids).logits
+        found = load_model(open_checkpoint(base, adapter), "float32")(ids).logits
+    assert float((expected - without).abs().max()) > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=3e-5)
+
+
+def test_the_text_is_that_of_the_adapted_model(tmp_path: Path) -> None:
+    base = tiny_llama(tmp_path / "base")
+    adapter = adapter_of(base, tmp_path / "adapter", target_modules="all-linear")
     [target] = export_bundle(base, tmp_path / "bundle", lora=adapter).models
     assert (target.entry.name, target.entry.check["worst_error"] < 2e-4) == ("base+adapter", True)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -23,6 +23,7 @@ POSTS = (
     "/tokenize",
     "/detokenize",
 )
+CORE = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")  # what the others are translated to
 GETS = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/version", "/metrics", "/openapi.json")
 load_all_checks()
 
@@ -83,4 +84,4 @@ def test_what_the_page_allows_is_answered_as_it_says(served: Served, path: str):
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("path", POSTS)
 def test_schemathesis_finds_nothing(served: Served, path: str, mode: GenerationMode):
-    probe(served, path, "POST", mode, 500)
+    probe(served, path, "POST", mode, 500 if path in CORE else 150)

@@ -1,6 +1,6 @@
 """`trt-spec serve` under hostile clients: /health answers, memory comes back, and others' texts are their own.
 
-SIEGE_SECONDS=300 makes the storm as long as the one whose figures are quoted.
+SIEGE_SECONDS=300 makes the storm as long, and the schemas as many, as those whose figures are quoted.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from ...kit.waiting import until
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long, pytest.mark.xdist_group("siege")]
 SECONDS = float(os.environ.get("SIEGE_SECONDS", "20"))
+SCHEMAS = 1000 if SECONDS >= 300 else 250
 BYTES = 4 * 2**20 - 10_000
 OTHERS = {"prompt": "abc", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 MOST_SECONDS = 0.5  # for /health, of which 99 in 100 take less; 0.1 on a machine that does nothing else
@@ -202,9 +203,9 @@ def hostile_schema(chance: random.Random) -> dict:
     return {"type": "object", "properties": names, "minProperties": chance.randrange(100)}
 
 
-def test_a_thousand_hostile_schemas_take_neither_time_nor_memory(siege: Siege):
+def test_hostile_schemas_take_neither_time_nor_memory(siege: Siege):
     chance, bodies = random.Random(1), []
-    for number in range(1000):
+    for number in range(SCHEMAS):
         schema = hostile_schema(chance) | {"description": str(number)}
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         bodies.append(("/v1/completions", json.dumps(OTHERS | {"max_tokens": 2, "response_format": form}).encode()))
@@ -213,7 +214,7 @@ def test_a_thousand_hostile_schemas_take_neither_time_nor_memory(siege: Siege):
     with siege.watched():
         statuses += besiege(siege, bodies[100:])
     assert set(statuses) <= {200, 400}
-    assert statuses.count(400) > 100, "some of them are more than is allowed"
+    assert statuses.count(400) > SCHEMAS / 10, "some of them are more than is allowed"
     siege.require_unharmed()
     assert siege.memory() - before < MOST_GROWTH
 
