@@ -101,7 +101,7 @@ def test_instructor_reads_the_objects_of_a_plain_request(server: Served, install
         [[_, arguments]] = calls(server, name, [{"type": "function", "function": {"name": name, "parameters": SCHEMA}}])
         called.append(arguments)
     answer = json.loads(text(server, response_format=FORMAT))
-    assert seen == {"format": [answer] * 2, "tool": called, "messages": called}
+    assert seen == {"format": [answer] * 2, "tool": called, "messages": called, "response": called[0]}
 
 
 MODELS = """

@@ -30,9 +30,13 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_t
 ASK |= {"response_model": Answer, "extra_body": {"seed": 3, "rule": "coupled"}}
 
 
+responses = instructor.from_openai(openai_client, mode=Mode.RESPONSES_TOOLS)  # of which it shows no object in parts
+
+
 def said(client) -> list:
     *_, last = client.create_partial(**ASK)
     return [one.model_dump() for one in (client.create(**ASK), last)]
 
 
-print(json.dumps({way: said(client) for way, client in CLIENTS.items()}))
+seen = {way: said(client) for way, client in CLIENTS.items()}
+print(json.dumps(seen | {"response": responses.create(**ASK).model_dump()}))
