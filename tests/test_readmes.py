@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import ENGINES
 
+from .tools.serving.clients.versions import VERSIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("engines", "runtime", "tests", "tools", "tools/serving/deploy")  # export/README.md has tests of its own
 READMES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in FOLDERS)]
@@ -29,6 +31,18 @@ def test_every_test_link_and_module_that_is_named_exists(file: Path):
 def test_the_table_of_engines_is_the_one_that_runs(file: str):
     found = ROW.findall((ROOT / file).read_text(encoding="utf-8"))
     assert found == [(kind.name, kind.runs, ", ".join(kind.devices)) for kind in ENGINES.values()]
+
+
+def test_the_table_of_clients_has_the_versions_that_are_tried():
+    rows = re.findall(
+        r"^\| `?([^|`]+)`?( for \w+)? \| ([\d.]+) \| .* \| (default|clients) \|$",
+        (ROOT / "tools/README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    found = {tier: {name + kind: version for name, kind, version, other in rows if other == tier} for *_, tier in rows}
+    assert found["clients"] == VERSIONS
+    pinned = dict(re.findall(r"^(\w+)==(.*)$", (ROOT / ".ci/constraints.txt").read_text(), re.MULTILINE))
+    assert found["default"] == {f"{name} for Python": pinned[name] for name in ("openai", "anthropic")}
 
 
 def test_no_command_of_the_readme_runs_out_of_the_page():

@@ -17,8 +17,10 @@ class Asked(NamedTuple):
 
 
 def format_of(body: Sampling, tools: Toolbox | None = None) -> Asked | None:
-    """Return the one grammar that a body asks for."""
+    """Return the one grammar that a body asks for. Where a call is required no text is left for `response_format`."""
     asked = list(_formats(body, tools))
+    if tools is not None and tools.required:
+        asked = [one for one in asked if one.field != "response_format"]
     if len(asked) > 1:
         first, second = asked[0].field, asked[1].field
         raise RequestError(f"{first} and {second} both say what the answer is; send one", first)

@@ -24,6 +24,7 @@ class Toolbox:
     def __init__(self, body: ChatBody, marks: tuple[str, str] | None) -> None:
         self.shown: list[dict[str, Any]] | None = None  # as chat templates know them
         self.grammar: Grammar | None = None
+        self.required = False  # an answer is calls and no text
         self._names: list[str] = []
         self._marks = marks
         if body.tools is None:
@@ -42,6 +43,7 @@ class Toolbox:
             choice = msgspec.to_builtins(choice)
         if choice in (None, "auto") and marks is None:
             return
+        self.required = choice not in (None, "auto")
         self._names = [tool["function"]["name"] for tool in tools]
         try:
             self.grammar = Grammar.from_tools(tools, choice, marks, body.parallel_tool_calls is not False)

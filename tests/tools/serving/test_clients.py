@@ -1,22 +1,22 @@
-"""Clients that users have, as their registries ship them: OpenAI's own for Node, and lm-evaluation-harness."""
+"""Clients that users have, as their registries ship them: each is told what a plain request is told."""
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from ...bundles import Pair
-from ...kit.schemas import FORMAT, TOOLS
+from ...kit.schemas import FORMAT, SCHEMA, TOOLS
+from .clients.installed import HERE, environment, run
+from .clients.versions import VERSIONS, requirements
 from .conftest import Served, serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.long, pytest.mark.xdist_group("clients")]
 
-PROMPTS = ["abcd", "hello there", "a b c"]
+ABC = {"role": "user", "content": "abc"}
+ASK = {"model": "tiny", "messages": [ABC], "max_completion_tokens": 200, "seed": 3, "rule": "coupled"}
 
 
 @pytest.fixture(scope="module")
@@ -25,29 +25,104 @@ def server(signs: Pair) -> Iterator[Served]:
         yield server
 
 
-def run(*command: object, folder: Path, given: str = "") -> str:
-    done = subprocess.run([str(part) for part in command], input=given, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    """The clients for Python, which share an environment because they fit together."""
+    names = ("langchain-openai", "langchain-anthropic", "litellm", "instructor", "llm")
+    return environment("clients", *requirements(*names))
 
 
-NODE = """
-import OpenAI from "openai";
-const client = new OpenAI({ baseURL: process.argv[2] + "/v1", apiKey: "none", maxRetries: 0 });
-let asked = "";
-for await (const part of process.stdin) asked += part;
-const answers = [];
-for (const [kind, body] of JSON.parse(asked)) {
-  const create = kind === "chat" ? client.chat.completions : client.completions;
-  const answer = await create.create(body);
-  const parts = [];
-  if (body.stream) for await (const chunk of answer) parts.push(...chunk.choices);
-  else parts.push(...answer.choices);
-  answers.push(parts);
-}
-const refused = await client.completions.create({ model: "tiny", prompt: "a", best_of: 2 }).catch((error) => error);
-console.log(JSON.stringify({ answers, refused: [refused.constructor.name, refused.status, refused.param] }));
+def plain(server: Served, **fields: object) -> dict:
+    answer = server.post("/v1/chat/completions", ASK | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def text(server: Served, **fields: object) -> str:
+    return plain(server, **fields)["choices"][0]["message"]["content"]
+
+
+def calls(server: Served, choice: str, tools: list[dict] = TOOLS) -> list:
+    """Names and arguments of the calls that `choice` asks for: "required", or a tool's name."""
+    named = {"type": "function", "function": {"name": choice}}
+    answer = plain(server, tools=tools, tool_choice=choice if choice == "required" else named)
+    made = [call["function"] for call in answer["choices"][0]["message"]["tool_calls"]]
+    return [[call["name"], json.loads(call["arguments"])] for call in made]
+
+
+def usage(server: Served) -> list[int]:
+    used = plain(server)["usage"]
+    return [used["prompt_tokens"], used["completion_tokens"]]
+
+
+def test_langchain_is_told_what_a_plain_request_is_told(server: Served, installed: Path):
+    seen = json.loads(run(installed / "python", HERE / "ask_langchain.py", server.url, folder=installed))
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    called = [
+        ABC,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+    ]
+    talked = [ABC, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "on"}]
+    expected = {
+        "whole": text(server),
+        "streamed": text(server),
+        "usage": [usage(server)] * 2,
+        "format": json.loads(text(server, response_format=FORMAT)),
+        "any": calls(server, "required"),
+        "named": calls(server, "take_away"),
+        "named, streamed": calls(server, "take_away"),
+        "result": text(server, messages=called),
+        "on": text(server, messages=talked),
+    }
+    assert seen.pop("at once") == [text(server)] * 3
+    assert seen == dict.fromkeys(("chat", "responses", "messages"), expected)
+
+
+def test_litellm_is_told_what_a_plain_request_is_told(server: Served, installed: Path):
+    command = [installed / "python", HERE / "ask_litellm.py", server.url, json.dumps(TOOLS), json.dumps(FORMAT)]
+    seen = json.loads(run(*command, folder=installed).splitlines()[-1])
+    expected = {
+        "whole": text(server),
+        "streamed": text(server),
+        "usage": [usage(server)] * 2,
+        "awaited": text(server),
+        "format": json.loads(text(server, response_format=FORMAT)),
+        "any": calls(server, "required"),
+        "any, streamed": calls(server, "required"),
+    }
+    assert seen == {"openai": expected, "anthropic": expected, "refused": [400, True]}
+
+
+def test_instructor_reads_the_objects_of_a_plain_request(server: Served, installed: Path):
+    seen = json.loads(run(installed / "python", HERE / "ask_instructor.py", server.url, folder=installed))
+    called = []
+    for name in ("Answer", "PartialAnswer"):  # as it calls a tool whose object is shown while it is written
+        [[_, arguments]] = calls(server, name, [{"type": "function", "function": {"name": name, "parameters": SCHEMA}}])
+        called.append(arguments)
+    answer = json.loads(text(server, response_format=FORMAT))
+    assert seen == {"format": [answer] * 2, "tool": called, "messages": called, "response": called[0]}
+
+
+MODELS = """
+- {{model_id: tiny, model_name: tiny, api_base: "{url}/v1", supports_schema: true}}
+- {{model_id: tiny-text, model_name: tiny, api_base: "{url}/v1", completion: true}}
 """
+
+
+def test_llm_prints_what_a_plain_request_is_told(server: Served, installed: Path, tmp_path: Path):
+    (tmp_path / "extra-openai-models.yaml").write_text(MODELS.format(url=server.url))
+    options = ["--key", "none", "-o", "seed", 3, "-o", "max_tokens", 200]
+
+    def llm(model: str, *flags: str) -> str:
+        return run(installed / "llm", "-m", model, *options, *flags, "abc", folder=tmp_path, LLM_USER_PATH=tmp_path)
+
+    assert llm("tiny", "--no-stream") == llm("tiny") == text(server, rule=None) + "\n"
+    assert llm("tiny", "--schema", json.dumps(SCHEMA)) == text(server, rule=None, response_format=FORMAT) + "\n"
+    answer = server.post("/v1/completions", {"prompt": "abc", "seed": 3, "max_tokens": 200}).json()
+    assert llm("tiny-text") == answer["choices"][0]["text"] + "\n"
+
+
 SAMPLING = {
     "n": 2,
     "seed": 5,
@@ -58,25 +133,33 @@ SAMPLING = {
     "logit_bias": {"70": 2},
     "stop": ["zz"],
 }
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_completion_tokens": 60, "seed": 3}
-ASKED = [
-    ("text", {"model": "tiny", "prompt": "abc", "max_tokens": 20, "logprobs": 2, "echo": True} | SAMPLING),
-    (
-        "text",
-        {
-            "model": "tiny",
-            "prompt": "abc",
-            "max_tokens": 20,
-            "seed": 5,
-            "top_k": 3,
-            "rule": "coupled",
-            "draft_length": 2,
-        },
-    ),
+CHAT = {"model": "tiny", "messages": [ABC], "max_completion_tokens": 60, "seed": 3}
+TEXT = {"model": "tiny", "prompt": "abc", "max_tokens": 20}
+CHOICES = [
+    ("text", TEXT | {"logprobs": 2, "echo": True} | SAMPLING),
+    ("text", TEXT | {"seed": 5, "top_k": 3, "rule": "coupled", "draft_length": 2}),
     ("chat", CHAT | {"logprobs": True, "top_logprobs": 2} | SAMPLING),
     ("chat", CHAT | {"response_format": FORMAT}),
     ("chat", CHAT | {"tools": TOOLS, "tool_choice": "required"}),
     ("chat", CHAT | {"temperature": 0, "prediction": {"type": "content", "content": "abcabc"}}),
+]
+SEEDED = {"model": "tiny", "seed": 3, "rule": "coupled"}
+RESPONSE = SEEDED | {"input": "abc", "max_output_tokens": 200}
+MESSAGE = SEEDED | {"messages": [ABC], "max_tokens": 200}
+FLAT = [{"type": "function", "strict": True} | tool["function"] for tool in TOOLS]
+CLIENT = [{"name": tool["function"]["name"], "input_schema": SCHEMA} for tool in TOOLS]
+FORM = {"type": "json_schema", "schema": SCHEMA}
+PARTS = [  # each with the same as fields of a chat
+    ("responses", RESPONSE, {}),
+    ("responses", RESPONSE | {"text": {"format": FORM | {"name": "n", "strict": True}}}, {"response_format": FORMAT}),
+    ("responses", RESPONSE | {"tools": FLAT, "tool_choice": "required"}, {"tools": TOOLS, "tool_choice": "required"}),
+    ("messages", MESSAGE, {}),
+    ("messages", MESSAGE | {"output_config": {"format": FORM}}, {"response_format": FORMAT}),
+    (
+        "messages",
+        MESSAGE | {"tools": CLIENT, "tool_choice": {"type": "any"}},
+        {"tools": TOOLS, "tool_choice": "required"},
+    ),
 ]
 
 
@@ -92,64 +175,40 @@ def said(choices: list[dict]) -> dict[int, tuple[str, str]]:
     return {index: (text, calls) for index, (text, calls) in found.items()}
 
 
-def test_openais_client_for_node_gets_what_a_plain_request_gets(server: Served, tmp_path: Path):
+def told(answer: dict) -> tuple[str, list]:
+    """Text and calls of a response or a message."""
+    parts = answer["output"] if "output" in answer else answer["content"]
+    written = [one["text"] for part in parts for one in part.get("content", [part]) if "text" in one]
+    called = [[part["name"], part["input"]] for part in parts if part["type"] == "tool_use"]
+    called += [[part["name"], json.loads(part["arguments"])] for part in parts if part["type"] == "function_call"]
+    return "".join(written), called
+
+
+def test_clients_for_node_are_told_what_a_plain_request_is_told(server: Served, tmp_path: Path):
     assert shutil.which("npm"), "this test needs node and npm"
-    run("npm", "install", "--silent", "openai@7.57.0", folder=tmp_path)
-    (tmp_path / "ask.mjs").write_text(NODE)
-    asked = [
+    packages = [f"openai@{VERSIONS['openai for Node']}", f"@anthropic-ai/sdk@{VERSIONS['@anthropic-ai/sdk']}"]
+    run("npm", "install", "--silent", *packages, folder=tmp_path)
+    shutil.copy(HERE / "ask_node.mjs", tmp_path)
+    chosen = [
         (kind, body | {"stream": stream})
-        for kind, body in ASKED
+        for kind, body in CHOICES
         for stream in (False, True)
         if not (stream and "echo" in body)
     ]
-    seen = json.loads(run("node", "ask.mjs", server.url, folder=tmp_path, given=json.dumps(asked)))
-    for (kind, body), choices in zip(asked, seen["answers"], strict=True):
+    parted = [(kind, body | {"stream": stream}, same) for kind, body, same in PARTS for stream in (False, True)]
+    asked = json.dumps([*chosen, *(one[:2] for one in parted)])
+    seen = json.loads(run("node", "ask_node.mjs", server.url, folder=tmp_path, given=asked))
+    for (kind, body), choices in zip(chosen, seen["answers"], strict=False):
         path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
-        plain = server.post(path, body | {"stream": False}).json()["choices"]
-        assert said(choices) == said(plain), body
-        assert [one["finish_reason"] for one in plain] == [
+        same = server.post(path, body | {"stream": False}).json()["choices"]
+        assert said(choices) == said(same), body
+        assert [one["finish_reason"] for one in same] == [
             one["finish_reason"] for one in sorted(choices, key=lambda one: one["index"]) if one["finish_reason"]
         ]
-    assert seen["refused"] == ["BadRequestError", 400, "best_of"]
-
-
-TASK = """
-task: continued
-dataset_path: json
-dataset_kwargs:
-  data_files: {file}
-output_type: multiple_choice
-test_split: train
-doc_to_text: "{{{{prompt}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: 0
-target_delimiter: ""
-metric_list:
-  - metric: acc
-"""
-
-
-def test_an_evaluation_measures_the_likelihoods_that_transformers_gives(server: Served, signs: Pair, tmp_path: Path):
-    run(sys.executable, "-m", "venv", "env", folder=tmp_path)
-    run("env/bin/pip", "install", "-q", "lm_eval[api]==0.4.13", "transformers", folder=tmp_path)
-    choices = [" once more", "abc", "zyx zyx"]
-    (tmp_path / "data.jsonl").write_text(
-        "".join(json.dumps({"prompt": prompt, "choices": choices}) + "\n" for prompt in PROMPTS)
-    )
-    (tmp_path / "task.yaml").write_text(TASK.format(file=tmp_path / "data.jsonl"))
-    model = f"model=tiny,base_url={server.url}/v1/completions,tokenizer={signs.checkpoint}"
-    command = ["env/bin/lm_eval", "--model", "local-completions", "--model_args", model, "--tasks", "continued"]
-    run(*command, "--include_path", ".", "--output_path", "out", "--log_samples", folder=tmp_path)
-    [samples] = (tmp_path / "out").rglob("samples_*.jsonl")
-    seen = [json.loads(line) for line in samples.read_text().splitlines()]
-    assert sorted(one["doc"]["prompt"] for one in seen) == sorted(PROMPTS)
-    encode = server.decoder.tokenizer.encode
-    for one in seen:
-        for choice, [[likelihood, _]] in zip(choices, one["resps"], strict=True):
-            prompt = encode(one["doc"]["prompt"]).ids
-            whole = encode(one["doc"]["prompt"] + choice).ids
-            assert whole[: len(prompt)] == prompt
-            with torch.inference_mode():
-                logprobs = signs.reference(torch.tensor([whole])).logits[0].log_softmax(-1)
-            expected = sum(float(logprobs[at - 1, whole[at]]) for at in range(len(prompt), len(whole)))
-            assert float(likelihood) == pytest.approx(expected, abs=1e-3)
+    for (_, body, fields), answer in zip(parted, seen["answers"][len(chosen) :], strict=True):
+        same = plain(server, **fields)["choices"][0]["message"]
+        called = [one["function"] for one in same.get("tool_calls") or ()]
+        expected = same["content"] or "", [[one["name"], json.loads(one["arguments"])] for one in called]
+        assert told(answer) == expected, body
+        assert answer.get("streamed", expected[0]) == expected[0], body
+    assert seen["refused"] == [["BadRequestError", 400, "best_of"], ["BadRequestError", 400, None]]

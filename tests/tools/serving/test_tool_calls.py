@@ -75,13 +75,34 @@ def test_only_allowed_tools_are_called(server: Served):
         ),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "names 'x'"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "response_format", "send one"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "extra_body": {"structured_outputs": {"choice": ["a"]}}},
+            "structured_outputs",
+            "structured_outputs and tool_choice both say what the answer is",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_kept_is_refused_by_name(server: Served, asked: dict, param: str, said: str):
     with pytest.raises(openai.BadRequestError, match=said) as error:
-        server.openai.chat.completions.create(**ASK, **asked)
+        server.openai.chat.completions.create(**ASK | asked)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "take_away"}}])
+def test_where_a_call_is_required_no_text_has_the_format(server: Served, choice: object):
+    asked = ASK | {"tools": TOOLS, "tool_choice": choice}
+    answers = [
+        called(server.openai.chat.completions.create(**asked, **more), False)
+        for more in ({}, {"response_format": FORMAT}, {"response_format": {"type": "json_object"}})
+    ]
+    assert answers == answers[:1] * 3
+
+
+def test_a_tool_that_may_be_called_and_a_format_exclude_each_other(marking: Served):
+    asked = ASK | {"tools": TOOLS, "tool_choice": "auto", "response_format": FORMAT}
+    with pytest.raises(openai.BadRequestError, match="response_format and tool_choice both say") as error:
+        marking.openai.chat.completions.create(**asked)
+    assert error.value.param == "response_format"
 
 
 def test_calls_and_their_results_reach_the_template(signs: Pair):
