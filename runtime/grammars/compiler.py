@@ -127,8 +127,10 @@ def _schemas(grammar: Grammar) -> Iterator[Any]:
     """Yield every JSON schema in a grammar; Lark grammars have them behind %json."""
     if grammar.kind == "json_schema":
         yield read_json(grammar.text)
-    elif grammar.kind == "behind_reasoning":
-        yield from _schemas(Grammar(*read_json(grammar.text)[3:]))
+    elif grammar.kind == "around":
+        rules, *inside = read_json(grammar.text)
+        yield from _schemas(Grammar.lark(rules))
+        yield from _schemas(Grammar(*inside))
     elif grammar.kind == "lark":
         for after in grammar.text.split("%json")[1:]:
             try:

@@ -20,6 +20,7 @@ WHITESPACE = r" ?(\r?\n[ \t]{0,40})?"  # between the parts of JSON: without a bo
 SETTINGS = re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_of' .* anyOf")
 OVERLAP = "a text may fit several alternatives of oneOf, which cannot be excluded; say anyOf"
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
+INNER = "\ue000"  # what rules around another grammar call it by
 MEMORY_BYTES = 512 * 2**20  # beyond what the tokenizer takes; a healthy grammar takes a few MiB
 
 
@@ -54,18 +55,14 @@ def in_its_form(kind: str, text: str) -> str:
         case "choice":
             return str(LLMatcher.grammar_from_regex(one_of(json.loads(text))))
         case _:
-            return behind_reasoning(*json.loads(text))
+            return around(*json.loads(text))
 
 
-def behind_reasoning(before: str, after: str, begun: bool, kind: str, text: str) -> str:
-    """Allow any text between two marks, and behind it what a grammar allows."""
-    grammars = json.loads(in_its_form(kind, text))
-    grammars["grammars"][0]["name"] = "answer"
-    reasoning = r"reasoning /[ \n]{0,4}/"
-    if not begun:
-        reasoning = f"({json.dumps(before)} {reasoning})?"
-    rules = f"start: {reasoning} @answer\nreasoning[suffix={json.dumps(after)}]: /(.|\\n)*/"
-    return json.dumps(grammars | {"grammars": [{"lark_grammar": rules}, *grammars["grammars"]]})
+def around(rules: str, kind: str, text: str) -> str:
+    """Put rules in Lark around another grammar, which they call by INNER."""
+    inside = json.loads(in_its_form(kind, text))["grammars"]
+    inside[0]["name"] = name = f"inner_{len(inside)}"  # which no grammar within it has
+    return json.dumps({"grammars": [{"lark_grammar": rules.replace(INNER, f"@{name}")}, *inside]})
 
 
 def bounded(schema: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...engines import RequestError
-from .compiling import bounded, one_of
+from .compiling import INNER, bounded, one_of
 
 KINDS = {
     "json_schema": "a JSON schema",
@@ -14,7 +14,7 @@ KINDS = {
     "lark": "a Lark grammar, as llguidance reads it",
     "gbnf": "a grammar in GBNF, as llama.cpp reads it, or in Lark",
     "choice": "a JSON list of strings, one of which is the output",
-    "behind_reasoning": "what Grammar.behind_reasoning makes of another one",
+    "around": "rules in Lark around another grammar: a JSON list of them, its kind and its text",
 }
 ANY_TEXT = r"/(.|\n)*/"
 LONGEST = 2**18  # characters: what is longer may take more than a second to compile
@@ -40,7 +40,7 @@ class Grammar:
             self.text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the grammar is not valid Unicode ({error}); clean it first") from error
-        if self.kind in ("json_schema", "choice", "behind_reasoning"):
+        if self.kind in ("json_schema", "choice", "around"):
             value = read_json(self.text)
             if self.kind == "choice" and not _strings(value):
                 raise RequestError(f"the choice is {self.text[:80]!r}, expected {KINDS['choice']}, at least one")
@@ -82,7 +82,13 @@ class Grammar:
 
         The first mark stands in the prompt if the reasoning has `begun` there; else there need be none.
         """
-        return type(self)("behind_reasoning", write_json([*marks, begun, self.kind, self.text]))
+        before, after = map(write_json, marks)
+        reasoning = r"reasoning /[ \n]{0,4}/"
+        start = reasoning if begun else f"({before} {reasoning})?"
+        return self._within(f"start: {start} {INNER}\nreasoning[suffix={after}]: {ANY_TEXT}")
+
+    def _within(self, rules: str) -> Self:
+        return type(self)("around", write_json([rules, self.kind, self.text]))
 
     @classmethod
     def from_response_format(cls, response_format: Any) -> Self | None:
@@ -107,13 +113,18 @@ class Grammar:
 
     @classmethod
     def from_tools(
-        cls, tools: Any, tool_choice: Any = "auto", marks: tuple[str, str] | None = None, several: bool = True
+        cls,
+        tools: Any,
+        tool_choice: Any = "auto",
+        marks: tuple[str, str] | None = None,
+        several: bool = True,
+        answer: Self | None = None,
     ) -> Self | None:
         """Return what OpenAI's `tools` and `tool_choice` ask for: {"name": …, "arguments": …} of one of the tools.
 
         `marks` are the lines before and after a call if the model marks it so. It then makes one call or, if it may,
-        `several`, and with auto it may answer in text. None if the output is free: with none, and with auto without
-        marks.
+        `several`. With auto it may answer instead: in text, or in what the grammar `answer` allows. None if the output
+        is free: with none, and with auto without marks.
         """
         if not isinstance(tools, list):
             raise RequestError(f"tools is {tools!r}, expected a list of functions")
@@ -138,15 +149,19 @@ class Grammar:
             rules.append("start: call")
         else:
             before, after = map(write_json, marks)
-            rules.append(rf'marked: {"to_call" if free else before} "\n" call "\n" {after}')
-            each = "marked* TEXT" if free else "marked+"
-            rules.append(f"start: {each if several else 'marked | TEXT' if free else 'marked'}")
-            if free:
+            in_text = free and answer is None  # calls stand between any text
+            rules.append(rf'marked: {"to_call" if in_text else before} "\n" call "\n" {after}')
+            if in_text:
+                rules.append(f"start: {'marked* TEXT' if several else 'marked | TEXT'}")
                 rules += [f"to_call[suffix={before}]: {ANY_TEXT}", f"TEXT: {ANY_TEXT}"]
+            else:
+                calls = r'marked ("\n" marked)*' if several else "marked"
+                rules.append(f"start: {calls} | {INNER}" if free else f"start: {calls}")
         for i, (name, schema) in enumerate(parameters.items()):  # each schema is a root of its own, as its $refs expect
             opening = write_json(cls.opening_of_call(name))
             rules += [f'call_{i}: {opening} arguments_{i} "}}"', f"arguments_{i}: %json {write_json(bounded(schema))}"]
-        return cls.lark("\n".join(rules))
+        text = "\n".join(rules)
+        return cls.lark(text) if answer is None or not free else answer._within(text)
 
     @staticmethod
     def opening_of_call(name: str) -> str:

@@ -17,17 +17,21 @@ class Asked(NamedTuple):
 
 
 def format_of(body: Sampling, tools: Toolbox | None = None) -> Asked | None:
-    """Return the one grammar that a body asks for. Where a call is required no text is left for `response_format`."""
-    asked = list(_formats(body, tools))
-    if tools is not None and tools.required:
-        asked = [one for one in asked if one.field != "response_format"]
-    if len(asked) > 1:
-        first, second = asked[0].field, asked[1].field
-        raise RequestError(f"{first} and {second} both say what the answer is; send one", first)
-    return asked[0] if asked else None
+    """Return the one grammar that a body asks for: what it has to be, or calls that may be made instead.
+
+    Where a call is required no text is left for `response_format`.
+    """
+    required = tools is not None and tools.required
+    asked = [one for one in _formats(body) if not (required and one.field == "response_format")]
+    fields = [*(one.field for one in asked), *(["tool_choice"] if required else ())]
+    if len(fields) > 1:
+        raise RequestError(f"{fields[0]} and {fields[1]} both say what the answer is; send one", fields[0])
+    answer = asked[0].grammar if asked else None
+    grammar = answer if tools is None else tools.grammar(answer)
+    return None if grammar is None else Asked(fields[0] if fields else "tool_choice", grammar)
 
 
-def _formats(body: Sampling, tools: Toolbox | None) -> Iterator[Asked]:
+def _formats(body: Sampling) -> Iterator[Asked]:
     makers: dict[str, Any] = {
         "response_format": Grammar.from_response_format,
         "structured_outputs": _structured,
@@ -38,8 +42,6 @@ def _formats(body: Sampling, tools: Toolbox | None) -> Iterator[Asked]:
     for field, make in makers.items():
         if (value := getattr(body, field, None)) is not None and (grammar := _made(field, make, value)) is not None:
             yield Asked(field, grammar)
-    if tools is not None and (grammar := tools.grammar) is not None:
-        yield Asked("tool_choice", grammar)
 
 
 def _structured(outputs: StructuredOutputs) -> Grammar:

@@ -23,10 +23,10 @@ class Toolbox:
 
     def __init__(self, body: ChatBody, marks: tuple[str, str] | None) -> None:
         self.shown: list[dict[str, Any]] | None = None  # as chat templates know them
-        self.grammar: Grammar | None = None
         self.required = False  # an answer is calls and no text
-        self._names: list[str] = []
-        self._marks = marks
+        self._tools: list[dict[str, Any]] = []  # that may be called
+        self._choice: Any = None
+        self._marks, self._several = marks, body.parallel_tool_calls is not False
         if body.tools is None:
             if body.tool_choice not in (None, "none"):
                 raise RequestError("tool_choice is given, but there are no tools; send tools, too", "tool_choice")
@@ -44,17 +44,23 @@ class Toolbox:
         if choice in (None, "auto") and marks is None:
             return
         self.required = choice not in (None, "auto")
-        self._names = [tool["function"]["name"] for tool in tools]
+        self._tools, self._choice = tools, choice
+
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """Return what calls have to be, and what an `answer` instead of them; None if no calls are looked for."""
+        if not self._tools:
+            return answer
         try:
-            self.grammar = Grammar.from_tools(tools, choice, marks, body.parallel_tool_calls is not False)
+            return Grammar.from_tools(self._tools, self._choice, self._marks, self._several, answer)
         except RequestError as error:
             raise RequestError(str(error), "tool_choice") from error
 
     def reader(self) -> "Reader":
         """Make the reader of one answer."""
-        if not self._names:
+        names = [tool["function"]["name"] for tool in self._tools]
+        if not names:
             return TextReader()
-        return CallReader(self._names) if self._marks is None else MarkedReader(self._names, self._marks)
+        return CallReader(names) if self._marks is None else MarkedReader(names, self._marks)
 
 
 def _named(name: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:

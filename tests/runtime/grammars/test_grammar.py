@@ -28,7 +28,7 @@ def test_a_grammar_cannot_change():
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("ebnf", "a", "the grammar's kind is 'ebnf', expected one of json_schema, regex, lark, choice"),
+        ("ebnf", "a", "the grammar's kind is 'ebnf', expected one of json_schema, regex, lark, gbnf, choice, around"),
         ("regex", 5, "the grammar's text is 5, expected a regular expression, which the whole output matches, as a "),
         ("regex", "a" * 300_000, "the grammar has 300,000 characters, expected at most 262,144; shorten it"),
         ("regex", "\ud800", "the grammar is not valid Unicode"),

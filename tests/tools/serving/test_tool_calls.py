@@ -98,11 +98,17 @@ def test_where_a_call_is_required_no_text_has_the_format(server: Served, choice:
     assert answers == answers[:1] * 3
 
 
-def test_a_tool_that_may_be_called_and_a_format_exclude_each_other(marking: Served):
-    asked = ASK | {"tools": TOOLS, "tool_choice": "auto", "response_format": FORMAT}
-    with pytest.raises(openai.BadRequestError, match="response_format and tool_choice both say") as error:
-        marking.openai.chat.completions.create(**asked)
-    assert error.value.param == "response_format"
+@pytest.mark.parametrize("parallel", [True, False])
+def test_where_a_tool_may_be_called_the_answer_is_a_call_or_has_the_format(marking: Served, parallel: bool):
+    [begins] = marking.decoder.tokenizer.encode("<", add_special_tokens=False).ids
+    asked = ASK | {"tools": TOOLS, "response_format": FORMAT, "parallel_tool_calls": parallel}
+    likely, never = ({"logit_bias": {str(begins): bias}} for bias in (100, -100))
+    [choice] = marking.openai.chat.completions.create(**asked, **never).choices
+    assert choice.message.tool_calls is None
+    assert json.loads(choice.message.content)["n"] in ("a", "b")
+    [choice] = marking.openai.chat.completions.create(**asked, **likely).choices
+    assert json.loads(choice.message.tool_calls[0].function.arguments)["n"] in ("a", "b")
+    assert choice.message.content is None
 
 
 def test_calls_and_their_results_reach_the_template(signs: Pair):
