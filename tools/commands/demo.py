@@ -13,7 +13,7 @@ from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ..console import say
 from ..flags.sampling import add_number
 from ..in_words import summary
-from ..making.demo_bundle import demo_bundle
+from ..making.kept_bundles import demo_bundle
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 from ..output_json import output_json
 

@@ -7,22 +7,34 @@ decoder's thread has died, or hangs when it is told to end.
 import argparse
 from pathlib import Path
 
-from ...engines import EngineError, RequestError
+from ...engines import Bundle, EngineError, RequestError
 from ..console import say
 from ..extras import install_command
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.limits import add_limit_flags, seconds
-from ..flags.sampling import add_number
+from ..flags.sampling import add_number, positive
 from ..text_files import read_text
+
+KINDS = ("none", "int8", "int4")  # of stored weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--bundle",
-        metavar="B",
-        type=Path,
-        help="the folder that export-models wrote (default: the shipped demo pair, exported on first use)",
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a bundle, or a checkpoint as export-models takes it, which is exported into the user's cache once "
+        "(default: the shipped demo pair)",
+    )
+    parser.add_argument("--bundle", metavar="B", help="the same as MODEL")
+    group = parser.add_argument_group("if MODEL is a checkpoint")
+    group.add_argument(
+        "--draft", metavar="DIR_OR_ID", action="append", default=[], help="a smaller one that drafts; may be repeated"
+    )
+    group.add_argument("--max-length", metavar="N", type=positive, help="the most tokens of prompt and output together")
+    group.add_argument(
+        "--weights", choices=KINDS, default="none", help="quantise the matrices of all models (default none)"
     )
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", default=8000, type=_port, metavar="N", help="where to listen (default 8000; 0: any)")
@@ -76,10 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
     keys = None if arguments.api_key_file is None else read_keys(arguments.api_key_file)
     template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
-    if arguments.bundle is None:
-        from ..making.demo_bundle import demo_bundle
-
-        arguments.bundle = demo_bundle(say)
+    arguments.bundle = _bundle(arguments)
     with (
         listen(arguments.host, arguments.port) as listener,
         open_decoder(
@@ -99,6 +108,22 @@ def run(arguments: argparse.Namespace) -> int:
         app = make_app(service, keys or (), arguments.log_prompts, arguments.allow_origin)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener)}"
         return serve(app, service, listener, arguments.drain_seconds, lambda: say(line))
+
+
+def _bundle(arguments: argparse.Namespace) -> Bundle:
+    """Open the bundle that was named, or make that of the checkpoint."""
+    from ..making.kept_bundles import bundle_of, demo_bundle
+
+    if arguments.model is not None and arguments.bundle is not None:
+        raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
+    model = arguments.model or arguments.bundle
+    given = {"max_length": arguments.max_length, "weights": arguments.weights, "draft": arguments.draft}
+    asked = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, "none", [])]
+    if model is None or arguments.bundle is not None or (Path(model) / "manifest.json").exists():
+        if asked:
+            raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
+        return demo_bundle(say) if model is None else Bundle.open(model)
+    return bundle_of(model, arguments.draft, say, arguments.max_length, arguments.weights)
 
 
 def read_keys(file: Path) -> list[str]:

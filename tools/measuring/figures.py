@@ -23,8 +23,8 @@ from ...runtime import Decoder, SamplingParams
 from ..commands.bench import bench
 from ..console import progress, say
 from ..flags.sampling import add_number
-from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
+from ..making.kept_bundles import DRAFT, TARGET
 from ..program import program
 from ..whole_file import outputs
 from .against_transformers import PLAIN

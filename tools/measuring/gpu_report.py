@@ -34,8 +34,8 @@ from ..certificate.subject import Subject
 from ..commands.bench import bench
 from ..console import say, table_of
 from ..flags.sampling import add_number
-from ..making.demo_bundle import DRAFT, TARGET
 from ..making.grow_pair import LlamaSize, grow
+from ..making.kept_bundles import DRAFT, TARGET
 from ..making.training import refuse_device
 from ..program import program
 from .against_transformers import PLAIN, Transformers

@@ -5,8 +5,9 @@ import pytest
 from trt_spec.engines import Bundle
 from trt_spec.export import pipeline
 from trt_spec.runtime import Decoder
-from trt_spec.tools.making import demo_bundle
+from trt_spec.tools.making import kept_bundles
 
+from ...models import tiny_llama
 from ..conftest import assert_refused
 
 
@@ -19,8 +20,8 @@ def cache(tmp_path):
 def demo(run, cache, llama, monkeypatch):
     """The demo with an exporter that takes no time and gives a tiny bundle."""
 
-    def export(target, out, draft, progress):
-        assert (target, draft) == (demo_bundle.TARGET, demo_bundle.DRAFT)
+    def export(target, out, draft, max_length, **options):
+        assert (target, draft) == (kept_bundles.TARGET, [kept_bundles.DRAFT])
         shutil.copytree(llama.bundle, out)
 
     monkeypatch.setattr(pipeline, "export_bundle", export)
@@ -32,14 +33,14 @@ def demo(run, cache, llama, monkeypatch):
 def test_it_makes_its_bundle_once_and_again_when_damaged(demo, cache):
     first = demo()
     assert first.code == 0
-    assert "making the demo bundle " in first.err
+    assert "making the bundle " in first.err
     (bundle,) = (cache / "trt-spec").iterdir()
     assert demo().err == ""
     for damaged in ("target/weights.bin", "manifest.json"):
         (bundle / damaged).write_bytes(b"damaged")
         again = demo()
         assert again.code == 0
-        assert "making the demo bundle again: " in again.err
+        assert "making the bundle again: " in again.err
         Bundle.open(bundle)
     assert list((cache / "trt-spec").iterdir()) == [bundle]
 
@@ -76,10 +77,10 @@ def test_texts_that_differ_are_both_shown_and_fail(demo, monkeypatch):
 
 
 def test_a_missing_extra_is_named_before_the_work(demo, cache, monkeypatch):
-    monkeypatch.setattr(demo_bundle, "installed", lambda name: None if name == "onnxscript" else "1.0")
+    monkeypatch.setattr(kept_bundles, "installed", lambda name: None if name == "onnxscript" else "1.0")
     result = demo()
     assert result.code == 2
-    expected = "the demo makes its bundle on first use and lacks onnxscript; pip install 'trt-spec[export]'"
+    expected = "a bundle is made on first use, which lacks onnxscript; pip install 'trt-spec[export]'"
     assert result.err.splitlines()[-1] == f"trt-spec: error: {expected}"
     assert not cache.exists()
 
@@ -95,11 +96,28 @@ def test_a_cache_folder_that_cannot_be_made_is_refused(demo, tmp_path, monkeypat
 def test_a_relative_cache_folder_counts_as_none(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert demo_bundle._cache_folder() == tmp_path / ".cache" / "trt-spec"
+    assert kept_bundles._cache_folder() == tmp_path / ".cache" / "trt-spec"
+
+
+def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target, said = tiny_llama(tmp_path / "my model"), []
+    first = kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8")
+    assert (first.max_length, list(first.models), first.models["draft"].weights) == (64, ["target", "draft"], "int8")
+    assert said[0] == f"making the bundle {first.path}, once"
+    assert first.path.name.startswith("my-model-")
+    count = len(said)
+    assert kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8").path == first.path
+    assert len(said) == count
+    monkeypatch.setattr(pipeline, "export_bundle", lambda target, out, *_, **__: shutil.copytree(first.path, out))
+    paths = {first.path, kept_bundles.bundle_of(str(target), [], said.append, 64, "int8").path}
+    tiny_llama(target, seed=1)
+    paths.add(kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8").path)
+    assert len(paths) == 3
 
 
 def test_the_shipped_pair_is_there():
-    for checkpoint in (demo_bundle.TARGET, demo_bundle.DRAFT):
+    for checkpoint in (kept_bundles.TARGET, kept_bundles.DRAFT):
         assert {"config.json", "tokenizer.json"} <= {file.name for file in checkpoint.iterdir()}
 
 

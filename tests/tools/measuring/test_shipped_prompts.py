@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tokenizers import Tokenizer
-from trt_spec.tools.making.demo_bundle import TARGET
+from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.measuring.shipped_prompts import KINDS, WRITTEN, bench_prompts
 
 

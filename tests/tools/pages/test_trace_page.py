@@ -9,7 +9,7 @@ from trt_spec.runtime.lengths.drafting import DraftingRules
 from trt_spec.runtime.requests.metrics import Outcome
 from trt_spec.runtime.requests.text import TextStream
 from trt_spec.runtime.state.asked import MIXED, NONE
-from trt_spec.tools.making.demo_bundle import TARGET
+from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.pages.trace_page import Written, trace_page, written
 
 from ...bundles import DRAFTERS_OF_A_PAIR

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trt_spec.engines import EngineError, RequestError, TokenizerEntry
-from trt_spec.tools.making.demo_bundle import TARGET
+from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.serving.templates import MOST_SECONDS, ChatTemplate
 
 from ...kit.small_tokenizers import byte_level, in_pieces

@@ -1,0 +1,99 @@
+"""Bundles that are exported on first use, kept in the user's cache, and made again if damaged."""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from ...engines import Bundle, BundleError, EngineError
+from ..extras import install_command, installed, requirements
+
+PAIR = Path(__file__).parents[1] / "demo_pair"
+TARGET, DRAFT = PAIR / "pycode-14m", PAIR / "pycode-1m"
+LARGE = 2**24  # bytes of a file that is known by its size and time, since to read all of it takes long
+
+Progress = Callable[[str], None]
+
+
+def demo_bundle(progress: Progress) -> Bundle:
+    return _kept("demo", TARGET, [DRAFT], progress)
+
+
+def bundle_of(
+    target: str, drafts: Sequence[str], progress: Progress, max_length: int | None = None, weights: str = "none"
+) -> Bundle:
+    """Return the bundle of a checkpoint and its drafts, exported once.
+
+    A model of the Hub is known by its name, so that a newer revision there makes no new bundle.
+    """
+    name = re.sub(r"[^\w.-]+", "-", Path(target).name if Path(target).exists() else target)
+    return _kept(name, target, drafts, progress, max_length, weights)
+
+
+def _kept(
+    name: str,
+    target: str | Path,
+    drafts: Sequence[str | Path],
+    progress: Progress,
+    max_length: int | None = None,
+    weights: str = "none",
+) -> Bundle:
+    path = _cache_folder() / f"{name}-{_key([target, *drafts], max_length, weights)}"
+    if path.exists():
+        try:
+            return Bundle.open(path)
+        except BundleError as error:
+            progress(f"making the bundle again: {error}")
+            shutil.rmtree(path, ignore_errors=True)
+    else:
+        progress(f"making the bundle {path}, once")
+    missing = [name for name in requirements()["export"] if installed(name) is None]
+    if missing:
+        raise EngineError(
+            f"a bundle is made on first use, which lacks {', '.join(missing)}; {install_command('export')}"
+        )
+    from ...export.passes.quantise import Quantisation
+    from ...export.pipeline import export_bundle
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BundleError(
+            f"cache folder {path.parent} cannot be made ({error.strerror}); set XDG_CACHE_HOME to another"
+        ) from error
+    stored = Quantisation(weights)
+    export_bundle(target, path, list(drafts), max_length, weights=stored, draft_weights=stored, progress=progress)
+    return Bundle.open(path)
+
+
+def _cache_folder() -> Path:
+    """The XDG specification says to ignore a relative path."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "trt-spec"
+
+
+def _key(checkpoints: Sequence[str | Path], *options: object) -> str:
+    """A hash of the checkpoints, the options and the exporter, so that an old bundle is never used."""
+    digest = hashlib.sha256(f"{version('trt-spec')} {options}".encode())
+    for file in sorted((Path(__file__).parents[2] / "export").rglob("*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
+    for checkpoint in checkpoints:
+        for part in _identity(checkpoint):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _identity(checkpoint: str | Path) -> Iterator[bytes]:
+    """What tells a checkpoint from others: its files, or its name on the Hub."""
+    place = Path(checkpoint)
+    if not place.exists():
+        yield str(checkpoint).encode()
+        return
+    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        if file.is_file():
+            about = file.stat()
+            yield f"{file.name} {about.st_size}".encode()
+            yield file.read_bytes() if about.st_size < LARGE else str(about.st_mtime_ns).encode()
