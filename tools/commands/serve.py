@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a bundle, or a checkpoint as export-models takes it, which is exported into the user's cache once "
         "(default: the shipped demo pair)",
     )
-    parser.add_argument("--bundle", metavar="B", help="the same as MODEL")
+    parser.add_argument("--bundle", metavar="B", type=Path, help="a bundle, as MODEL")
     group = parser.add_argument_group("if MODEL is a checkpoint")
     group.add_argument(
         "--draft", metavar="DIR_OR_ID", action="append", default=[], help="a smaller one that drafts; may be repeated"
