@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 import pytest  # noqa: E402
+from _pytest.nodeid import coerce_node_id  # noqa: E402
 
 from . import bundles  # noqa: E402
 from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
@@ -25,9 +26,16 @@ from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that no process works alone at the end."""
+    """Begin with what takes longest, so that no process works alone at the end.
+
+    xdist 3.8 writes an item's group where pytest 9.2 does not look, and would spread the group over all processes.
+    """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    for item in items:
+        if (grouped := vars(item).get("_nodeid")) is not None:
+            item._id = coerce_node_id(grouped)
 
 
 def pytest_collection_finish() -> None:
