@@ -99,11 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
         service = open_service(
             decoder,
             arguments.max_waiting,
-            arguments.served_model_name,
-            template,
-            arguments.reasoning_parser,
-            draft_length(arguments),
-            arguments.drafter,
+            names=arguments.served_model_name,
+            chat_template=template,
+            reasoning_parser=arguments.reasoning_parser,
+            draft_length=draft_length(arguments),
+            drafter=arguments.drafter,
         )
         app = make_app(service, keys or (), arguments.log_prompts, arguments.allow_origin)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener)}"
