@@ -96,6 +96,11 @@ def export_bundle(
         ours = vocabularies[TARGET]
         notes = [checkpoint.note for checkpoint in checkpoints.values() if checkpoint.note]
         notes += [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
+        notes += [
+            f"{checkpoint.name} is quantised by {checkpoint.quantised['words']}: dequantised and stored anew"
+            for checkpoint in checkpoints.values()
+            if checkpoint.quantised
+        ]
         tokens = ours.entry()
         ours.save(folder / "tokenizer.json")
         sample = _sample(ours.tokenizer, tokens.vocab_size, text, length) if check else None
@@ -163,7 +168,8 @@ def _export_model(
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
     kind = TARGET if role == TARGET else DRAFT
-    entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
+    was = checkpoint.quantised["words"] if checkpoint.quantised else ""
+    entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check, was)
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits
 

@@ -1,0 +1,6 @@
+"""Read checkpoints whose weights are quantised already: what each method stores, and the numbers that it means."""
+
+from .dequantise import Dequantised, how_quantised
+from .table import METHODS
+
+__all__ = ["METHODS", "Dequantised", "how_quantised"]
