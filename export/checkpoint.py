@@ -12,7 +12,7 @@ from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
 from .lora import merged, require_adapter
-from .quantised import Dequantised, how_quantised
+from .quantised import Dequantised, Kept, how_quantised
 from .reading import read_object
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
@@ -160,6 +160,13 @@ def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
     read.weight, said.weight, said.bias = longer(read.weight), weight, longer(bias, UNKNOWN)
     read.num_embeddings, said.out_features = vocab_size, vocab_size
     model.config.vocab_size, model.config.tie_word_embeddings = vocab_size, False
+
+
+def kept_matrices(checkpoint: Checkpoint) -> Kept | None:
+    """Return what a graph can take from a quantised checkpoint as it is."""
+    if checkpoint.quantised is None or checkpoint.lora is not None:
+        return None
+    return Kept(Dequantised(checkpoint.name, _weight_files(checkpoint), checkpoint.quantised))
 
 
 def _weight_files(checkpoint: Checkpoint) -> list[Path]:

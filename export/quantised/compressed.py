@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...engines import ExportError
 from .fp8 import OF_ACTIVATIONS, scales_of
-from .method import Method, Parts, Settings, in_groups, refuse_shape, unpack
+from .method import Centred, Method, Parts, Settings, in_groups, refuse_shape, unpack
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 PACKED_BITS = (4, 8)
@@ -25,6 +25,21 @@ def matrix(parts: Parts, settings: Settings) -> Tensor:
     if zeros is not None and bool(zeros.any()):
         numbers -= _spread(zeros, numbers.shape, parts, settings)
     return numbers.mul_(_spread(scales, numbers.shape, parts, settings))
+
+
+def centred(parts: Parts, settings: Settings) -> Centred | None:
+    scales, zeros = parts[".weight_scale"].float(), parts.get(".weight_zero_point")
+    if ".weight_packed" in parts:
+        numbers, zeros = _unpacked(parts, zeros)
+        bits = PACKED_BITS[parts[".weight_packed"].shape[1] * 4 >= numbers.shape[1]]
+    elif parts[".weight"].dtype == torch.int8:
+        numbers, bits = parts[".weight"], 8
+    else:
+        return None
+    grouped = scales.ndim == 2 and len(scales) == len(numbers) and numbers.shape[1] % scales.shape[1] == 0
+    if not grouped or ".weight_g_idx" in parts or (zeros is not None and bool(zeros.any())):
+        return None
+    return Centred(numbers.to(torch.int8), scales, bits)
 
 
 def _unpacked(parts: Parts, zeros: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -102,4 +117,5 @@ COMPRESSED_TENSORS = Method(
     | {".weight_zero_point", ".weight_g_idx", ".input_zero_point", ".output_scale", ".output_zero_point"},
     matrix=matrix,
     words=words,
+    centred=centred,
 )

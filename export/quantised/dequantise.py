@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ...engines import ExportError
-from .method import Method
+from .method import Centred, Method
 from .table import METHODS
 
 NUMBERS = ("BF16", "F16", "F32", "F64")  # types that mean what they say
@@ -54,11 +54,11 @@ class Dequantised(dict[str, "Stored"]):
         self.method = METHODS[settings["quant_method"]]
         self.settings = settings
         self.failure: ExportError | None = None  # of the first tensor that could not be understood
-        self.quantised = 0  # matrices
+        self._matrices: dict[str, dict[str, str]] = {}  # the tensors of each that is quantised, by their endings
         self._places = {key: file for file in map(_opened, files) for key in file.keys()}  # noqa: SIM118
         for base, parts in _grouped(self._places, self.method).items():
             self._add(base, parts)
-        if not self.quantised:
+        if not self._matrices:
             raise ExportError(
                 f"checkpoint {name} says that it is quantised by {settings['quant_method']}, but no tensor is; take "
                 "quantization_config out of its config.json"
@@ -72,7 +72,7 @@ class Dequantised(dict[str, "Stored"]):
             if extra := sorted(parts.keys() - needed - method.may_have):
                 raise ExportError(f"tensor {parts[extra[0]]} of checkpoint {self.name} is not understood")
             self[base + method.whole] = Stored(partial(self._matrix, parts))
-            self.quantised += 1
+            self._matrices[base + method.whole] = parts
             return
         for ending, key in parts.items():
             if ending in ("", ".weight"):
@@ -92,11 +92,22 @@ class Dequantised(dict[str, "Stored"]):
                 "download it again"
             )
 
+    @property
+    def matrices(self) -> int:
+        """How many are quantised."""
+        return len(self._matrices)
+
+    def centred(self, name: str) -> Centred | None:
+        """Return a matrix as the whole numbers that it is stored as, where their zero points are in the middle."""
+        parts = self._matrices.get(name)
+        return None if parts is None else self.method.centred(self._read(parts), self.settings)
+
+    def _read(self, parts: dict[str, str]) -> dict[str, Tensor]:
+        return {ending: self._places[key].get_tensor(key) for ending, key in parts.items()}
+
     def _matrix(self, parts: dict[str, str]) -> Tensor:
         try:
-            return self.method.matrix(
-                {ending: self._places[key].get_tensor(key) for ending, key in parts.items()}, self.settings
-            )
+            return self.method.matrix(self._read(parts), self.settings)
         except (ExportError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             first = next(iter(parts.values()))
             self.failure = ExportError(f"tensor {first} of checkpoint {self.name} cannot be dequantised: {error}")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...engines import ExportError
-from .method import Method, Parts, Settings, in_groups, number, refuse_shape, unpack
+from .method import Centred, Method, Parts, Settings, in_groups, number, refuse_shape, unpack
 
 BITS = (2, 4, 8)  # those that no word cuts in two
 
@@ -28,6 +28,20 @@ def matrix(parts: Parts, settings: Settings) -> Tensor:
     return (integers - zeros.T[:, groups].float()) * scales.T[:, groups]  # [N, K]
 
 
+def centred(parts: Parts, settings: Settings) -> Centred | None:
+    bits, scales = number(settings, "bits", BITS), parts[".scales"].float()
+    middle = 1 << (bits - 1)
+    less = settings.get("checkpoint_format", "gptq") == "gptq"
+    integers = unpack(parts[".qweight"].T, bits)
+    rows = integers.shape[1]
+    in_order = torch.arange(rows) // -(-rows // len(scales))
+    if rows % len(scales) or not torch.equal(parts.get(".g_idx", in_order).long(), in_order):
+        return None
+    if not bool((unpack(parts[".qzeros"], bits) == middle - less).all()):
+        return None
+    return Centred((integers.to(torch.int16) - middle).to(torch.int8), scales.T.contiguous(), bits)
+
+
 def words(settings: Settings) -> str:
     stored = settings.get("checkpoint_format", "gptq")
     if stored not in ("gptq", "gptq_v2"):
@@ -43,4 +57,5 @@ GPTQ = Method(
     may_have=frozenset({".g_idx"}),
     matrix=matrix,
     words=words,
+    centred=centred,
 )

@@ -14,6 +14,15 @@ Parts = Mapping[str, Tensor]  # the tensors that hold one matrix, by the endings
 
 
 @dataclass(frozen=True)
+class Centred:
+    """A matrix whose zero points are all in the middle: whole numbers times scales, each for a group of columns."""
+
+    integers: Tensor  # [N, K] int8
+    scales: Tensor  # [N, G] float32
+    bits: int
+
+
+@dataclass(frozen=True)
 class Method:
     """How one method stores a matrix: in several tensors, whose names begin alike."""
 
@@ -21,6 +30,7 @@ class Method:
     may_have: frozenset[str]  # endings of what may be there besides
     matrix: Callable[[Parts, Settings], Tensor]  # in float32
     words: Callable[[Settings], str]  # what a user should know of the settings; refuses what is not supported
+    centred: Callable[[Parts, Settings], Centred | None] = lambda parts, settings: None
     whole: str = ".weight"  # the ending of the matrix's name in the model that is not quantised
 
 

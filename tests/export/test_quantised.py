@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from trt_spec.engines import Bundle, ExportError
+from trt_spec.engines import Bundle, ExportError, open_engine
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.quality import checkpoint_logits, engine_logits
 from trt_spec.export.quantised import METHODS
 from trt_spec.runtime import Decoder, SamplingParams
 
@@ -66,11 +67,13 @@ def affine(weight: Tensor, bits: int, group: int, symmetric: bool = False) -> tu
     return numbers, scales, zeros, meant
 
 
-def gptq_matrix(weight: Tensor, bits: int = 4, less: int = 1, shuffled: bool = False, group: int = GROUP) -> Packed:
+def gptq_matrix(
+    weight: Tensor, bits: int = 4, less: int = 1, shuffled: bool = False, group: int = GROUP, symmetric: bool = False
+) -> Packed:
     rows = weight.shape[1]
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(3)) if shuffled else torch.arange(rows)
     group = rows if group == -1 else group
-    numbers, scales, zeros, meant = affine(weight[:, order], bits, group)
+    numbers, scales, zeros, meant = affine(weight[:, order], bits, group, symmetric)
     back = torch.argsort(order)
     return {
         ".qweight": words_of(numbers[:, back], bits).T.contiguous(),
@@ -233,6 +236,11 @@ KINDS = {
         "compressed-tensors, 8 bits (E4M3), one scale a channel",
     ),
     "gptq": Kind({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq_matrix, "gptq, 4 bits, groups of 16"),
+    "gptq, symmetric": Kind(
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True},
+        lambda weight: gptq_matrix(weight, symmetric=True),
+        "gptq, 4 bits, groups of 16",
+    ),
     "gptq in another order": Kind(
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
         lambda weight: gptq_matrix(weight, shuffled=True),
@@ -319,7 +327,7 @@ def test_a_quantised_checkpoint_says_what_its_dequantised_model_says(tmp_path: P
     report = export_bundle(checkpoint, tmp_path / "bundle")
     assert report.notes == [f"{checkpoint} is quantised by {KINDS[name].words}: dequantised and stored anew"]
     entry = Bundle.open(tmp_path / "bundle").target
-    assert entry.dequantised == KINDS[name].words
+    assert entry.dequantised == f"{KINDS[name].words}: dequantised and stored anew"
     assert entry.check["quality"]["divergence"] < 1e-8  # of the graph from the dequantised checkpoint
     with Decoder.open(tmp_path / "bundle") as decoder:
         [output] = decoder.generate(PROMPT, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
@@ -493,5 +501,48 @@ def test_a_tensor_that_is_not_understood_is_named(
 def test_it_is_stored_anew_as_any_checkpoint_is(tmp_path: Path, weights: str) -> None:
     checkpoint, _ = write_quantised(KINDS["awq"], tmp_path)
     [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation(weights)).models
-    assert (target.entry.weights, target.entry.dequantised) == (weights, KINDS["awq"].words)
+    assert target.entry.weights == weights
+    assert target.entry.dequantised == f"{KINDS['awq'].words}: dequantised and stored anew"
     assert target.entry.check["quality"]["divergence"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("gptq, symmetric", "int4"),
+        ("compressed int8", "int8"),
+        pytest.param("compressed int4", "int4", marks=pytest.mark.exhaustive),
+        pytest.param("compressed int4", "int8", marks=pytest.mark.exhaustive),
+        pytest.param("compressed int8 packed", "int8", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_matrices_with_zero_points_in_the_middle_are_kept_bit_for_bit(tmp_path: Path, name: str, weights: str) -> None:
+    checkpoint, model = write_quantised(KINDS[name], tmp_path)
+    how = Quantisation(weights, wide_head=True, wide_embedding=True)  # these two are not quantised in the checkpoint
+    report = export_bundle(checkpoint, tmp_path / "bundle", weights=how)
+    kept = f"{KINDS[name].words}: 14 of 14 matrices kept bit for bit, the others stored anew"
+    assert report.notes == [f"{checkpoint} is quantised by {kept}"]
+    entry = Bundle.open(tmp_path / "bundle").target
+    assert (entry.weights, entry.dequantised) == (weights, kept)
+    assert entry.check["worst_error"] < 5e-5
+    engine = open_engine(
+        "onnxruntime", Bundle.open(tmp_path / "bundle").graph("target"), entry.contract, exact_weights=True
+    )
+    found = engine_logits(engine, PROMPT)
+    engine.close()
+    assert torch.dist(found, checkpoint_logits(model, PROMPT), torch.inf) < 5e-5  # float32 rounding, as unquantised
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("gptq", "int4"),
+        ("gptq in another order", "int4"),
+        ("compressed int4 with zero points", "int4"),
+        ("compressed int8", "int4"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_rounded_anew(tmp_path: Path, name: str, weights: str) -> None:
+    checkpoint, _ = write_quantised(KINDS[name], tmp_path)
+    report = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation(weights), check=False)
+    assert report.models[0].entry.dequantised.endswith(": dequantised and stored anew")
