@@ -12,6 +12,7 @@ from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
 from .lora import merged, require_adapter
+from .quantised import Dequantised, Kept, how_quantised
 from .reading import read_object
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
@@ -33,6 +34,7 @@ class Checkpoint:
     shape: ModelShape
     gguf: str | None = None  # the file in `path` that holds all of it, if it is one
     lora: Path | None = None  # an adapter that is merged into the weights
+    quantised: dict[str, Any] | None = None  # the settings by which it was quantised, with `words` for a user
     reads_more: str | None = None  # the type of the whole, if `config` is that of its text model alone
 
     @property
@@ -70,16 +72,20 @@ def _open_checkpoint(name: str) -> Checkpoint:
     if (file := _gguf_file(name)) is not None:
         return _open_gguf(name, file)
     path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
-    refuse_unsupported(name, _read_config(name, path))
+    fields = _read_config(name, path)
+    refuse_unsupported(name, fields)
+    quantised = how_quantised(name, fields)
     config = _typed_config(name, path)
     reads_more = None
     if config.model_type in READS_MORE:
         reads_more, config = config.model_type, text_config_of(config)
+    if quantised is not None:
+        config.__dict__.pop("quantization_config", None)  # transformers shall build the ordinary model
     shape = shape_of(name, config)
     if not Path(name).is_dir():
         _download(name, ["*.safetensors"])
     _refuse_missing_weights(name, path)
-    return Checkpoint(name, path, config, shape, reads_more=reads_more)
+    return Checkpoint(name, path, config, shape, quantised=quantised, reads_more=reads_more)
 
 
 def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
@@ -87,14 +93,20 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
 
     One that has fewer than `vocab_size` tokens reads the others as nothing, and never proposes them.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     stored: dict[str, Any] = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {"use_safetensors": True}
+    family: Any = AutoModelForCausalLM
+    place: Path | None = checkpoint.path
+    made: Dequantised | None = None
+    if checkpoint.quantised is not None:
+        made = Dequantised(checkpoint.name, _weight_files(checkpoint), checkpoint.quantised)
+        family, place, stored = MODEL_FOR_CAUSAL_LM_MAPPING[type(checkpoint.config)], None, {"state_dict": made}
     if checkpoint.reads_more:
         stored["key_mapping"] = WEIGHT_NAMES
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path,
+        model, report = family.from_pretrained(
+            place,
             config=checkpoint.config,
             dtype=getattr(torch, dtype),
             attn_implementation="eager",
@@ -104,6 +116,8 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             **stored,
         )
     except Exception as error:  # safetensors, transformers and torch each have their own
+        if made is not None and made.failure is not None:
+            raise made.failure from error
         raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line(error)}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
@@ -146,6 +160,20 @@ def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
     read.weight, said.weight, said.bias = longer(read.weight), weight, longer(bias, UNKNOWN)
     read.num_embeddings, said.out_features = vocab_size, vocab_size
     model.config.vocab_size, model.config.tie_word_embeddings = vocab_size, False
+
+
+def kept_matrices(checkpoint: Checkpoint) -> Kept | None:
+    """Return what a graph can take from a quantised checkpoint as it is."""
+    if checkpoint.quantised is None or checkpoint.lora is not None:
+        return None
+    return Kept(Dequantised(checkpoint.name, _weight_files(checkpoint), checkpoint.quantised))
+
+
+def _weight_files(checkpoint: Checkpoint) -> list[Path]:
+    if (checkpoint.path / WEIGHTS).is_file():
+        return [checkpoint.path / WEIGHTS]
+    shards = read_object(checkpoint.name, checkpoint.path / INDEX)["weight_map"]
+    return [checkpoint.path / shard for shard in sorted(set(shards.values()))]
 
 
 def _gguf_file(name: str) -> Path | None:

@@ -51,12 +51,6 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     heads = ["ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if kind in READS_MORE else ())]
     if not architecture.endswith(tuple(heads)):
         raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
-    if fields.get("quantization_config"):
-        settings = fields["quantization_config"]
-        method = settings.get("quant_method") if isinstance(settings, dict) else None
-        raise ExportError(
-            f"checkpoint {name} is quantised by {method or 'some method'}; export the unquantised checkpoint"
-        )
 
 
 def shape_of(name: str, config: Any) -> ModelShape:

@@ -15,7 +15,7 @@ from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
 from .passes.merge_projections import merge_projections
 from .passes.orient_weights import orient_weights
-from .passes.quantise import Quantisation, quantise
+from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
 from .tracing import OPSET, TracedModel, ready_to_trace
 
@@ -24,7 +24,11 @@ SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the
 
 
 def build_graph(
-    model: Any, contract: Contract, positions: int, weights: Quantisation = WIDE
+    model: Any,
+    contract: Contract,
+    positions: int,
+    weights: Quantisation = WIDE,
+    known: Known = nothing_known,
 ) -> tuple[ir.Model, dict[str, int]]:
     """Make the model's graph, its weights still those of `model`, and count how often each rewrite fired.
 
@@ -37,7 +41,7 @@ def build_graph(
     fired |= {"fuse_norms": fuse_norms(graph), "fuse_rotary": fuse_rotary(graph)}
     fired["simplify"] += simplify(graph)
     if weights.kind != "none":
-        fired["quantise"] = quantise(graph, weights)
+        fired["quantise"] = quantise(graph, weights, known)
     fired["merge_projections"] = merge_projections(graph)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)

@@ -17,9 +17,9 @@ from ..engines.bundle import DRAFT, DRAFTS, GRAPH, TARGET, WEIGHTS
 from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
-from .checkpoint import Checkpoint, load_model, open_checkpoint
+from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
-from .passes.quantise import Quantisation
+from .passes.quantise import Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
 from .vocabulary import read_vocabulary
@@ -108,6 +108,8 @@ def export_bundle(
             stored = weights if role == TARGET else draft_weights
             report, read = _export_model(role, checkpoint, folder, contract, stored, sample, progress)
             models.append(report)
+            if report.entry.dequantised:
+                notes.append(f"{checkpoint.name} is quantised by {report.entry.dequantised}")
             if read is not None:
                 logits[role] = read[:, : tokens.vocab_size]
         progress("hashing the files")
@@ -148,7 +150,8 @@ def _export_model(
         if weights.kind == "none":  # now, while the graph takes no memory yet
             reference = make_reference(model, contract, shape.window, sample, before)
     progress(f"{role}: tracing")
-    graph, fired = build_graph(model, contract, shape.positions, weights)
+    kept = kept_matrices(checkpoint)
+    graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known)
     if sample is not None and reference is None:
         progress(f"{role}: computing reference logits of the rounded weights")
         reference = make_reference(model, contract, shape.window, sample, before)
@@ -163,7 +166,8 @@ def _export_model(
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
     kind = TARGET if role == TARGET else DRAFT
-    entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check)
+    was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
+    entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check, was)
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits
 

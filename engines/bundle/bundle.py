@@ -23,6 +23,7 @@ class ModelEntry:
     contract: Contract
     weights: str = "none"  # how they are quantised
     check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
+    dequantised: str = ""  # how the checkpoint was quantised, if it was
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 ONNX Runtime fuses `DequantizeLinear → MatMul` to its MatMulNBits; TensorRT compiles it as it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -46,11 +47,18 @@ class Blocks:
         return (self.integers.view(len(self.scales), self.block, -1) * self.scales[:, None]).view_as(self.integers)
 
 
-def quantise(model: ir.Model, how: Quantisation) -> int:
+Known = Callable[[str, str, torch.dtype], Blocks | None]  # by name, kind, and the type of scales
+
+
+def nothing_known(name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
+    return None
+
+
+def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -> int:
     """Quantise linear layers and the embedding; returns how many.
 
     The checkpoint's own tensors, of which the graph's are views, are overwritten with their rounded values, so that
-    the loaded model stays the reference of the graph.
+    the loaded model stays the reference of the graph. What is known in blocks already is taken so.
     """
     if how.kind == "none":
         return 0
@@ -66,10 +74,12 @@ def quantise(model: ir.Model, how: Quantisation) -> int:
         if weight is None or not _is_matrix(graph, weight) or (weight is head and wide_head):
             continue
         raw = _raw(weight)
-        block = _block(raw.shape[0], how.kind)
-        if not block:
-            continue
-        blocks = to_blocks(raw, how.kind, block)
+        blocks = known(str(weight.name).removesuffix(".T"), how.kind, raw.dtype)
+        if blocks is None:
+            block = _block(raw.shape[0], how.kind)
+            if not block:
+                continue
+            blocks = to_blocks(raw, how.kind, block)
         raw.copy_(blocks.matrix())
         if weight is head:
             head_blocks = blocks

@@ -57,10 +57,10 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
         ),
         ({"architectures": "LlamaForCausalLM"}, "holds no architecture, expected a causal LM with a vocabulary head"),
         ({"architectures": [None]}, "expected a causal LM with a vocabulary head"),
-        ({"quantization_config": "fp8"}, "is quantised by some method; export the unquantised checkpoint"),
+        ({"quantization_config": "fp8"}, "is quantised by some method, expected awq"),
         (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "is quantised by gptq; export the unquantised checkpoint",
+            {"quantization_config": {"quant_method": "hqq"}},
+            "is quantised by hqq, expected awq",
         ),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

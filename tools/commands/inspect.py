@@ -65,6 +65,7 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
         "architecture": model.architecture,
         "parameters": model.parameters,
         "quantised": model.weights,
+        "dequantised": model.dequantised,
         "dtype": contract.dtype,
         "layers": contract.layers,
         "heads": contract.heads,

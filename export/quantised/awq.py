@@ -1,0 +1,40 @@
+"""AWQ: numbers of four bits, packed along the columns with the even ones first, and a zero point for each group."""
+
+from torch import Tensor
+
+from ...engines import ExportError
+from .method import Method, Parts, Settings, in_groups, number, refuse_shape, unpack
+
+PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where each of eight neighbouring columns lies in its word
+
+
+def matrix(parts: Parts, settings: Settings) -> Tensor:
+    integers, zeros = in_order(parts[".qweight"]), in_order(parts[".qzeros"])  # [K, N] and [G, N]
+    scales = parts[".scales"].float()
+    group = _group_size(settings)
+    group = len(integers) if group == -1 else group
+    refuse_shape(scales, (-(-len(integers) // group), integers.shape[1]), ".scales")
+    refuse_shape(zeros, tuple(scales.shape), ".qzeros, unpacked,")
+    each = [numbers.repeat_interleave(group, 0)[: len(integers)] for numbers in (zeros.float(), scales)]
+    return ((integers - each[0]) * each[1]).T.contiguous()  # [N, K]
+
+
+def in_order(words: Tensor) -> Tensor:
+    return unpack(words, 4).view(*words.shape, 8)[..., PLACES].flatten(-2)
+
+
+def _group_size(settings: Settings) -> int:
+    return number(settings, "group_size" if "group_size" in settings else "q_group_size")
+
+
+def words(settings: Settings) -> str:
+    layout = str(settings.get("version", "gemm")).lower()
+    if layout != "gemm":
+        raise ExportError(f"version is {layout!r}, whose numbers lie in another order; expected gemm")
+    bits = number(settings, "bits" if "bits" in settings else "w_bit", (4,))
+    if settings.get("zero_point", True) is not True:
+        raise ExportError("zero_point is false, expected zero points")
+    return f"{bits} bits, {in_groups(_group_size(settings))}"
+
+
+AWQ = Method(needs=(frozenset({".qweight", ".qzeros", ".scales"}),), may_have=frozenset(), matrix=matrix, words=words)

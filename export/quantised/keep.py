@@ -1,0 +1,45 @@
+"""Keep the whole numbers of a quantised checkpoint where a graph can hold them, bit for bit."""
+
+import torch
+
+from ..passes.quantise import BLOCK, SMALLEST_BLOCK, Blocks
+from .dequantise import Dequantised
+
+BITS = {"int8": 8, "int4": 4}
+
+
+class Kept:
+    """The matrices of one checkpoint that a graph takes as they are stored; it counts them."""
+
+    def __init__(self, stored: Dequantised) -> None:
+        self._stored = stored
+        self.count = 0
+
+    def __str__(self) -> str:
+        if self.count == 0:
+            return "dequantised and stored anew"
+        return f"{self.count} of {self._stored.matrices} matrices kept bit for bit, the others stored anew"
+
+    def __call__(self, name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
+        """Return a matrix `[K, N]` in blocks; None where rounding anew is what a graph needs."""
+        found = self._stored.centred(name)
+        if found is None or found.bits > BITS[kind] or not torch.equal(found.scales.to(dtype).float(), found.scales):
+            return None
+        if not bool(found.scales.all()):  # TensorRT refuses scales of zero
+            return None
+        group = found.integers.shape[1] // found.scales.shape[1]
+        block = next((size for size in _sizes() if group % size == 0), None)
+        if block is None:
+            return None
+        self.count += 1
+        scales = found.scales.repeat_interleave(group // block, 1)  # a scale for many rows is one for fewer as well
+        return Blocks(found.integers.T.contiguous(), scales.T.contiguous(), block)
+
+
+def _sizes() -> list[int]:
+    """Return the sizes of blocks that engines have kernels for, the largest first."""
+    size, sizes = max(BLOCK.values()), []
+    while size >= SMALLEST_BLOCK:
+        sizes.append(size)
+        size //= 2
+    return sizes

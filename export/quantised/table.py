@@ -1,0 +1,18 @@
+"""Methods by the name that a config.json gives them (`quant_method`)."""
+
+from .awq import AWQ
+from .bitsandbytes import BITSANDBYTES
+from .compressed import COMPRESSED_TENSORS
+from .fp8 import FP8
+from .gptq import GPTQ
+from .mxfp4 import MXFP4
+
+METHODS = {
+    "awq": AWQ,
+    "bitsandbytes": BITSANDBYTES,
+    "compressed-tensors": COMPRESSED_TENSORS,
+    "fbgemm_fp8": FP8,
+    "fp8": FP8,
+    "gptq": GPTQ,
+    "mxfp4": MXFP4,
+}
