@@ -68,11 +68,11 @@ def test_the_text_is_that_of_the_adapted_model(tmp_path: Path) -> None:
     assert list(output.token_ids) == expected
 
 
-def test_each_draft_may_have_its_own(tmp_path: Path) -> None:
+def test_a_draft_may_have_its_own(tmp_path: Path) -> None:
     base = tiny_llama(tmp_path / "base")
     adapter = adapter_of(base, tmp_path / "adapter", target_modules=["q_proj"])
-    report = export_bundle(base, tmp_path / "bundle", draft=[base, base], draft_lora=[adapter], check=False)
-    assert [model.entry.name for model in report.models] == ["base", "base+adapter", "base"]
+    report = export_bundle(base, tmp_path / "bundle", draft=base, draft_lora=[adapter], check=False)
+    assert [model.entry.name for model in report.models] == ["base", "base+adapter"]
 
 
 def test_what_is_no_adapter_of_this_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.agreement import refuse_unequal
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE
 from trt_spec.export.vocabulary import read_vocabulary
@@ -255,7 +255,7 @@ def test_code_of_its_own_is_not_needed_where_transformers_knows_the_type(tmp_pat
     (path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (path / "config.json").write_text(json.dumps(config))
-    export_bundle(path, tmp_path / "bundle")
+    load_model(open_checkpoint(path), "float32")
     assert not (tmp_path / "ran").exists()
 
 
@@ -289,13 +289,27 @@ def test_where_texts_begin_and_end_is_the_targets_to_say(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(64, 60), (60, 64)])
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_gemma2])
-def test_a_draft_with_tokens_more_or_fewer_proposes_those_that_both_have(
-    tmp_path: Path, make: Callable[..., Path], ours: int, theirs: int
+def test_a_draft_reads_tokens_that_it_lacks_as_nothing_and_never_says_them(
+    tmp_path: Path, make: Callable[..., Path]
 ) -> None:
-    """The draft's head is shared with its embedding in two of them; the text stays the target's."""
-    target, draft = tiny_llama(tmp_path / "target", vocab=ours), make(tmp_path / "draft", vocab=theirs)
+    """Its head is shared with its embedding in two of them."""
+    checkpoint = open_checkpoint(make(tmp_path / "draft", vocab=60))
+    plain, longer = (load_model(checkpoint, "float32", size) for size in (0, 64))
+    ids = torch.tensor([[5, 9, 17, 5, 59]])
+    with torch.no_grad():
+        expected, found = plain(ids).logits, longer(ids).logits
+        unknown = longer(torch.tensor([[5, 63]])).logits
+    torch.testing.assert_close(found[..., :60], expected, rtol=0, atol=1e-5)
+    assert float(found[..., 60:].max()) <= float(expected.min()) - 1
+    assert bool(unknown.isfinite().all())
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(64, 60), (60, 64)])
+def test_a_draft_with_tokens_more_or_fewer_proposes_those_that_both_have(
+    tmp_path: Path, ours: int, theirs: int
+) -> None:
+    target, draft = tiny_llama(tmp_path / "target", vocab=ours), tiny_llama(tmp_path / "draft", vocab=theirs)
     report = export_bundle(target, tmp_path / "bundle", draft=draft)
     more, less = (target, draft) if ours > theirs else (draft, target)
     assert f"{more} has 4 tokens that {less} lacks; no draft proposes them" in report.notes

@@ -102,17 +102,17 @@ def test_a_relative_cache_folder_counts_as_none(monkeypatch, tmp_path):
 def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, said = tiny_llama(tmp_path / "my model"), []
-    first = kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8")
-    assert (first.max_length, list(first.models), first.models["draft"].weights) == (64, ["target", "draft"], "int8")
+    first = kept_bundles.bundle_of(str(target), [], said.append, 64, "int8")
+    assert (first.max_length, list(first.models), first.models["target"].weights) == (64, ["target"], "int8")
     assert said[0] == f"making the bundle {first.path}, once"
     assert first.path.name.startswith("my-model-")
     count = len(said)
-    assert kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8").path == first.path
+    assert kept_bundles.bundle_of(str(target), [], said.append, 64, "int8").path == first.path
     assert len(said) == count
     monkeypatch.setattr(pipeline, "export_bundle", lambda target, out, *_, **__: shutil.copytree(first.path, out))
-    paths = {first.path, kept_bundles.bundle_of(str(target), [], said.append, 64, "int8").path}
+    paths = {first.path, kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8").path}
     tiny_llama(target, seed=1)
-    paths.add(kept_bundles.bundle_of(str(target), [str(target)], said.append, 64, "int8").path)
+    paths.add(kept_bundles.bundle_of(str(target), [], said.append, 64, "int8").path)
     assert len(paths) == 3
 
 

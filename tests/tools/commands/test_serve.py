@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -181,6 +182,7 @@ def test_what_is_typed_during_an_answer_is_neither_shown_nor_asked(monkeypatch: 
         monkeypatch.setattr(chat_command.sys, "stdin", stdin)
         with chat_command._no_typing():
             os.write(screen, b"too early\n")
+            assert select.select([stdin], [], [], 30)[0], "it has come through"
         os.write(screen, b"asked\n")
         assert stdin.readline() == "asked\n"
         assert shown.read(100) == b"asked\r\n"

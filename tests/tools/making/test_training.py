@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from trt_spec.engines import ExportError, RequestError
+from trt_spec.engines import ExportError, PairError, RequestError
 from trt_spec.export import export_bundle
 from trt_spec.tools.making import distil_draft
 from trt_spec.tools.making import train_pair as train_pair_tool
@@ -74,9 +74,10 @@ def test_a_draft_is_distilled_further_from_a_checkpoint(target: Path, tmp_path: 
 
 
 def test_a_draft_with_another_tokenizer_is_refused_and_nothing_is_written(target: Path, tmp_path: Path):
-    other = tiny_llama(tmp_path / "other", vocab=63)
-    with pytest.raises(Exception, match="the tokenizers of target and draft differ"):
-        distil(str(target), tmp_path / "draft", ["abc"], draft=str(other), **SMALL)
+    for vocab, said in ((400, "the tokenizers of target and draft differ"), (63, "lacks 1 tokens of the target, and ")):
+        other = tiny_llama(tmp_path / f"other-{vocab}", vocab=vocab)
+        with pytest.raises(PairError, match=said):
+            distil(str(target), tmp_path / "draft", ["abc"], draft=str(other), **SMALL)
     assert not (tmp_path / "draft").exists()
     with pytest.raises(ExportError, match="is neither a directory here nor a model's name"):
         distil(str(tmp_path / "missing"), tmp_path / "draft", ["abc"])
