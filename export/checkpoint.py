@@ -148,6 +148,11 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
 
 
 def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
+    if getattr(model.config, "final_logit_softcapping", None):
+        raise ExportError(
+            "the draft lacks tokens of the target and caps its logits, so that these could not be kept out; choose "
+            "another draft"
+        )
     read, said = model.get_input_embeddings(), model.get_output_embeddings()
     missing = vocab_size - said.weight.shape[0]
 

@@ -11,7 +11,6 @@ METHODS = {
     "awq": AWQ,
     "bitsandbytes": BITSANDBYTES,
     "compressed-tensors": COMPRESSED_TENSORS,
-    "fbgemm_fp8": FP8,
     "fp8": FP8,
     "gptq": GPTQ,
     "mxfp4": MXFP4,

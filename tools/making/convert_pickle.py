@@ -19,7 +19,7 @@ OUT = "model.safetensors"
 
 
 def convert(checkpoint: Path) -> Path:
-    """Write the weights of all its `pytorch_model*.bin` into one file; those that share memory, once each."""
+    """Write the weights of all its `pytorch_model*.bin` into one file."""
     files = sorted(checkpoint.glob("pytorch_model*.bin"))
     if not files:
         raise RequestError(f"{checkpoint} has no pytorch_model.bin; name the folder of a checkpoint")
