@@ -182,24 +182,24 @@ def beginning_of(mark: str, text: str) -> int:
 
 
 def joined(deltas: Iterable[Delta]) -> Delta:
-    """One delta that says what all of them say."""
+    """One delta that says what all of them say, and of each call in one place: some clients read only the first."""
     each = list(deltas)
     content = "".join(one.content for one in each if one.content)
     reasoning = "".join(one.reasoning_content for one in each if one.reasoning_content)
-    calls = [call for one in each for call in one.tool_calls or ()]
-    return Delta(content=content or UNSET, reasoning_content=reasoning or UNSET, tool_calls=calls or UNSET)
+    calls: dict[int, CallDelta] = {}
+    for call in (call for one in each for call in one.tool_calls or ()):
+        first = CallDelta(FunctionDelta("", call.function.name), call.index, call.id, call.type)
+        calls.setdefault(call.index, first).function.arguments += call.function.arguments
+    called = list(calls.values()) or UNSET
+    return Delta(content=content or UNSET, reasoning_content=reasoning or UNSET, tool_calls=called)
 
 
 def message_of(reader: Reader, text: str, whole: bool) -> ChatMessage:
     """Read all of an answer at once."""
     delta = joined([*reader.feed(text), *reader.end(whole)])
-    calls: dict[int, ToolCall] = {}
-    for one in delta.tool_calls or ():
-        if one.id:
-            calls[one.index] = ToolCall(one.id, FunctionDelta("", one.function.name))
-        calls[one.index].function.arguments += one.function.arguments
-    if calls:
-        message = ChatMessage(delta.content or None, tool_calls=list(calls.values()))
+    if delta.tool_calls:
+        calls = [ToolCall(one.id, one.function) for one in delta.tool_calls if one.id]
+        message = ChatMessage(delta.content or None, tool_calls=calls)
     else:
         message = ChatMessage(text if delta.reasoning_content is UNSET else delta.content or "")
     message.reasoning_content = delta.reasoning_content
