@@ -16,7 +16,7 @@ from .quantised import Dequantised, Kept, how_quantised
 from .reading import read_object
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
@@ -41,7 +41,7 @@ class Checkpoint:
     def label(self) -> str:
         """What the bundle calls it: its id, or its file's or directory's own name, which means something elsewhere."""
         place = Path(self.name).resolve()
-        own = place.name.removesuffix(GGUF) if place.exists() else self.name
+        own = place.name.removesuffix(GGUF) if place.exists() else self.name.partition("@")[0]
         return own if self.lora is None else f"{own}+{self.lora.resolve().name}"
 
     @property
@@ -204,13 +204,14 @@ def _open_gguf(name: str, file: Path) -> Checkpoint:
 
 
 def _download(name: str, patterns: list[str]) -> Path:
-    if name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
+    hub = HUB_ID.fullmatch(name)
+    if hub is None or name.startswith((".", "~")):
         raise ExportError(f"checkpoint {name} is neither a directory here nor a model's name on the Hugging Face Hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(hub["id"], revision=hub["revision"], allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ExportError(
             f"checkpoint {name} is not a directory here, and the Hugging Face Hub does not give it: {first_line(error)}"

@@ -1,7 +1,7 @@
 """Read the tokenizer of a checkpoint: its file, its token map, its special ids and its chat template."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from ..engines import ExportError, TokenizerEntry
 from ..engines.errors import one_line
 from .checkpoint import Checkpoint
 from .reading import read_object
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as generation_config.json calls them
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,12 @@ class Vocabulary:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # the tokenizer's own first
     chat_template: str | None
+    sampling: dict[str, float] = field(default_factory=dict)  # the defaults that its makers recommend
 
     def entry(self) -> TokenizerEntry:
-        return TokenizerEntry(max(self.tokens) + 1, self.bos_token_id, self.eos_token_ids, self.chat_template)
+        return TokenizerEntry(
+            max(self.tokens) + 1, self.bos_token_id, self.eos_token_ids, self.chat_template, self.sampling
+        )
 
     def save(self, file: Path) -> None:
         """Write the tokenizer as its library does, whose own method raises a bare Exception on a full disk."""
@@ -65,7 +70,15 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=ids("eos"),
         chat_template=_chat_template(checkpoint, settings),
+        sampling=_sampling(generation),
     )
+
+
+def _sampling(generation: dict[str, Any]) -> dict[str, float]:
+    """Return how the model shall be sampled, if its generation_config.json says so."""
+    given: dict[str, Any] = {name: generation.get(name) for name in SAMPLING}
+    found = {name: value for name, value in given.items() if type(value) in (int, float)}
+    return found | {"temperature": 0.0} if generation.get("do_sample") is False else found
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:

@@ -34,7 +34,7 @@ def _run(argv: Sequence[str] | None) -> int:
     command = import_module(f".commands.{chosen.command}", __package__)
     parser = Parser(prog=f"trt-spec {chosen.command}", description=command.__doc__)
     command.add_arguments(parser)
-    status: int = command.run(parser.read(chosen.arguments))
+    status: int = command.run(parser.read_all(chosen.arguments))
     return status
 
 

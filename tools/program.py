@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from .extras import PACKAGE, install_command
+from .settings import CONFIG, CONFIG_HELP, Given, given_elsewhere
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 2, 130, 141, 143
 EXPORT_ONLY = ("transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "huggingface_hub")
@@ -24,22 +25,54 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self._given: list[Given] = []  # in the environment, or in a file
 
-    def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
+    def read_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """Parse the arguments, and take what they leave open from the environment and from a file of settings."""
+        argv = sys.argv[1:] if argv is None else argv
+        self.add_argument(f"--{CONFIG}", metavar="F", help=CONFIG_HELP)
+        self.usage = " ".join([self.prog, *filter(None, map(_needed, self._actions)), "[options]"])
+        self._given = given_elsewhere(self._actions, argv)
+        before = []
+        for one in self._given:
+            if one.action.option_strings:
+                before += one.arguments()
+            else:
+                one.action.default = one.value
+        for word in before:
+            self._require_text(word, "a setting")
+        return self.read(argv, before)
+
+    def read(self, argv: Sequence[str] | None, before: Sequence[str] = ()) -> argparse.Namespace:
         """Parse the arguments, once they are known to be text that can be a prompt or name a file."""
-        for number, argument in enumerate(sys.argv[1:] if argv is None else argv, 1):
-            try:
-                argument.encode("utf-8", "surrogateescape")  # allows bytes of a shell that are not UTF-8
-            except UnicodeEncodeError as error:
-                found = argument[error.start]
-                self.error(f"argument {number} holds {found!r}, which is not a character of Unicode; leave it out")
-            if "\0" in argument:
-                self.error(f"argument {number} holds a NUL, which no path and no prompt may; leave it out")
-        return self.parse_args(argv)
+        argv = sys.argv[1:] if argv is None else argv
+        for number, argument in enumerate(argv, 1):
+            self._require_text(argument, f"argument {number}")
+        return self.parse_args([*before, *argv])
+
+    def _require_text(self, word: str, place: str) -> None:
+        try:
+            word.encode("utf-8", "surrogateescape")  # allows bytes of a shell that are not UTF-8
+        except UnicodeEncodeError as error:
+            found = word[error.start]
+            self.error(f"{place} holds {found!r}, which is not a character of Unicode; leave it out")
+        if "\0" in word:
+            self.error(f"{place} holds a NUL, which no path and no prompt may; leave it out")
 
     def error(self, message: str) -> NoReturn:
+        source = next((one.source for one in self._given if f"argument --{one.name}:" in message), None)
+        if source is not None:
+            message += f" (set by {source})"
         _report(self.prog.partition(" ")[0], f"error: {message}; see {self.prog} --help")
         self.exit(EXIT_ERROR)
+
+
+def _needed(action: argparse.Action) -> str | None:
+    """How the usage shows what has to be given, or what has no flag."""
+    value = action.metavar if isinstance(action.metavar, str) else f"{{{','.join(map(str, action.choices or ()))}}}"
+    if not action.option_strings:
+        return value if action.required else f"[{value}]"
+    return f"{action.option_strings[0]} {value}" if action.required else None
 
 
 def program(
@@ -53,7 +86,7 @@ def program(
     def main(argv: Sequence[str] | None = None) -> int:
         parser = Parser(prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_arguments(parser)
-        return exit_code(name, lambda: run(parser.read(argv)))
+        return exit_code(name, lambda: run(parser.read_all(argv)))
 
     return main
 

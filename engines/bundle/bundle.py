@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import GRANULE, SLACK, Contract
-from ..errors import BundleError, ContractError
+from ..errors import BundleError, ContractError, RequestError
 from .layout import COSTS, DRAFT, DRAFTS, GRAPH, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
 
@@ -34,6 +34,7 @@ class TokenizerEntry:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     chat_template: str | None = None
+    sampling: dict[str, float] = field(default_factory=dict)  # what its makers recommend, by names of SamplingParams
 
     def __post_init__(self) -> None:
         if type(self.vocab_size) is not int or self.vocab_size < 1:
@@ -51,6 +52,7 @@ class Bundle:
     tokenizer: TokenizerEntry
     made_by: dict[str, str]  # library name to version
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
+    longest: int | None = None  # fewer tokens than the models allow, if that was asked for
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,12 +85,24 @@ class Bundle:
 
     @property
     def max_length(self) -> int:
+        return self.longest or self._positions
+
+    @property
+    def _positions(self) -> int:
         return min(model.contract.max_length for model in self.models.values())
 
     @property
     def capacity(self) -> int:
         """Entries of a cache that holds the longest sequence and what a call may write past it."""
-        return -(-(self.max_length + SLACK) // GRANULE) * GRANULE
+        return -(-(self._positions + SLACK) // GRANULE) * GRANULE
+
+    def limited(self, longest: int) -> "Bundle":
+        """Return this bundle for sequences of at most so many tokens."""
+        if longest > self.max_length:
+            raise RequestError(
+                f"sequences of {longest} tokens are asked for, the models allow {self.max_length}; ask for less"
+            )
+        return replace(self, longest=longest)
 
     def save(self) -> None:
         """Hash every file of the bundle below `path` and write the manifest."""

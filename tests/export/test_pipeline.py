@@ -2,7 +2,10 @@
 
 import gc
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -218,6 +221,39 @@ def test_end_tokens_come_from_the_generation_config_the_tokenizers_own_first(tmp
     for configured, expected in (([5, 1, 5], (1, 5)), (7, (1, 7)), (None, (1,)), (wrong, (1,))):
         (path / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
         assert read_vocabulary(open_checkpoint(path)).eos_token_ids == expected
+
+
+def test_the_defaults_of_sampling_come_from_the_generation_config(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "checkpoint")
+    for configured, expected in (
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95},
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        ),
+        ({"temperature": 0.6, "do_sample": False}, {"temperature": 0.0}),
+        ({"min_p": None, "top_p": "much", "repetition_penalty": 1.1, "max_new_tokens": 9}, {"repetition_penalty": 1.1}),
+        ({"eos_token_id": 1}, {}),
+    ):
+        (path / "generation_config.json").write_text(json.dumps(configured))
+        assert read_vocabulary(open_checkpoint(path)).sampling == expected
+        assert read_vocabulary(open_checkpoint(path)).entry().sampling == expected
+
+
+HUB = "from trt_spec.export.checkpoint import open_checkpoint as o; c = o('org/tiny@{}'); print(c.path.name, c.label)"
+
+
+def test_a_model_of_the_hub_is_read_as_it_is_at_a_revision(tmp_path: Path) -> None:
+    kept = tmp_path / "hub" / "models--org--tiny"
+    (kept / "refs").mkdir(parents=True)
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40)):
+        (kept / "refs" / revision).write_text(commit)
+        tiny_llama(kept / "snapshots" / commit)
+    offline = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40), ("b" * 40, "b" * 40)):
+        done = subprocess.run([sys.executable, "-c", HUB.format(revision)], capture_output=True, text=True, env=offline)
+        assert done.stdout.split() == [commit, "org/tiny"], done.stderr
+    lost = subprocess.run([sys.executable, "-c", HUB.format("v2")], capture_output=True, text=True, env=offline)
+    assert "checkpoint org/tiny@v2 is not a directory here, and the Hugging Face Hub does not give it" in lost.stderr
 
 
 def test_truncation_and_padding_of_a_training_run_do_not_reach_the_bundle(tmp_path: Path) -> None:

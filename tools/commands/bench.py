@@ -2,7 +2,7 @@
 
 A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
 without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
-perfect. The last line of the output is one JSON object.
+perfect.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from ..pages.charts import require_drawable, require_matplotlib, save, speed_ove
 from ..program import Parser
 from ..whole_file import outputs
 
+PRINTED = Path("-")  # in place of a file
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
 COLUMNS = {
     "K": ("title", ""),
@@ -73,7 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_number(parser, "--repeats", 3, "times each setting has its turn")
     add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=PRINTED,
+        type=Path,
+        metavar="OUT",
+        help="print one JSON object instead, or write it to this file",
+    )
     parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
     parser.add_argument(
@@ -94,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report:
         require_matplotlib()
     params = _params(arguments)
+    printed = arguments.json == PRINTED
     with (
-        outputs(arguments, "json", "report", "plot") as out,
+        outputs(arguments, *(() if printed else ("json",)), "report", "plot") as out,
         open_decoder(arguments, max_batch=arguments.batch) as decoder,
     ):
         result = _measure_all(decoder, params, arguments)
-        print(_report(result))
-        print(json.dumps(result))
+        print(json.dumps(result) if printed else _report(result))
         if "json" in out:
             print(json.dumps(result), file=out["json"])
         if "report" in out:

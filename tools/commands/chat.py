@@ -4,54 +4,37 @@ An empty line does nothing; the end of the input (Ctrl-D) ends the conversation.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
 
-from ...engines import EngineError, RequestError
-from ...runtime import Decoder, Output, Piece, SamplingParams
+from ...engines import RequestError
+from ...runtime import Decoder, Output, SamplingParams
 from ..console import say
-from ..extras import install_command
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import add_sampling_flags, sampling_params
+from ..flags.templates import add_template_flags, beginning, template_of
 from ..in_words import lossy, summary
-from ..text_files import read_text
-from ..trace_lines import RESET
+from ..ink import Ink
 
 KEPT_BYTES = 2**28  # of the conversation so far, with which each prompt begins
-DIM = "\x1b[2m"
-Conversation = list[dict[str, str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
-    parser.add_argument(
-        "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
-    )
+    add_template_flags(parser)
     add_engine_flags(parser)
     add_controller_flags(parser)
     add_sampling_flags(parser, temperature=1.0, max_new_tokens=512)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        from ..serving.templates import ChatTemplate
-    except ModuleNotFoundError as error:
-        raise EngineError(f"chat needs {error.name}, which is not installed; {install_command('serve')}") from error
     params = sampling_params(arguments)
-    given = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
-        source = given or decoder.bundle.tokenizer.chat_template
-        if source is None:
-            raise RequestError(f"bundle {arguments.bundle} has no chat template; give one with --chat-template FILE")
-        template = ChatTemplate(source, decoder.tokenizer, decoder.bundle.tokenizer)
-        told: Conversation = [{"role": "system", "content": arguments.system}] if arguments.system else []
+        template, told = template_of(arguments, decoder), beginning(arguments)
         for line in _lines():
             told.append({"role": "user", "content": line})
             with _no_typing():
@@ -106,25 +89,3 @@ def _answer(decoder: Decoder, prompt: list[int], params: SamplingParams, argumen
     print(flush=True)
     say(f"{len(output.token_ids) / output.seconds:.1f} tokens/s; {summary(output.speculation)}")
     return output
-
-
-class Ink:
-    """Writes pieces as they come; on a terminal, what the draft proposed is dimmed."""
-
-    def __init__(self, stream: TextIO, tokenizer: Any) -> None:
-        self._stream, self._tokenizer = stream, tokenizer
-        self._dims = stream.isatty() and not os.environ.get("NO_COLOR")
-
-    def write(self, piece: Piece) -> None:
-        drafted, own = self._parts(piece)
-        self._stream.write(f"{DIM}{drafted}{RESET}{own}" if self._dims and drafted else piece.text)
-        self._stream.flush()
-
-    def _parts(self, piece: Piece) -> tuple[str, str]:
-        """Split a piece's text into what the draft proposed and the target's own token, which comes last."""
-        if piece.from_draft and piece.from_draft[-1]:
-            return piece.text, ""
-        own = self._tokenizer.decode(piece.token_ids[-1:], skip_special_tokens=True) if any(piece.from_draft) else ""
-        if own and piece.text.endswith(own):
-            return piece.text[: -len(own)], own
-        return ("", piece.text)

@@ -5,6 +5,7 @@ The first run exports the pair, which takes a minute or two. The exit code is 1 
 
 import argparse
 import json
+import sys
 from statistics import median
 from typing import Any
 
@@ -13,26 +14,41 @@ from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ..console import say
 from ..flags.sampling import add_number
 from ..in_words import summary
+from ..ink import GREEN, Ink
 from ..making.kept_bundles import demo_bundle
-from ..measuring.shipped_prompts import PYTHON_PROMPTS
 from ..output_json import output_json
+from ..trace_lines import RESET
+
+PROMPT = """class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.head_dim ="""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt",
         metavar="TEXT",
-        default=PYTHON_PROMPTS[0],
+        default=PROMPT,
         help="the beginning of some Python source, which is all the shipped pair knows",
     )
     add_number(parser, "--max-new-tokens", 128, "tokens to write")
+    parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 is greedy (default 0.7)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="another one gives another text (default 1)")
     add_number(parser, "--draft-length", DEFAULT_DRAFT_LENGTH, "tokens to propose in each round", letter="K")
     add_number(parser, "--repeats", 5, "timed runs with and without the draft")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    params = SamplingParams(max_new_tokens=arguments.max_new_tokens, ignore_eos=True)
+    params = SamplingParams(
+        max_new_tokens=arguments.max_new_tokens,
+        ignore_eos=True,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        rule="coupled",  # one text for a seed, with and without the draft
+    )
     bundle = demo_bundle(say)
     with Decoder.open(bundle, max_batch=1) as decoder:
         plain: list[Output] = []
@@ -40,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         for _ in range(1 + arguments.repeats):  # the first warms up
             plain += decoder.generate(arguments.prompt, params, drafter="none")
             drafted += decoder.generate(arguments.prompt, params, draft_length=arguments.draft_length)
-    identical = len({output.token_ids for output in (*plain, *drafted)}) == 1
+        identical = len({output.token_ids for output in (*plain, *drafted)}) == 1
+        if identical and not arguments.json:
+            _show(decoder, arguments.prompt, params, arguments.draft_length)
     result = {
         "prompt": arguments.prompt,
         "draft_length": arguments.draft_length,
@@ -54,6 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if identical else 1
 
 
+def _show(decoder: Decoder, prompt: str, params: SamplingParams, draft_length: int) -> None:
+    ink = Ink(sys.stdout, decoder.tokenizer, GREEN)
+    print(prompt, end="")
+    for piece in decoder.stream(prompt, params, draft_length=draft_length):
+        ink.write(piece)
+    print("\n")
+    if ink.coloured:
+        print(f"{GREEN}Green{RESET} is what the draft proposed and the target accepted.")
+
+
 def _side(outputs: list[Output]) -> dict[str, Any]:
     """The last output as JSON, with the median speed of all but the first, which warmed up."""
     rates = [len(output.token_ids) / output.seconds for output in outputs[1:]]
@@ -62,11 +90,7 @@ def _side(outputs: list[Output]) -> dict[str, Any]:
 
 def _report(result: dict[str, Any], plain: Output, drafted: Output) -> str:
     if result["identical"]:
-        texts = [
-            result["prompt"] + plain.text,
-            "",
-            f"With and without the draft: the same {len(plain.token_ids)} tokens, one by one.",
-        ]
+        texts = [f"With and without the draft: the same {len(plain.token_ids)} tokens, one by one."]
     else:
         texts = ["Without the draft:", plain.text, "", "With the draft, and DIFFERENT:", drafted.text]
     return "\n".join(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import in_bytes, progress, table
+from ..flags.revision import add_revision_flag, at_revision
 from ..program import Parser, exit_code, version_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().read(argv)
+    arguments = _parser().read_all(argv)
     with progress("export", total=stages(arguments), ticking=True) as show:
         show("loading the libraries")
         report = _export(arguments, show)
@@ -87,7 +88,7 @@ def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
     from ..text_files import read_text
 
     return export_bundle(
-        target=arguments.target,
+        target=at_revision(arguments.target, arguments.revision),
         out=arguments.out,
         draft=arguments.draft,
         max_length=arguments.max_length,
@@ -126,6 +127,7 @@ def _parser() -> Parser:
         help="the checkpoint of a smaller model with the same tokenizer, which proposes tokens to the target; may be "
         "repeated, for up to four of them, which are drafters model, model2 and so on",
     )
+    add_revision_flag(parser, "the target")
     parser.add_argument("--lora", metavar="DIR", help="a LoRA adapter, as PEFT writes it, to merge into the target")
     parser.add_argument(
         "--draft-lora",

@@ -11,6 +11,7 @@ from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompt_flags, chosen_prompt
 from ..flags.sampling import add_sampling_flags, sampling_params
+from ..flags.templates import add_template_flags, beginning, template_of
 from ..in_words import lossy, summary
 from ..output_json import output_json
 from ..pages.trace_page import trace_page
@@ -21,6 +22,8 @@ from ..whole_file import outputs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompt_flags(parser)
+    parser.add_argument("--chat", action="store_true", help="ask a chat model: write the prompt as a user's message")
+    add_template_flags(parser)
     add_engine_flags(parser)
     add_controller_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -42,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = chosen_prompt(arguments)
     with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
         request = decoder.submit(
-            prompt,
+            _as_asked(prompt, arguments, decoder),
             params,
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
@@ -60,6 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
     if params.lenient:
         print(lossy(params.lenience), file=sys.stderr)
     return 0
+
+
+def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: Decoder) -> str | list[int]:
+    if arguments.chat:
+        return template_of(arguments, decoder).encode([*beginning(arguments), {"role": "user", "content": prompt}])
+    if arguments.system or arguments.chat_template:
+        raise RequestError("--system and --chat-template say how messages are written, but --chat is missing; add it")
+    return prompt
 
 
 def _print_rounds(decoder: Decoder, request: Request) -> None:

@@ -8,11 +8,14 @@ import argparse
 from pathlib import Path
 
 from ...engines import Bundle, EngineError, RequestError
+from ...runtime.acceptance.params import RULES
 from ..console import say
 from ..extras import install_command
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
+from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
 from ..text_files import read_text
 
@@ -28,14 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the shipped demo pair)",
     )
     parser.add_argument("--bundle", metavar="B", type=Path, help="a bundle, as MODEL")
-    group = parser.add_argument_group("if MODEL is a checkpoint")
-    group.add_argument(
-        "--draft", metavar="DIR_OR_ID", action="append", default=[], help="a smaller one that drafts; may be repeated"
-    )
-    group.add_argument("--max-length", metavar="N", type=positive, help="the most tokens of prompt and output together")
-    group.add_argument(
-        "--weights", choices=KINDS, default="none", help="quantise the matrices of all models (default none)"
-    )
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", default=8000, type=_port, metavar="N", help="where to listen (default 8000; 0: any)")
     parser.add_argument(
@@ -46,9 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what clients call it; may be repeated (default: the target's name)",
     )
     parser.add_argument(
-        "--api-key-file", metavar="F", type=Path, help="a file with a key on each line; without one everybody is let in"
-    )
-    parser.add_argument(
         "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
     )
     parser.add_argument(
@@ -56,39 +48,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="tell reasoning from answers by the marks of deepseek_r1, qwen3, glm45, granite, seed_oss or mistral",
     )
-    parser.add_argument(
+    made = parser.add_argument_group("if MODEL is a checkpoint")
+    made.add_argument(
+        "--draft", metavar="DIR_OR_ID", action="append", default=[], help="a smaller one that drafts; may be repeated"
+    )
+    add_revision_flag(made, "MODEL")
+    made.add_argument(
+        "--weights", choices=KINDS, default="none", help="quantise the matrices of all models (default none)"
+    )
+    access = parser.add_argument_group("who may ask")
+    access.add_argument(
+        "--api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="a key that clients have to send; may be repeated (default: everybody is let in)",
+    )
+    access.add_argument("--api-key-file", metavar="F", type=Path, help="a file with such a key on each line")
+    access.add_argument(
         "--allow-origin",
         metavar="ORIGIN",
         action="append",
         default=[],
         help="let pages of this origin, such as https://example.com, ask from a browser; may be repeated; '*': all",
     )
+    access.add_argument("--ssl-certfile", metavar="F", type=Path, help="serve https with this certificate, a PEM file")
+    access.add_argument("--ssl-keyfile", metavar="F", type=Path, help="its key (default: in the same file)")
+    defaults = group(parser, SAMPLING)
+    defaults.add_argument(
+        "--generation-config",
+        action="store_true",
+        help="let what a request leaves open be as the checkpoint's generation_config.json recommends (default: "
+        "temperature 1, and no filter)",
+    )
+    add_controller_flags(parser)
+    group(parser, SPECULATION).add_argument(
+        "--rule", choices=RULES, default="rejection", help="how proposals are accepted (default rejection)"
+    )
     add_limit_flags(parser)
-    add_number(parser, "--max-waiting", 256, "requests that may wait for a place; more are refused with 503")
+    limits = group(parser, LIMITS)
+    limits.add_argument(
+        "--max-length",
+        "--max-model-len",
+        metavar="N",
+        type=positive,
+        help="the most tokens of prompt and output together (default: as many as the models have positions for)",
+    )
+    add_number(limits, "--max-waiting", 256, "requests that may wait for a place; more are refused with 503")
     add_number(
-        parser, "--drain-seconds", 30.0, "after SIGTERM, cancel what has not finished in this time", seconds, letter="S"
+        limits, "--drain-seconds", 30.0, "after SIGTERM, cancel what has not finished in this time", seconds, letter="S"
     )
     add_engine_flags(parser)
-    add_controller_flags(parser)
-    group = parser.add_argument_group("log, on standard error")
-    group.add_argument("--log-format", choices=("text", "json"), default="text", help="a line for each request")
-    group.add_argument(
+    logged = parser.add_argument_group("log, on standard error")
+    logged.add_argument("--log-format", choices=("text", "json"), default="text", help="a line for each request")
+    logged.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default info)"
     )
-    group.add_argument("--log-prompts", action="store_true", help="log what clients send, too")
+    logged.add_argument("--log-prompts", action="store_true", help="log what clients send, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.app import make_app
-        from ..serving.server import address, listen, serve
+        from ..serving.server import address, listen, serve, tls_context
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
-    keys = None if arguments.api_key_file is None else read_keys(arguments.api_key_file)
+    keys = [*arguments.api_key, *(read_keys(arguments.api_key_file) if arguments.api_key_file else ())]
+    if arguments.ssl_keyfile and not arguments.ssl_certfile:
+        raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
+    tls = tls_context(arguments.ssl_certfile, arguments.ssl_keyfile) if arguments.ssl_certfile else None
     template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
-    arguments.bundle = _bundle(arguments)
+    arguments.bundle = bundle = _bundle(arguments)
+    defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
     with (
         listen(arguments.host, arguments.port) as listener,
         open_decoder(
@@ -104,10 +137,11 @@ def run(arguments: argparse.Namespace) -> int:
             reasoning_parser=arguments.reasoning_parser,
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
+            defaults=defaults,
         )
-        app = make_app(service, keys or (), arguments.log_prompts, arguments.allow_origin)
-        line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener)}"
-        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line))
+        app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin)
+        line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener, tls)}"
+        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls)
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:
@@ -116,14 +150,24 @@ def _bundle(arguments: argparse.Namespace) -> Bundle:
 
     if arguments.model is not None and arguments.bundle is not None:
         raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
-    model = arguments.model or arguments.bundle
-    given = {"max_length": arguments.max_length, "weights": arguments.weights, "draft": arguments.draft}
-    asked = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, "none", [])]
+    model, longest = arguments.model or arguments.bundle, arguments.max_length
+    given = {"revision": arguments.revision, "weights": arguments.weights, "draft": arguments.draft}
+    asked = [f"--{name}" for name, value in given.items() if value not in (None, "none", [])]
     if model is None or arguments.bundle is not None or (Path(model) / "manifest.json").exists():
         if asked:
             raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
-        return demo_bundle(say) if model is None else Bundle.open(model)
-    return bundle_of(model, arguments.draft, say, arguments.max_length, arguments.weights)
+        bundle = demo_bundle(say) if model is None else Bundle.open(model)
+        return bundle if longest is None else bundle.limited(longest)
+    return bundle_of(at_revision(model, arguments.revision), arguments.draft, say, longest, arguments.weights)
+
+
+def _recommended(bundle: Bundle) -> dict[str, float]:
+    if not bundle.tokenizer.sampling:
+        raise RequestError(
+            f"bundle {bundle.path} keeps no defaults of a generation_config.json, or was exported before they were "
+            "kept; export it again, or leave --generation-config out"
+        )
+    return bundle.tokenizer.sampling
 
 
 def read_keys(file: Path) -> list[str]:

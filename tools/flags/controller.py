@@ -5,11 +5,11 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import EntropyRule
-from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
-from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
+from ...runtime.state.asked import AUTO, DraftLength
 from ...runtime.state.asked import ENTROPY_HELP as HELP
 from ...runtime.state.shapes import read_shape
+from .groups import ADVANCED, SPECULATION, group
 from .sampling import FORMS, flag
 
 SOURCES_HELP = (
@@ -23,7 +23,8 @@ CONTROLLERS = ("costs", "entropy")
 
 
 def add_controller_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    speculation = group(parser, SPECULATION)
+    speculation.add_argument(
         "--draft-length",
         type=read_draft_length,
         metavar="K|K+M|K/N|AxBxC|auto",
@@ -32,21 +33,21 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
         "so many children of each node, level by level; auto chooses for each round (default: auto "
         f"once trt-spec tune has measured this machine, else {DEFAULT_DRAFT_LENGTH}, or less if plans are narrower)",
     )
-    parser.add_argument(
+    speculation.add_argument(
         "--drafter",
-        metavar="|".join((*DRAFTERS, NONE, MIXED)),
+        metavar="NAME",
         help=f"{SOURCES_HELP}; none decodes without a draft",
     )
-    parser.add_argument(
+    advanced = group(parser, ADVANCED)
+    advanced.add_argument(
         "--controller",
         choices=CONTROLLERS,
         help="how auto chooses: by measured costs, or by the draft's entropy (default costs)",
     )
-    group = parser.add_argument_group("--controller entropy")
     for name, text in HELP.items():
         default = getattr(EntropyRule(), name)
         form = FORMS[type(default)]
-        group.add_argument(flag(name), help=f"{text} (default {default})", **form)
+        advanced.add_argument(flag(name), help=f"--controller entropy: {text} (default {default})", **form)
 
 
 def draft_length(arguments: argparse.Namespace) -> DraftLength | None:

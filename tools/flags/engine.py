@@ -5,20 +5,25 @@ import argparse
 from ...engines import ENGINES, RequestError, together
 from ...runtime import Decoder
 from ...runtime.scheduling.engine_choice import AUTO_ENGINE
+from .groups import ADVANCED, group
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     first = next(iter(ENGINES))
     where = "; ".join(f"{kind.name}: {' or '.join(kind.devices)}" for kind in ENGINES.values())
-    parser.add_argument(
+    engines = group(parser, ADVANCED)
+    engines.add_argument(
         "--engine",
         choices=[*ENGINES, AUTO_ENGINE],
+        metavar="NAME",
         default=first,
-        help=f"what runs the models (default {first}; {AUTO_ENGINE}: what trt-spec tune --engine {AUTO_ENGINE} found "
-        "fastest for each, and for so many requests)",
+        help=f"what runs the models: {', '.join(ENGINES)} or {AUTO_ENGINE} (default {first}; {AUTO_ENGINE}: what "
+        f"trt-spec tune --engine {AUTO_ENGINE} found fastest for each, and for so many requests)",
     )
-    parser.add_argument("--draft-engine", choices=ENGINES, help="what runs the drafts (default: the same)")
-    parser.add_argument("--device", default="cpu", metavar="D", help=f"where it runs (default cpu; {where})")
+    engines.add_argument(
+        "--draft-engine", choices=ENGINES, metavar="NAME", help="what runs the drafts (default: the same)"
+    )
+    engines.add_argument("--device", default="cpu", metavar="D", help=f"where it runs (default cpu; {where})")
 
 
 def engine_name(arguments: argparse.Namespace) -> str:

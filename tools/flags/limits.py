@@ -3,17 +3,19 @@
 import argparse
 import re
 
+from .groups import LIMITS, group
 from .sampling import add_number, batch_size
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:
-    add_number(parser, "--max-batch", 8, "requests to decode together", batch_size)
-    parser.add_argument(
+    limits = group(parser, LIMITS)
+    add_number(limits, "--max-batch", 8, "requests to decode together", batch_size)
+    limits.add_argument(
         "--cache-memory", type=_bytes, metavar="SIZE", help="the most memory for all caches, for instance 2GiB"
     )
-    parser.add_argument(
+    limits.add_argument(
         "--prefix-memory",
         type=_bytes,
         default=2**28,

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from ...runtime import Grammar, SamplingParams
 from ...runtime.acceptance.params import HELP
 from ..text_files import read_text
+from .groups import ADVANCED, BASIC, SAMPLING, SPECULATION, group
 
 LARGEST_BATCH = 4096
 MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
@@ -17,7 +18,6 @@ MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
 
 def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = tuple(HELP), **defaults: Any) -> None:
     """A flag that is absent leaves no attribute unless `defaults` has one, so that SamplingParams keeps its own."""
-    group = parser.add_argument_group("sampling")
     types = get_type_hints(SamplingParams)
     for field in fields(SamplingParams):
         if field.name in only:
@@ -27,10 +27,23 @@ def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = 
             if isinstance(usual, int | float | str) and form is not FORMS[bool]:
                 help_text += f" (default {usual})"
             default = defaults.get(field.name, argparse.SUPPRESS)
-            group.add_argument(flag(field.name), default=default, help=help_text, **form)
+            place = group(parser, PLACES.get(field.name, SAMPLING))
+            place.add_argument(flag(field.name), default=default, help=help_text, **form)
     if "grammar" in only:
         for name, of, form in ALSO_GRAMMAR:
-            group.add_argument(name, dest="grammar", default=argparse.SUPPRESS, help=of, **form)
+            group(parser, SAMPLING).add_argument(name, dest="grammar", default=argparse.SUPPRESS, help=of, **form)
+
+
+PLACES = {  # of flags whose heading is not sampling
+    "max_new_tokens": BASIC,
+    "rule": SPECULATION,
+    "draft_temperature": SPECULATION,
+    "lenience": SPECULATION,
+    "logprobs": ADVANCED,
+    "prompt_logprobs": ADVANCED,
+    "show_special_tokens": ADVANCED,
+    "extra": ADVANCED,
+}
 
 
 def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> SamplingParams:
@@ -72,7 +85,7 @@ def positive(text: str) -> int:
 
 
 def add_number(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,
     name: str,
     default: float,
     meaning: str,

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from ...runtime import Output, Request, TokenLogprob
+from ...runtime import Output, Request, SamplingParams, TokenLogprob
 from .answers import ChatLogprob, Usage
 from .bodies import (
     AllowedTools,
@@ -34,7 +34,7 @@ from .delivery import delivery_of, named_event
 from .errors import ApiError, in_terms_of
 from .parts import Part, PartWriter
 from .service import Service, raw_body
-from .tokens import Spelling, chat_logprobs
+from .tokens import chat_logprobs
 from .tool_calls import Reader
 
 NAMES = {  # of a chat's fields, as this API calls them
@@ -237,12 +237,12 @@ class ResponseAnswer(Struct, kw_only=True):
 class ResponseWriter(PartWriter):
     """Writes responses: each part is an item."""
 
-    def __init__(self, reader: Reader, body: ResponsesBody, name: str, spelling: Spelling) -> None:
+    def __init__(self, reader: Reader, body: ResponsesBody, params: SamplingParams, service: Service) -> None:
         super().__init__(reader)
-        self._body, self._spelling = body, spelling
+        self._body, self._spelling = body, service.spelling
         self._ids: list[str] = []  # of the items
         self._number = -1  # of the last event
-        self._head = answer_head(body, name)
+        self._head = answer_head(body, params, service.name)
 
     def answer(self, output: Output, usage: Usage) -> ResponseAnswer:
         if not self.parts:
@@ -348,7 +348,7 @@ def _item_id(part: Part) -> str:
     return f"{PREFIXES[part.kind]}_{secrets.token_hex(12)}"
 
 
-def answer_head(body: ResponsesBody, name: str) -> ResponseAnswer:
+def answer_head(body: ResponsesBody, params: SamplingParams, name: str) -> ResponseAnswer:
     """Return the answer to a body before anything has come out."""
     reasoning = body.reasoning or Reasoning()
     text = {"format": (body.text.format if body.text else None) or {"type": "text"}}
@@ -363,8 +363,8 @@ def answer_head(body: ResponsesBody, name: str) -> ResponseAnswer:
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         text=text,
         reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        temperature=params.temperature,
+        top_p=params.top_p,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         top_logprobs=body.top_logprobs or 0,
@@ -378,7 +378,7 @@ async def respond(request: HttpRequest) -> Response:
     body = read_body(await raw_body(request), ResponsesBody)
     with in_terms_of(NAMES):
         flight, conversation = await converse(request, service, chat_of(body))
-    writer = ResponseWriter(conversation.reader(), body, service.name, service.spelling)
+    writer = ResponseWriter(conversation.reader(), body, flight.requests[0].params, service)
     return delivery_of(flight, writer, service, stream=body.stream)
 
 

@@ -8,6 +8,8 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from ssl import Purpose, SSLContext, create_default_context
 from typing import Any
 
 import uvicorn
@@ -48,7 +50,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    app: Starlette, service: Service, listener: socket.socket, drain_seconds: float, announce: Callable[[], None]
+    app: Starlette,
+    service: Service,
+    listener: socket.socket,
+    drain_seconds: float,
+    announce: Callable[[], None],
+    tls: SSLContext | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once.
 
@@ -64,7 +71,7 @@ def serve(
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, ask)
         announce()
-        await serve_until(asked[0], asked[1], app, service, listener, drain_seconds)
+        await serve_until(asked[0], asked[1], app, service, listener, drain_seconds, tls)
 
     Connection.most = raise_file_limit()
     gc.collect()
@@ -93,6 +100,7 @@ async def serve_until(
     service: Service,
     listener: socket.socket,
     drain_seconds: float,
+    tls: SSLContext | None = None,
 ) -> None:
     """Serve until `end` is set, then drain; `end_now` cuts that short."""
     config = uvicorn.Config(
@@ -103,6 +111,7 @@ async def serve_until(
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=LINGER_SECONDS,
+        ssl_context_factory=None if tls is None else lambda config, usual: tls,
     )
     server = Server(config)
     service.stepper.start()
@@ -118,6 +127,20 @@ async def serve_until(
         await service.stepper.close()
 
 
-def address(listener: socket.socket) -> str:
+def tls_context(certificate: Path, key: Path | None) -> SSLContext:
+    """Read a certificate and its key now, so that wrong ones are refused in a sentence."""
+    context = create_default_context(Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, lambda: "")
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        raise RequestError(
+            f"{certificate} and {key or certificate} are no certificate and its key ({first_line(error)}); give PEM "
+            "files that belong together, the key without a password"
+        ) from error
+    return context
+
+
+def address(listener: socket.socket, tls: SSLContext | None = None) -> str:
+    scheme = "http" if tls is None else "https"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -28,8 +28,7 @@ from .tokens import Spelling
 Result = TypeVar("Result")
 
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
-DEFAULT_RULE = "rejection"
-DEFAULT_TEMPERATURE = 1.0
+DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "rule": "rejection"}  # of requests, by names of SamplingParams
 
 
 @dataclass
@@ -45,6 +44,7 @@ class Service:
     reasoning: Marks | None = None  # around what the model reasons, if that is told from its answer
     draft_length: DraftLength | None = None  # of requests that ask for none
     drafter: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -104,7 +104,7 @@ class Service:
         What a `caller` leaves is found by nobody else, since the time of an answer would tell what others have asked.
         """
         wanted = []
-        fields = _sampling_fields(body) | more
+        fields = {**self.defaults, **_sampling_fields(body), **more}
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
         if asked is not None:
             fields["grammar"] = asked.grammar
@@ -148,6 +148,7 @@ def open_service(
     reasoning_parser: str | None = None,
     draft_length: DraftLength | None = None,
     drafter: str | None = None,
+    defaults: Mapping[str, Any] = DEFAULTS,
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
     bundle = decoder.bundle
@@ -161,7 +162,8 @@ def open_service(
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file, bundle.max_length)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
-    return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter)
+    left_open = {**DEFAULTS, **defaults}
+    return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
@@ -177,6 +179,8 @@ def predicted_text(body: Generation) -> str:
 
 
 SAME = (  # fields that SamplingParams knows by the same name
+    "temperature",
+    "rule",
     "top_p",
     "presence_penalty",
     "frequency_penalty",
@@ -192,8 +196,6 @@ SAME = (  # fields that SamplingParams knows by the same name
 
 def _sampling_fields(body: Generation) -> dict[str, Any]:
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
-    fields["temperature"] = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
-    fields["rule"] = body.rule or DEFAULT_RULE
     if body.top_k is not None:
         fields["top_k"] = max(body.top_k, 0)  # other servers say -1 for off
     fields["include_stop"] = bool(body.include_stop_str_in_output)

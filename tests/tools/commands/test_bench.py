@@ -33,11 +33,23 @@ def bench(run, llama, prompts):
     return lambda *arguments: run("bench", "--bundle", llama.bundle, *few, *arguments)
 
 
-def test_the_last_line_is_one_consistent_json_object(bench, tmp_path):
-    result = bench("--json", tmp_path / "out.json")
+@pytest.fixture
+def both(bench, tmp_path):
+    """The table that is printed, and the object that is written."""
+
+    def both(*arguments):
+        result = bench(*arguments, "--json", tmp_path / "found.json")
+        return result, json.loads((tmp_path / "found.json").read_text())
+
+    return both
+
+
+def test_the_result_is_a_table_and_a_consistent_json_object(bench, both):
+    result, found = both()
     assert result.code == 0
-    found = json.loads(result.out.splitlines()[-1])
-    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert "tokens/s" in result.out
+    assert "{" not in result.out
+    assert json.loads(bench("--json").out).keys() == found.keys()
     assert [one["draft_length"] for one in found["settings"]] == [0, 2, 4]
     plain = found["settings"][0]
     assert (plain["speed_up"], plain["predicted"], plain["acceptance"]) == (1.0, 1.0, None)
@@ -56,7 +68,7 @@ def test_the_last_line_is_one_consistent_json_object(bench, tmp_path):
 
 
 def test_the_parts_of_a_round_and_the_waits_are_those_of_whole_rounds(bench):
-    found = json.loads(bench().out.splitlines()[-1])
+    found = json.loads(bench("--json").out)
     drafting = {one["draft_length"]: one["parts_ms"]["draft"] for one in found["settings"]}
     assert drafting[0] < 0.1 * drafting[2], "without a draft, between two looks at the clock"
     for one in found["settings"]:
@@ -107,11 +119,11 @@ def refuse_here(*_):
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
-def test_transformers_is_measured_apart_at_the_same_draft_lengths(compare, checkpoints, drafter, monkeypatch):
+def test_transformers_is_measured_apart_at_the_same_draft_lengths(compare, checkpoints, drafter, monkeypatch, tmp_path):
     monkeypatch.setattr(Transformers, "__init__", refuse_here)
-    result = compare(*checkpoints, "--drafter", drafter)
+    result = compare(*checkpoints, "--drafter", drafter, "--json", tmp_path / "out.json")
     assert result.code == 0
-    found = json.loads(result.out.splitlines()[-1])
+    found = json.loads((tmp_path / "out.json").read_text())
     assert found["compared"]["name"] == "transformers"
     assert found["compared"]["runs_as"] == {"dtype": "float32", "attention": "sdpa"}
     assert [one["draft_length"] for one in found["compared"]["settings"]] == [0, 2]
@@ -170,20 +182,20 @@ def test_the_table_has_a_line_for_each_draft_length(bench):
 
 
 def test_a_batch_is_filled_with_prompts_again(bench):
-    found = json.loads(bench("--batch", 2, "--temperature", 1, "--rule", "coupled").out.splitlines()[-1])
+    found = json.loads(bench("--batch", 2, "--temperature", 1, "--rule", "coupled", "--json").out)
     assert (found["batch"], found["prompts"]) == (2, 4)
     assert found["sampling"]["rule"] == "coupled"
 
 
-def test_a_lossy_setting_says_so_in_record_and_table(bench):
-    lines = bench("--lenience", 0.5).out.splitlines()
-    assert json.loads(lines[-1])["lossless"] is False
-    assert lines[4] == "lossy: with lenience 0.5 the output is not distributed as the target's own"
-    assert json.loads(bench().out.splitlines()[-1])["lossless"] is True
+def test_a_lossy_setting_says_so_in_record_and_table(bench, both):
+    result, found = both("--lenience", 0.5)
+    assert found["lossless"] is False
+    assert result.out.splitlines()[4] == "lossy: with lenience 0.5 the output is not distributed as the target's own"
+    assert json.loads(bench("--json").out)["lossless"] is True
 
 
 def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
-    found = json.loads(bench("--drafter", "lookup").out.splitlines()[-1])
+    found = json.loads(bench("--drafter", "lookup", "--json").out)
     for one in found["settings"]:
         counts = one["speculation"]
         assert (one["draft_ms"], one["c"]) == (0.0, 0.0)
@@ -191,7 +203,7 @@ def test_lookup_has_no_bare_draft_and_counts_rounds_that_propose(bench):
 
 
 def test_the_one_pass_of_a_cascade_is_its_bare_draft_and_its_prediction_counts_what_it_proposes(bench):
-    found = json.loads(bench("--drafter", "cascade").out.splitlines()[-1])
+    found = json.loads(bench("--drafter", "cascade", "--json").out)
     for one in found["settings"][1:]:
         k, counts = one["draft_length"], one["speculation"]
         assert one["draft_ms"] > 0
@@ -228,8 +240,7 @@ def test_the_first_draft_step_has_its_own_time():
 def test_several_lines_are_measured(bench, tmp_path):
     """Theory has no number for them."""
     page = tmp_path / "page.html"
-    found = bench("--drafter", "model+random", "--report", page)
-    result = json.loads(found.out.splitlines()[-1])
+    result = json.loads(bench("--drafter", "model+random", "--report", page, "--json").out)
     assert result["drafter"] == "model+random"
     assert [one["predicted"] is None for one in result["settings"]] == [False, True, True]
     assert result["settings"][1]["round_overhead"] > 0
@@ -276,9 +287,8 @@ def test_bad_prompt_files_are_refused(bench, tmp_path):
     assert_refused(bench("--prompts", file), f"prompt file {file} holds no prompt, expected one a line")
 
 
-def test_every_drafter_has_a_row(bench, llama):
-    result = bench("--all-drafters", "--draft-lengths", "1")
-    found = json.loads(result.out.splitlines()[-1])
+def test_every_drafter_has_a_row(both, llama):
+    result, found = both("--all-drafters", "--draft-lengths", "1")
     assert [one["draft_length"] for one in found["settings"]] == [0, 1]
     assert found["drafter"] == "model", "whose lengths are compared"
     with Decoder.open(llama.bundle) as decoder:
@@ -293,15 +303,14 @@ def test_the_draft_that_was_measured_is_named(run, drafts, prompts, tmp_path):
     named = replace(opened.models["draft2"], name="second")
     replace(opened, models=opened.models | {"draft2": named}).save()
     few = ("--prompts", prompts, "--max-new-tokens", 8, "--repeats", 1, "--draft-lengths", "2")
-    found = json.loads(run("bench", "--bundle", opened.path, *few, "--drafter", "model2").out.splitlines()[-1])
+    found = json.loads(run("bench", "--bundle", opened.path, *few, "--drafter", "model2", "--json").out)
     assert (found["drafter"], found["draft"]) == ("model2", "second")
     assert found["settings"][1]["draft_ms"] > 0
     assert pair(found) == f"{found['target']} with draft second"
 
 
-def test_combs_and_trees_have_rows_behind_the_lines(bench):
-    result = bench("--draft-lengths", "3+2,1,3/7,2x2")
-    found = json.loads(result.out.splitlines()[-1])
+def test_combs_and_trees_have_rows_behind_the_lines(both):
+    result, found = both("--draft-lengths", "3+2,1,3/7,2x2")
     assert [one["draft_length"] for one in found["settings"]] == [0, 1]
     assert [(one["draft_length"], one["shape"]) for one in found["shapes"]] == [(3, "3+2"), (3, "3/7"), (2, "2x2")]
     for one in found["shapes"]:
@@ -315,14 +324,13 @@ def test_a_comb_that_cannot_be_is_refused_before_any_measuring(bench):
     )
 
 
-def test_auto_has_a_row_once_costs_are_known(bench):
+def test_auto_has_a_row_once_costs_are_known(bench, both):
     with known_costs():
-        result = bench("--drafter", "mixed")
-        found = json.loads(result.out.splitlines()[-1])
+        result, found = both("--drafter", "mixed")
         assert [one["draft_length"] for one in found["settings"]] == [0], "mixed has no length of its own"
         assert found["auto"]["drafter"] == "mixed"
         assert found["auto"]["mean_draft_length"] > 0
         assert "auto" in [line.split()[0] for line in result.out.splitlines()[:3]]
-        assert json.loads(bench().out.splitlines()[-1])["auto"]["drafter"] == "model", "it is the default"
-    assert json.loads(bench().out.splitlines()[-1])["auto"] is None
+        assert json.loads(bench("--json").out)["auto"]["drafter"] == "model", "it is the default"
+    assert json.loads(bench("--json").out)["auto"] is None
     assert_refused(bench("--draft-lengths", "1,auto"), "auto needs to know what rounds cost here")

@@ -5,8 +5,12 @@ import pytest
 from trt_spec.engines import Bundle
 from trt_spec.export import pipeline
 from trt_spec.runtime import Decoder
+from trt_spec.tools.commands import demo as demo_command
+from trt_spec.tools.ink import GREEN
 from trt_spec.tools.making import kept_bundles
+from trt_spec.tools.trace_lines import RESET
 
+from ...kit.terminal import Terminal
 from ...models import tiny_llama
 from ..conftest import assert_refused
 
@@ -61,6 +65,19 @@ def test_the_text_is_printed_once_and_called_the_same(demo):
     assert out.startswith("def main")
     assert "With and without the draft: the same 16 tokens, one by one." in out
     assert "target and draft" in out
+
+
+def test_on_a_terminal_what_the_draft_proposed_is_green(demo, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = demo().out
+    screen = Terminal()
+    monkeypatch.setattr(demo_command.sys, "stdout", screen)
+    demo()
+    shown = screen.getvalue()
+    assert f"{GREEN}Green{RESET} is what the draft proposed and the target accepted." in shown
+    text = plain.partition("\nWith and without")[0]
+    assert shown.replace(GREEN, "").replace(RESET, "").startswith(text)
+    assert shown.index(GREEN) < len(text)
 
 
 def test_texts_that_differ_are_both_shown_and_fail(demo, monkeypatch):

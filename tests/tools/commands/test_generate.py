@@ -51,6 +51,15 @@ def test_a_further_draft_proposes_if_it_is_asked_for(run, generate, llama, draft
     assert_refused(generate(*asked), "the bundle has no draft2, which drafter model2 runs")
 
 
+def test_a_chat_model_is_asked_by_its_template(generate, llama, tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.role[0] }} {{ m.content }}1{% endfor %}")
+    template = ("--chat-template", tmp_path / "t.jinja")
+    asked = generate("--prompt", "main", "--system", "be", "--chat", *template, *FEW).out
+    assert asked == generate("--prompt", "s be1u main1", *FEW).out
+    assert_refused(generate("--prompt", "main", *template), "but --chat is missing; add it")
+    assert_refused(generate("--prompt", "main", "--chat"), "has no chat template; give one with --chat-template FILE")
+
+
 def test_the_text_is_printed_alone(generate, llama):
     assert generate("--prompt", PROMPT, *FEW).out == expected(llama).text + "\n"
 

@@ -1,20 +1,27 @@
 """`trt-spec serve` and `trt-spec chat` as users start them."""
 
+import json
 import logging
 import os
 import re
 import select
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+import trustme
+from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands import chat as chat_command
-from trt_spec.tools.commands.chat import DIM, RESET, Ink
+from trt_spec.tools.ink import DIM, Ink
+from trt_spec.tools.trace_lines import RESET
 
 from ...bundles import Pair
 from ...kit.terminal import Terminal
@@ -55,7 +62,7 @@ def start(llama: Pair, template: Path):
         )
         started.append(process)
         line = process.stderr.readline()
-        return process, re.search(r"http://\S+", line)[0], line
+        return process, re.search(r"https?://\S+", line)[0], line
 
     yield start
     for process in started:
@@ -81,6 +88,60 @@ def test_it_says_where_it_listens_and_sigterm_finishes_what_runs(start, llama: P
     log = process.stderr.read()
     assert "path=/v1/completions status=200" in log
     assert "draining" in log
+
+
+def test_what_requests_leave_open_is_as_the_flags_say(start, llama: Pair, tmp_path: Path):
+    opened = Bundle.open(shutil.copytree(llama.bundle, tmp_path / "bundle"))
+    recommended = replace(opened.tokenizer, sampling={"temperature": 0.0, "repetition_penalty": 1.3})
+    replace(opened, tokenizer=recommended).save()
+    with Decoder.open(llama.bundle) as decoder:
+        greedy = SamplingParams(max_new_tokens=20, repetition_penalty=1.3)
+        sampled = SamplingParams(max_new_tokens=20, temperature=1.0, rule="coupled", seed=5)
+        expected, other = ([one.text for one in decoder.generate("abc", one)] for one in (greedy, sampled))
+    _, url, _ = start("--bundle", opened.path, "--generation-config", "--rule", "coupled", "--max-model-len", 64)
+
+    def texts(path: str, **fields: object) -> dict:
+        return httpx.post(f"{url}{path}", json={"seed": 5, **fields}, timeout=60).json()
+
+    assert [one["text"] for one in texts("/v1/completions", prompt="abc", max_tokens=20)["choices"]] == expected
+    more = {"temperature": 1, "repetition_penalty": 1, "draft_length": 2}
+    assert [one["text"] for one in texts("/v1/completions", prompt="abc", max_tokens=20, **more)["choices"]] == other
+    response = httpx.post(f"{url}/v1/responses", json={"input": "abc", "max_output_tokens": 9}, timeout=60).json()
+    assert (response["temperature"], response["top_p"]) == (0.0, 1.0)
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] == 64
+    assert "the model takes 64 together" in texts("/v1/completions", prompt="abc", max_tokens=64)["error"]["message"]
+
+
+def test_keys_come_from_flags_and_from_a_file(start, tmp_path: Path):
+    (tmp_path / "keys").write_text("third\n")
+    _, url, _ = start("--api-key", "first", "--api-key", "second", "--api-key-file", tmp_path / "keys")
+    for key, status in (("first", 200), ("second", 200), ("third", 200), ("fourth", 401)):
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_it_serves_https(start, tmp_path: Path, together: bool):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    apart = ("--ssl-certfile", tmp_path / "cert.pem", "--ssl-keyfile", tmp_path / "key.pem")
+    process, url, _ = start(*(("--ssl-certfile", tmp_path / "both.pem") if together else apart))
+    assert url.startswith("https://127.0.0.1:")
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    with httpx.Client(base_url=url, verify=trusted, timeout=60) as client:
+        text = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+            chunks = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+        httpx.get(f"{url}/health")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url.replace('https', 'http')}/health")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
 
 
 def test_a_full_disk_behind_its_log_does_not_keep_it_from_serving(llama: Pair):
@@ -120,7 +181,11 @@ def test_a_second_signal_does_not_wait(start):
         (["--drain-seconds", "-1"], "argument --drain-seconds"),
         (["other"], "both name the model; leave one out"),
         (["--draft", "other"], "--draft is for checkpoints, but a bundle is served; leave it out"),
-        (["--max-length", "64"], "--max-length is for checkpoints, but a bundle is served"),
+        (["--revision", "main"], "--revision is for checkpoints, but a bundle is served"),
+        (["--max-model-len", "4096"], "sequences of 4096 tokens are asked for, the models allow"),
+        (["--generation-config"], "keeps no defaults of a generation_config.json"),
+        (["--ssl-keyfile", "KEY"], "--ssl-keyfile is the key of --ssl-certfile, which is missing; give both"),
+        (["--ssl-certfile", "BROKEN"], "BROKEN are no certificate and its key ("),
         (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7 port 8000 ("),
         (["--api-key-file", "EMPTY"], "holds no key; put one on each line, or leave --api-key-file out"),
         (["--chat-template", "BROKEN", "--port", "0"], "the chat template is not one ("),

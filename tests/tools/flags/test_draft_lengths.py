@@ -18,10 +18,10 @@ def narrow(monkeypatch):
 
 def test_bench_leaves_out_the_usual_lengths_that_are_too_long_and_says_so(run, llama, narrow, tmp_path):
     (tmp_path / "prompts.txt").write_text("def main\n")
-    result = run("bench", "--bundle", llama.bundle, *FEW, "--prompts", tmp_path / "prompts.txt")
+    result = run("bench", "--bundle", llama.bundle, *FEW, "--prompts", tmp_path / "prompts.txt", "--json")
     assert result.code == 0
     assert result.err.startswith("draft lengths 0, 1, 2, 4: the target verifies at most 4 proposals here\n")
-    settings = json.loads(result.out.splitlines()[-1])["settings"]
+    settings = json.loads(result.out)["settings"]
     assert [one["draft_length"] for one in settings] == [0, 1, 2, 4]
 
 

@@ -26,7 +26,7 @@ def test_random_tokens_are_the_same_each_time_and_all_in_the_vocabulary():
 
 def test_a_kind_is_named_where_a_file_may_be(run, llama, tmp_path):
     few = ("--max-new-tokens", 24, "--repeats", 1, "--draft-lengths", 2)
-    found = json.loads(run("bench", "--bundle", llama.bundle, "--prompts", "random", *few).out.splitlines()[-1])
+    found = json.loads(run("bench", "--bundle", llama.bundle, "--prompts", "random", *few, "--json").out)
     assert (found["prompts"], found["prompts_from"]) == (8, "random")
     helped = run("bench", "--help").out
     assert all(kind in helped for kind in KINDS)

@@ -155,8 +155,8 @@ def words(picture):
 def test_a_picture_of_bench_says_which_pair_in_which_engine_on_which_machine(run, llama, tmp_path):
     (tmp_path / "prompts.txt").write_text("def main\n")
     few = ("--max-new-tokens", 16, "--repeats", 3, "--draft-lengths", 2, "--prompts", tmp_path / "prompts.txt")
-    result = run("bench", "--bundle", llama.bundle, *few, "--plot", tmp_path / "plot.svg")
-    found = json.loads(result.out.splitlines()[-1])
+    result = run("bench", "--bundle", llama.bundle, *few, "--plot", tmp_path / "plot.svg", "--json")
+    found = json.loads(result.out)
     said = " ".join(words(tmp_path / "plot.svg"))
     assert f"{found['target']} with draft {found['draft']} onnxruntime on cpu (" in said
     assert found["conditions"]["machine"]["cpu"]["model"] in said

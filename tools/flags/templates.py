@@ -1,0 +1,39 @@
+"""The flags that say how messages become a prompt, and the template that they ask for."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...engines import EngineError, RequestError
+from ...runtime import Decoder
+from ..extras import install_command
+from ..text_files import read_text
+
+if TYPE_CHECKING:
+    from ..serving.templates import ChatTemplate
+
+Messages = list[dict[str, str]]
+
+
+def add_template_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument(
+        "--chat-template", metavar="F", type=Path, help="a jinja file to use instead of the bundle's chat template"
+    )
+
+
+def template_of(arguments: argparse.Namespace, decoder: Decoder) -> "ChatTemplate":
+    try:
+        from ..serving.templates import ChatTemplate
+    except ModuleNotFoundError as error:
+        raise EngineError(f"chat needs {error.name}, which is not installed; {install_command('serve')}") from error
+    given = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
+    source = given or decoder.bundle.tokenizer.chat_template
+    if source is None:
+        raise RequestError(f"bundle {arguments.bundle} has no chat template; give one with --chat-template FILE")
+    return ChatTemplate(source, decoder.tokenizer, decoder.bundle.tokenizer)
+
+
+def beginning(arguments: argparse.Namespace) -> Messages:
+    """Return the messages before the user's first."""
+    return [{"role": "system", "content": arguments.system}] if arguments.system else []
