@@ -1,4 +1,4 @@
-"""The READMEs name what is there: every test, file and module, and the engines as their table has them."""
+"""The pages name what is there: every test, file and module, and the engines as their table has them."""
 
 import re
 from pathlib import Path
@@ -9,21 +9,20 @@ from trt_spec.engines import ENGINES
 from .tools.serving.clients.versions import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("engines", "runtime", "tests", "tools", "tools/serving/deploy")  # export/README.md has tests of its own
-READMES = [ROOT / "README.md", *(ROOT / folder / "README.md" for folder in FOLDERS)]
+FOLDERS = ("engines", "runtime", "tests", "tools", "tools/docs", "tools/serving", "tools/serving/deploy")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))]
 ROW = re.compile(r"^\| `([\w-]+)` \| (.*) \| ((?:cpu|cuda)[\w, ]*) \|$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("file", READMES, ids=lambda file: str(file.relative_to(ROOT)))
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_test_link_and_module_that_is_named_exists(file: Path):
     text = file.read_text(encoding="utf-8")
     named = [ROOT / path for path in re.findall(r"`(tests/[\w/]+\.py)`", text)]
-    named += [file.parent / path for path in re.findall(r"\]\(([\w./]+)\)", text)]
+    named += [file.parent / path for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)]
     for module in re.findall(r"trt_spec\.tools\.([a-z_.]+[a-z])", text):
         named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
     for module in re.findall(r"`((?:measuring|making)\.\w+) ", text):
         named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
-    assert named
     assert [str(path) for path in named if not path.exists()] == []
 
 
@@ -36,7 +35,7 @@ def test_the_table_of_engines_is_the_one_that_runs(file: str):
 def test_the_table_of_clients_has_the_versions_that_are_tried():
     rows = re.findall(
         r"^\| `?([^|`]+)`?( for \w+)? \| ([\d.]+) \| .* \| (default|clients) \|$",
-        (ROOT / "tools/README.md").read_text(encoding="utf-8"),
+        (ROOT / "tools/serving/README.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
     found = {tier: {name + kind: version for name, kind, version, other in rows if other == tier} for *_, tier in rows}
