@@ -30,6 +30,7 @@ PURPOSES = {
     "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",
     "grammar": "confine outputs to JSON schemas and other grammars (generate --json-schema)",
     "compare": "measure OpenVINO GenAI in turn with this (bench --compare openvino)",
+    "docs": "build the site of the documentation (tools.docs.site)",
     "test": "run the project's tests",
 }
 
