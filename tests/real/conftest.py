@@ -86,12 +86,12 @@ def reference(file: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def exported(file: Path, home: Path) -> Callable[..., tuple[Path, str]]:
-    """`exported(weights)`: the bundle with weights so stored, and what export-models has said."""
+    """`exported(weights, draft)`: the bundle with weights so stored, and what export-models has said."""
 
     @cache
     def export(weights: str, draft: Path | None = None) -> tuple[Path, str]:
         bundle = home / (weights if draft is None else f"{weights}-{draft.name}")
-        drafts = [] if draft is None else ["--draft", draft, "--draft-weights", weights]
+        drafts = [] if draft is None else ["--draft", draft, "--draft-weights", "int8"]
         log = bundle.with_suffix(".log")
         if not bundle.exists():
             asked = ("--target", file, "--weights", weights, *drafts, "--out", bundle)

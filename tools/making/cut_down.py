@@ -27,7 +27,8 @@ def cut_down(model: Any, layers: int) -> Any:
     stack = ModuleList(one for one in getattr(cut.get_submodule(parent), name) if one is not None)
     setattr(cut.get_submodule(parent), name, stack)
     for index, layer in enumerate(stack):
-        for part in layer.modules():
+        parts: list[Any] = [*layer.modules()]
+        for part in parts:
             if hasattr(part, "layer_idx"):
                 part.layer_idx = index
     cut.config.num_hidden_layers = layers
