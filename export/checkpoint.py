@@ -1,6 +1,7 @@
 """Find a checkpoint, refuse it before any weight is read if it cannot be exported, and load its weights."""
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,7 @@ import torch
 from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
+from .gguf_files import forget, parsed_once
 from .lora import merged, require_adapter
 from .quantised import Dequantised, Kept, how_quantised
 from .reading import read_object
@@ -105,20 +107,25 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
     if checkpoint.reads_more:
         stored["key_mapping"] = WEIGHT_NAMES
     try:
-        model, report = family.from_pretrained(
-            place,
-            config=checkpoint.config,
-            dtype=getattr(torch, dtype),
-            attn_implementation="eager",
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **stored,
-        )
+        with reading(checkpoint.gguf):
+            model, report = family.from_pretrained(
+                place,
+                config=checkpoint.config,
+                dtype=getattr(torch, dtype),
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **stored,
+            )
     except Exception as error:  # safetensors, transformers and torch each have their own
         if made is not None and made.failure is not None:
             raise made.failure from error
         raise ExportError(f"the weights of checkpoint {checkpoint.name} cannot be read: {first_line(error)}") from error
+    if checkpoint.gguf:
+        forget()
+        model.hf_quantizer = None  # it is dequantised: an ordinary model, which can be saved as one
+        model.config.__dict__.pop("quantization_config", None)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ExportError(
@@ -145,6 +152,11 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
     if vocab_size > checkpoint.shape.vocab_size:
         _add_unknown_tokens(model, vocab_size)
     return model.eval()
+
+
+def reading(gguf: str | None) -> AbstractContextManager[None]:
+    """Give what transformers shall read a checkpoint in, whose GGUF file is named if it is one."""
+    return nullcontext() if gguf is None else parsed_once()
 
 
 def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
@@ -231,7 +243,8 @@ def _typed_config(name: str, path: Path, gguf: str | None = None) -> Any:
 
     stored = {} if gguf is None else {"gguf_file": gguf}
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **stored)
+        with reading(gguf):
+            return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **stored)
     except Exception as error:  # each configuration class raises its own
         what = gguf or "config.json"
         raise ExportError(f"{what} of checkpoint {name} is refused by transformers: {one_line(error)}") from error

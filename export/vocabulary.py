@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from ..engines import ExportError, TokenizerEntry
 from ..engines.errors import one_line
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, reading
 from .reading import read_object
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as generation_config.json calls them
@@ -91,7 +91,10 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
         from transformers import AutoTokenizer
 
         stored = {} if checkpoint.gguf is None else {"gguf_file": checkpoint.gguf}
-        made = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False, **stored)
+        with reading(checkpoint.gguf):
+            made = AutoTokenizer.from_pretrained(
+                checkpoint.path, local_files_only=True, trust_remote_code=False, **stored
+            )
     except Exception as error:  # the Rust tokenizers raise bare Exception, a conversion anything
         if (checkpoint.path / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
             raise ExportError(

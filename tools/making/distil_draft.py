@@ -1,11 +1,16 @@
 """Teach a draft to speak like its target: trained on what the target itself samples, towards its probabilities.
 
     python -m trt_spec.tools.making.distil_draft --target T --out OUT --prompts FILE
-        [--draft D | --layers 2 --hidden 128] [--after A]
+        [--draft D | --cut 2 | --layers 2 --hidden 128] [--minutes 20] [--after A]
 
-Starts from the checkpoint --draft, or from nothing: a Llama of --layers and --hidden with the target's vocabulary. The
-target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
+Starts from the checkpoint --draft, from the target itself cut down to a few of its layers with --cut, or from nothing:
+a Llama of --layers and --hidden with the target's vocabulary. One that is cut keeps the target's embedding and
+vocabulary projection as they are, and learns fastest: on a CPU it is what a short time is enough for.
+
+The target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
 KL(target ‖ draft), or with --reverse KL(draft ‖ target). Acceptance before and after is measured on what was held out.
+With --minutes the target writes for a third of them at most, and training ends when they are over, or after --steps.
+For a chat model the prompts should be chats as its template writes them, up to where the answer begins.
 
 With --after A, the draft that a bundle has already, it learns most of what A misses, as SpecInfer tunes its drafts: for
 several in one round (export-models --draft A --draft OUT, --drafter model+model2). Say --after again for more.
@@ -13,14 +18,17 @@ several in one round (export-models --draft A --draft OUT, --drafter model+model
 
 import argparse
 import json
+import math
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...engines import PairError, RequestError
 from ...export.agreement import refuse_unequal
@@ -32,6 +40,7 @@ from ..console import progress
 from ..flags.sampling import add_number
 from ..program import program
 from ..text_files import read_prompts
+from .cut_down import cut_down
 from .grow_pair import LlamaSize
 from .training import (
     Windows,
@@ -46,7 +55,9 @@ from .training import (
 )
 
 HELD_OUT = 10  # one continuation in so many
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+TOGETHER = 16  # continuations that the target writes at once
+WRITING = 1 / 3  # share of --minutes in which the target may write
+TOKENIZER_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
 def distil(
@@ -54,11 +65,14 @@ def distil(
     out: Path,
     prompts: Sequence[str],
     draft: str | None = None,
+    cut: int | None = None,
     layers: int = 2,
     hidden: int = 128,
     samples: int = 400,
     length: int = 128,
+    batch: int = 16,
     steps: int = 2000,
+    minutes: float = math.inf,
     rate: float = 1e-3,
     reverse: bool = False,
     after: Sequence[str] = (),
@@ -67,7 +81,11 @@ def distil(
 ) -> dict[str, Any]:
     """Write the distilled draft to `out` and return the acceptance before and after, by temperature."""
     refuse_below(2, samples=samples, length=length)
-    refuse_below(1, layers=layers, steps=steps)
+    refuse_below(1, layers=layers, batch=batch, steps=steps)
+    if not minutes > 0:
+        raise RequestError(f"--minutes is {minutes:g}, expected more than 0")
+    if cut is not None and draft is not None:
+        raise RequestError("--draft and --cut both say what to start from; leave one out")
     if hidden < 2 or hidden % min(64, hidden) or hidden % 2:
         raise RequestError(f"--hidden is {hidden}, expected a multiple of 64, or an even number below")
     if not 0 < rate < 1:
@@ -75,6 +93,7 @@ def distil(
     if after and reverse:
         raise RequestError("--reverse is for a draft alone; leave it out, or --after")
     refuse_device(device)
+    began, seconds = monotonic(), 60 * minutes
     with quiet_libraries(), built_aside(out) as folder:
         checkpoint = open_checkpoint(target)
         vocabulary = read_vocabulary(checkpoint)
@@ -87,28 +106,33 @@ def distil(
             )
         teacher = load_model(checkpoint, "float32").to(device)
         torch.manual_seed(seed)
-        student = _student(checkpoint, vocabulary, draft, layers, hidden).to(device)
+        if cut is None:
+            student = _student(checkpoint, vocabulary, draft, layers, hidden).to(device)
+        else:
+            student = cut_down(teacher, cut)
         earlier = [_given(one, vocabulary).to(device) for one in after]
-        spoken = sample(teacher, ids, samples, length, device)
+        spoken = sample(teacher, ids, samples, length, device, began + WRITING * seconds)
         learned = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT])
         kept = torch.cat([row for index, row in enumerate(spoken) if index % HELD_OUT == 0])
         width = min(length, len(kept) - 1)
         measured = Windows(kept, width, 1, seed).fixed()
         before = acceptance(teacher, student, measured)
         missed = acceptance_of_misses(teacher, student, earlier, measured) if earlier else {}
-        windows = Windows(learned, width, batch=16, seed=seed)
+        windows = Windows(learned, width, batch, seed)
         loss = boosted_loss(student, teacher, earlier) if earlier else distillation_loss(student, teacher, reverse)
-        train("draft", student, loss, windows, steps, rate)
+        done = train("draft", student, loss, windows, steps, rate, began + seconds)
         found: dict[str, Any] = {"before": before, "after": acceptance(teacher, student, measured)}
         if earlier:
             now = acceptance_of_misses(teacher, student, earlier, measured)
             found |= {"of_what_others_miss": {"before": missed, "after": now}}
         student.to("cpu", torch.bfloat16).save_pretrained(folder)
+        vocabulary.save(folder / "tokenizer.json")
         for name in TOKENIZER_FILES:
             if (checkpoint.path / name).is_file():
                 shutil.copyfile(checkpoint.path / name, folder / name)
     parameters = sum(weight.numel() for weight in student.parameters())
-    return {"parameters": parameters, **found, "held_out_tokens": measured.numel()}
+    learned_from = {"continuations": len(spoken), "steps": done}
+    return {"parameters": parameters, **learned_from, **found, "held_out_tokens": measured.numel()}
 
 
 def _student(checkpoint: Checkpoint, vocabulary: Any, draft: str | None, layers: int, hidden: int) -> Any:
@@ -129,20 +153,25 @@ def _given(draft: str, vocabulary: Any) -> Any:
 
 
 @torch.no_grad()
-def sample(model: Any, prompts: Sequence[Sequence[int]], count: int, length: int, device: str) -> list[Tensor]:
-    """Let the model continue the prompts in turn at temperature 1; return `count` continuations without the prompts."""
-    spoken = []
-    shown = range(0, count, max(1, count // 10))
-    with progress("target", total=len(shown), ticking=True) as show:
-        for index in range(count):
-            if index in shown:
-                show(f"continues prompt {index + 1} of {count}")
-            prompt = torch.tensor([prompts[index % len(prompts)]], device=device)
-            mask = torch.ones_like(prompt)
+def sample(
+    model: Any, prompts: Sequence[Sequence[int]], count: int, length: int, device: str, until: float = math.inf
+) -> list[Tensor]:
+    """Let the model continue the prompts in turn at temperature 1; return the continuations without the prompts.
+
+    There are `count` of them, or fewer if the clock has come to `until`, but some that are held out in any case.
+    """
+    spoken: list[Tensor] = []
+    with progress("target", total=-(-count // TOGETHER), ticking=True) as show:
+        while len(spoken) < count and (monotonic() < until or len(spoken) < 2):
+            chosen = range(len(spoken), min(count, len(spoken) + TOGETHER))
+            show(f"continues prompts {chosen[0] + 1} to {chosen[-1] + 1} of {count}")
+            rows = [torch.tensor(prompts[index % len(prompts)], device=device) for index in chosen]
+            padded = pad_sequence(rows, batch_first=True, padding_side="left")
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
             full = model.generate(
-                prompt, attention_mask=mask, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length
+                padded, attention_mask=mask, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length
             )
-            spoken.append(full[0, prompt.shape[1] :].cpu())
+            spoken += full[:, padded.shape[1] :].cpu()
     return spoken
 
 
@@ -151,6 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the draft is written")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
     parser.add_argument("--draft", metavar="DIR_OR_ID", help="start from this checkpoint")
+    parser.add_argument("--cut", type=int, metavar="N", help="start from the target cut down to N of its layers")
     parser.add_argument(
         "--after", action="append", default=[], metavar="DIR_OR_ID", help="learn most of what this draft misses"
     )
@@ -159,11 +189,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("hidden", 128, "width of a new draft"),
         ("samples", 400, "continuations that the target writes"),
         ("length", 128, "tokens of each"),
+        ("batch", 16, "windows of --length tokens in a step"),
         ("steps", 2000, "of training"),
         ("seed", 0, "of everything drawn"),
     ):
         add_number(parser, f"--{name}", default, meaning, int)
     add_number(parser, "--rate", 1e-3, "peak learning rate", float, letter="X")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="end training after so long")
     parser.add_argument("--reverse", action="store_true", help="KL(draft ‖ target) instead of KL(target ‖ draft)")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
 

@@ -1,7 +1,8 @@
 """The shared parts of training a pair and distilling a draft: models, batches, losses, the loop, and measures."""
 
+import math
 from collections.abc import Callable, Sequence
-from math import cos, pi
+from time import monotonic
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..console import progress
 from .grow_pair import LlamaSize
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
+SAID = 20  # times the loss is shown
 MEASURED = 16  # held-out windows on which a model is measured
 KEEPING_UP = 0.25  # what a token counts that an earlier draft proposes, beside one that all of them miss
 NEGLIGIBLE = 1e-9  # share of the target's law
@@ -136,32 +138,46 @@ def divergence(p: Tensor, log_q: Tensor) -> Tensor:
     return found
 
 
-def train(name: str, model: Any, loss: Loss, windows: Windows, steps: int, rate: float) -> None:
-    """Train by AdamW, with a warm-up and a cosine down to nothing, in bfloat16 on a GPU."""
+def train(name: str, model: Any, loss: Loss, windows: Windows, steps: int, rate: float, until: float = math.inf) -> int:
+    """Train by AdamW, with a warm-up and a cosine down to nothing, in bfloat16 on a GPU; return the steps done.
+
+    They end after `steps`, or when the clock has come to `until`: the cosine follows whichever is nearer its end.
+    """
     device = next(model.parameters()).device
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    others = [weight for weight in model.parameters() if weight.dim() <= 1]
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    matrices = [weight for weight in learned if weight.dim() > 1]
+    others = [weight for weight in learned if weight.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device.type == "cuda")
-    warm = max(1, round(WARM_UP * steps))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min((step + 1) / warm, 0.5 * (1 + cos(pi * min(1, step / steps)))),
-    )
-    shown = {*range(0, steps, max(1, steps // 20)), steps - 1}
+    began = monotonic()
+
+    def share(step: int) -> float:
+        """How much of the training is done."""
+        return min(1.0, max(step / steps, (monotonic() - began) / max(until - began, NEGLIGIBLE)))
+
+    def schedule(step: int) -> float:
+        done = share(step)
+        rising = max((step + 1) / max(1, round(WARM_UP * steps)), done / WARM_UP)
+        return min(rising, 0.5 * (1 + math.cos(math.pi * done)))
+
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     model.train()
-    with progress(name, total=len(shown), ticking=True) as show:
-        for step in range(steps):
+    step, said = 0, 0
+    with progress(name, total=1 + SAID, ticking=True) as show:
+        while step == 0 or share(step) < 1:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 value = loss(windows.draw().to(device))
             value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(learned, 1.0)
             optimizer.step()
-            schedule.step()
+            step += 1
+            rates.step()
             optimizer.zero_grad(set_to_none=True)
-            if step in shown:
-                show(f"step {step + 1} of {steps}: loss {float(value.detach()):.3f}")
+            if step == 1 or share(step) * SAID >= said:
+                show(f"step {step}{f' of {steps}' if math.isinf(until) else ''}: loss {float(value.detach()):.3f}")
+                said = int(share(step) * SAID) + 1
     model.eval()
+    return step
 
 
 @torch.no_grad()

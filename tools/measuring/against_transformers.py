@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...engines import Bundle, ModelEntry, PairError, RequestError
-from ...export.checkpoint import open_checkpoint
+from ...export.checkpoint import GGUF, open_checkpoint, reading
 from ...export.quiet import quiet_libraries
 from ...runtime import SamplingParams
 from .bandwidth import all_cores
@@ -46,9 +46,10 @@ class Transformers:
         self._models: dict[str, Any] = {}
         for role, path in (("target", target), ("draft", draft)):
             if path is not None:
-                with quiet_libraries():
+                place, stored = (path.parent, {"gguf_file": path.name}) if path.suffix == GGUF else (path, {})
+                with quiet_libraries(), reading(stored.get("gguf_file")):
                     model = AutoModelForCausalLM.from_pretrained(
-                        path, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True
+                        place, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True, **stored
                     )
                 # A checkpoint may bring settings of its own; none of them may stop a text or change it.
                 model.generation_config = GenerationConfig()
@@ -120,7 +121,7 @@ def compared_checkpoints(
         found = checkpoint.shape.contract(entry.contract.max_length, entry.contract.dtype)
         if (checkpoint.architecture, found) != (entry.architecture, entry.contract):
             raise _not_of_the_bundle(role, path, entry, f"a {checkpoint.architecture} of another shape")
-        named[role] = checkpoint.path
+        named[role] = checkpoint.path / checkpoint.gguf if checkpoint.gguf else checkpoint.path
     return named
 
 

@@ -5,6 +5,7 @@ from statistics import median
 
 import pytest
 from trt_spec.engines import Bundle
+from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.in_words import pair
 from trt_spec.tools.measuring import theirs as theirs_module
@@ -16,6 +17,7 @@ from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits
 from trt_spec.tools.text_files import read_prompts
 
 from ...kit.costs import known_costs
+from ...kit.gguf_model import write_gguf
 from ...models import tiny_llama
 from ..conftest import assert_refused
 
@@ -154,6 +156,18 @@ def test_transformers_writes_the_tokens_that_this_runtime_writes(unequal):
     theirs = Theirs(Setting(3, "model"))
     other.measure([prompt, prompt], [params, params], theirs)
     assert (len(theirs.waits.first_token), len(theirs.waits.between_tokens)) == (2, 2 * 23)
+
+
+def test_transformers_reads_a_gguf_file_as_the_export_does(run, prompts, tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    export_bundle(file, tmp_path / "bundle", check=False)
+    few = ("--prompts", prompts, "--max-new-tokens", 8, "--repeats", 1, "--draft-lengths", "2")
+    result = run(
+        "bench", "--bundle", tmp_path / "bundle", *few, "--compare", "hf", "--target-checkpoint", file, "--json"
+    )
+    assert result.code == 0, result.err
+    for one in json.loads(result.out)["compared"]["settings"]:
+        assert one["differs_at"] == [None] * 3
 
 
 def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, unequal, tmp_path, monkeypatch):

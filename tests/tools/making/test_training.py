@@ -1,5 +1,6 @@
 """Drafts learn from their target, pairs from nothing, and both say by held-out measures what it brought."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -8,16 +9,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError, PairError, RequestError
 from trt_spec.export import export_bundle
 from trt_spec.tools.making import distil_draft
 from trt_spec.tools.making import train_pair as train_pair_tool
-from trt_spec.tools.making.distil_draft import distil
+from trt_spec.tools.making.cut_down import cut_down, evenly
+from trt_spec.tools.making.distil_draft import distil, sample
 from trt_spec.tools.making.grow_pair import LlamaSize
 from trt_spec.tools.making.train_pair import source_files, train_pair
 from trt_spec.tools.making.training import Windows, distillation_loss, what_others_miss
 
-from ...models import tiny_llama
+from ...kit.gguf_model import write_gguf
+from ...models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 SMALL = {"samples": 20, "length": 24, "steps": 40, "rate": 5e-3}
 
@@ -42,6 +46,61 @@ def test_a_draft_after_another_learns_most_of_what_that_one_misses(target: Path,
     gained = found["of_what_others_miss"]
     assert gained["after"][1.0] > gained["before"][1.0] + 0.02
     assert found["after"][1.0] < alone["after"][1.0], "at the cost of what the first knows already"
+
+
+def test_a_target_that_is_cut_down_learns_and_keeps_the_ends_of_the_target(tmp_path: Path):
+    target = tiny_llama(tmp_path / "target", num_hidden_layers=3, initializer_range=0.15)
+    found = distil(str(target), tmp_path / "draft", ["abc", "def f("], cut=1, **SMALL)
+    assert found["after"][1.0] > found["before"][1.0] + 0.02
+    theirs, ours = (load_file(path / "model.safetensors") for path in (target, tmp_path / "draft"))
+    ends = "model.embed_tokens.weight"
+    assert torch.equal(ours[ends], theirs[ends].bfloat16())
+    assert not torch.equal(ours["model.norm.weight"], theirs["model.norm.weight"].bfloat16()), "the rest has learned"
+    assert json.loads((tmp_path / "draft" / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_gemma2])
+def test_a_model_cut_down_is_its_first_and_last_layers_and_those_evenly_between(make: Any, tmp_path: Path):
+    """As transformers builds it from the configuration and the weights that are kept."""
+    model = AutoModelForCausalLM.from_pretrained(make(tmp_path / "target", num_hidden_layers=4), dtype=torch.float32)
+    cut = cut_down(model.eval(), 2)
+    cut.save_pretrained(tmp_path / "cut")
+    built = AutoModelForCausalLM.from_pretrained(tmp_path / "cut", dtype=torch.float32).eval()
+    tokens = torch.arange(24).view(2, 12)
+    assert torch.equal(built(tokens).logits, cut(tokens).logits)
+    assert model.config.num_hidden_layers == 4, "the model itself stays whole"
+    names = ("model.layers.{}.", "transformer.h.{}.")
+    weights = model.state_dict()
+    for place, kept in enumerate((0, 3)):
+        for name, weight in cut.state_dict().items():
+            if (begin := next((one for one in names if name.startswith(one.format(place))), None)) is not None:
+                assert torch.equal(weight, weights[begin.format(kept) + name.removeprefix(begin.format(place))])
+    assert (evenly(1, 5), evenly(3, 5), evenly(3, 30)) == ([0], [0, 2, 4], [0, 14, 29])
+
+
+def test_minutes_end_the_writing_and_the_training(target: Path, tmp_path: Path):
+    """However many samples and steps are asked for: here the minutes are over before either begins."""
+    endless = SMALL | {"samples": 10_000, "steps": 10**6}
+    found = distil(str(target), tmp_path / "draft", ["abc"], layers=1, hidden=32, minutes=1e-9, **endless)
+    assert (found["continuations"], found["steps"]) == (16, 1)
+    assert distil(str(target), tmp_path / "other", ["abc"], layers=1, hidden=32, **SMALL)["steps"] == SMALL["steps"]
+
+
+def test_prompts_of_unlike_lengths_are_continued_together_as_each_alone(target: Path):
+    """The target's likeliest tokens, which no draw of another row moves."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    model.get_output_embeddings().weight.data *= 1e4  # all probability is on one token
+    prompts = [[5, 6, 7, 8, 9], [10], [11, 12]]
+    together = sample(model, prompts, 3, 8, "cpu")
+    alone = [sample(model, [prompt], 1, 8, "cpu")[0] for prompt in prompts]
+    assert [row.tolist() for row in together] == [row.tolist() for row in alone]
+
+
+def test_a_draft_of_a_gguf_file_has_its_tokenizer(tmp_path: Path):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    distil(str(file), tmp_path / "draft", ["abcd"], cut=1, **SMALL | {"steps": 2})
+    models = export_bundle(file, tmp_path / "bundle", draft=tmp_path / "draft").models
+    assert [model.role for model in models] == ["target", "draft"]
 
 
 def test_what_earlier_drafts_leave_is_what_the_next_is_tested_against():
@@ -89,6 +148,11 @@ def test_a_draft_with_another_tokenizer_is_refused_and_nothing_is_written(target
         ({"samples": 1}, "--samples is 1, expected at least 2"),
         ({"length": 1}, "--length is 1, expected at least 2"),
         ({"layers": 0}, "--layers is 0, expected at least 1"),
+        ({"batch": 0}, "--batch is 0, expected at least 1"),
+        ({"minutes": 0}, "--minutes is 0, expected more than 0"),
+        ({"minutes": math.nan}, "--minutes is nan, expected more than 0"),
+        ({"cut": 2}, "--cut is 2, expected 1 to 1: the target has 2 layers"),
+        ({"cut": 1, "draft": "x"}, "--draft and --cut both say what to start from; leave one out"),
         ({"steps": 0}, "--steps is 0, expected at least 1"),
         ({"hidden": 100}, "--hidden is 100, expected a multiple of 64, or an even number below"),
         ({"rate": math.nan}, "--rate is nan, expected a number between 0 and 1"),

@@ -1,0 +1,51 @@
+"""Spare transformers parsing a GGUF file for each thing that it wants of it: a large vocabulary takes seconds."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+_read: dict[tuple[str, int, int], Any] = {}  # the reader of the file that was parsed last
+
+
+@contextmanager
+def parsed_once() -> Iterator[None]:
+    """Give transformers the reader that it had of this very file before, and keep its progress bar quiet."""
+    import gguf
+    import transformers.modeling_gguf_pytorch_utils as theirs
+
+    parse = gguf.GGUFReader
+
+    def reader(path: Any, *arguments: Any) -> Any:
+        about = Path(path).stat()
+        key = (str(path), about.st_size, about.st_mtime_ns)
+        if arguments or key not in _read:
+            found = parse(path, *arguments)
+            if arguments:
+                return found
+            _read.clear()
+            _read[key] = found
+        return _read[key]
+
+    with (
+        _replaced(gguf, "GGUFReader", reader),
+        _replaced(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),  # which is asked for by each module
+        _replaced(theirs, "tqdm", partial(theirs.tqdm, disable=True)),
+    ):
+        yield
+
+
+def forget() -> None:
+    """Free what is kept of the file."""
+    _read.clear()
+
+
+@contextmanager
+def _replaced(module: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
+    own = getattr(module, name)
+    setattr(module, name, by)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
