@@ -41,7 +41,9 @@ class Parser(argparse.ArgumentParser):
                 one.action.default = one.value
         for word in before:
             self._require_text(word, "a setting")
-        return self.read(argv, before)
+        found = self.read(argv, before)
+        delattr(found, CONFIG)
+        return found
 
     def read(self, argv: Sequence[str] | None, before: Sequence[str] = ()) -> argparse.Namespace:
         """Parse the arguments, once they are known to be text that can be a prompt or name a file."""
