@@ -17,6 +17,7 @@ from .passes.merge_projections import merge_projections
 from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
+from .repeating import repeat_layers
 from .tracing import OPSET, TracedModel, ready_to_trace
 
 WIDE = Quantisation()
@@ -93,6 +94,7 @@ def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
         tensor = getattr(value.const_value, "raw", None)
         address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
         value.name = own_names.get(address, str(value.name).removeprefix("model."))  # the traced module is a wrapper
+    repeat_layers(graph.graph, model, contract.layers)
     return graph
 
 

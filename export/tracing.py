@@ -14,6 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import causal_mask_function
 
 from . import special
+from .repeating import each_kind_once
 
 OPSET = 24
 IMPLEMENTATION = "trt_spec"  # the name of our attention and our experts in transformers' registries
@@ -86,9 +87,10 @@ class TracedModel(nn.Module):
         cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
         hook = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted_rows)
         try:
-            logits = self.model(
-                input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
-            ).logits  # [B, R, V]
+            with each_kind_once(self.model, cache.keys, cache.values):
+                logits = self.model(
+                    input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
+                ).logits  # [B, R, V]
         finally:
             hook.remove()
         present = [tensor for pair in zip(cache.keys, cache.values, strict=True) for tensor in pair]
