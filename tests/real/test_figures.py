@@ -13,7 +13,7 @@ from .chats import questions_to_learn_from
 from .conftest import Reference, command
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real")]
-COPIED, DRAFTED = "2,4,8", "1,2,3"  # draft lengths
+COPIED, DRAFTED = "2,4", "1,2"  # draft lengths
 SPOKEN = 48  # chats whose answers are counted in n-grams
 
 
@@ -48,7 +48,7 @@ def test_every_source_writes_the_text_of_transformers_and_this_is_how_fast(
     checkpoints["lookup"] = checkpoints["model"][:2]
     found = {}
     for drafter, lengths in (("lookup", COPIED), ("suffix", COPIED), ("ngram", COPIED), ("model", DRAFTED)):
-        few = ("--prompts", prompts, "--max-new-tokens", 48, "--repeats", os.environ.get("REAL_REPEATS", "3"))
+        few = ("--prompts", prompts, "--max-new-tokens", 32, "--repeats", os.environ.get("REAL_REPEATS", "2"))
         peer = ("--compare", "hf", *checkpoints[drafter]) if drafter in checkpoints else ()
         out = home / f"bench-{drafter}.json"
         command(
