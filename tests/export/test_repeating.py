@@ -16,10 +16,10 @@ from ..families import tiny_checkpoint
 
 FOUR = {"num_hidden_layers": 4}
 ALTERNATING = FOUR | {"layer_types": ["sliding_attention", "full_attention"] * 2}
-BY_PLACE = {"n_layer": 3, "scale_attn_by_inverse_layer_idx": True}
+BY_PLACE = {"num_hidden_layers": 3, "scale_attn_by_inverse_layer_idx": True}
 OTHERS = (
     ("llama", FOUR, 3),
-    ("gpt2", {"n_layer": 3}, 2),
+    ("gpt2", {"num_hidden_layers": 3}, 2),
     ("gpt2", BY_PLACE, 0),
     ("qwen3_moe", FOUR, 3),
     ("smollm3", FOUR | {"no_rope_layers": [1, 1, 0, 1], "layer_types": ["full_attention"] * 4}, 2),
@@ -60,10 +60,10 @@ def traced(checkpoint: Path, every_layer: bool) -> tuple[ir.Model, int]:
 def said(graph: ir.Graph) -> dict[str | None, int]:
     """Say of each output by which operators it comes from which inputs and numbers."""
     meaning: dict[Any, Any] = {None: None} | {value: value.name for value in graph.inputs}
-    for name, weight in graph.initializers.items():
+    for weight in graph.initializers.values():
         assert weight.const_value is not None
         numbers = weight.const_value.numpy()
-        meaning[weight] = hash((name if numbers.ndim > 1 else "", str(numbers.dtype), numbers.shape, numbers.tobytes()))
+        meaning[weight] = hash((str(numbers.dtype), numbers.shape, numbers.tobytes()))
     for node in graph:
         attributes = tuple(sorted(f"{name} {attribute.value}" for name, attribute in node.attributes.items()))
         made = hash((node.domain, node.op_type, attributes, tuple(meaning[value] for value in node.inputs)))
