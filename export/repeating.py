@@ -121,7 +121,7 @@ def each_kind_once(model: Any, keys: list[Tensor], values: list[Tensor]) -> Iter
     """Have one layer of each kind traced until the block ends; they write to these keys and values."""
     layers = _layers(model, len(keys))
     kinds = _Kinds(model.config, layers, keys, values)
-    for place, layer in enumerate(layers):
+    for place, layer in enumerate(layers):  # of its own, before its class's; mypy lets no method be assigned
         setattr(layer, "forward", partial(kinds.call, place))  # noqa: B010
     try:
         yield

@@ -16,6 +16,8 @@ CONFIG_HELP = (
     "a YAML file of flags, such as max-batch: 16; an environment variable, such as TRT_SPEC_MAX_BATCH=16, comes before "
     "it, and the command line before both"
 )
+OWN = ("help", "version", CONFIG)  # flags that the command line alone has
+LINK = ("tcp://", "udp://")  # what Kubernetes puts into TRT_SPEC_PORT for a service that is called trt-spec
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 Actions = Mapping[str, argparse.Action]  # by the names of their flags, without dashes
@@ -61,7 +63,8 @@ def _environment(named: Actions) -> list[Given]:
     found = []
     for name, action in named.items():
         variable = f"TRT_SPEC_{name.upper().replace('-', '_')}"
-        if name not in ("help", CONFIG) and (value := os.environ.get(variable)):
+        value = os.environ.get(variable, "")
+        if name not in OWN and value and not value.startswith(LINK):
             found.append(Given(action, name, variable, value))
     return found
 
@@ -74,7 +77,7 @@ def _file(named: Actions, argv: Sequence[str]) -> list[Given]:
     found = []
     for key, value in _read(path).items():
         name = key.removeprefix("--").replace("_", "-")
-        if name not in named or name in ("help", CONFIG):
+        if name not in named or name in OWN:
             near = get_close_matches(name, named, 1)
             raise RequestError(
                 f"{path} sets {key}, which is no flag; {f'is it {near[0]}?' if near else 'leave it out'}"

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trt_spec.tools.commands import export_models
 
 from .conftest import assert_refused
 
@@ -89,6 +90,20 @@ def test_a_wrong_value_names_the_place_that_it_is_from(plan, run, monkeypatch):
     monkeypatch.setenv("TRT_SPEC_ALPHA", "0.5")
     monkeypatch.setenv("TRT_SPEC_JSON", "perhaps")
     assert_refused(run("plan"), "TRT_SPEC_JSON is 'perhaps', expected true or false")
+
+
+def test_names_that_others_give_meanings_of_their_own_are_left_alone(run, monkeypatch, capfd):
+    """An image says its version, and Kubernetes tells the address of a service that is called trt-spec."""
+    monkeypatch.setenv("TRT_SPEC_VERSION", "0.1.0")
+    monkeypatch.setenv("TRT_SPEC_HELP", "me")
+    monkeypatch.setenv("TRT_SPEC_PORT", "tcp://10.0.0.7:8000")
+    with pytest.raises(SystemExit) as stopped:
+        export_models.main(["--target", "/none", "--out", "b", "--draft", "x", "--dtype", "none"])
+    assert stopped.value.code == 2
+    assert "argument --dtype: invalid choice" in capfd.readouterr().err
+    assert_refused(run("serve", "--bundle", "/none"), "bundle /none is not a directory")
+    monkeypatch.setenv("TRT_SPEC_PORT", "many")
+    assert_refused(run("serve", "--bundle", "/none"), "(set by TRT_SPEC_PORT)")
 
 
 def test_a_file_that_is_not_there_is_refused(run):

@@ -6,8 +6,10 @@ decoder's thread has died, or hangs when it is told to end.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ...engines import Bundle, EngineError, RequestError
+from ...runtime import SamplingParams
 from ...runtime.acceptance.params import RULES
 from ..console import say
 from ..extras import install_command
@@ -161,13 +163,15 @@ def _bundle(arguments: argparse.Namespace) -> Bundle:
     return bundle_of(at_revision(model, arguments.revision), arguments.draft, say, longest, arguments.weights)
 
 
-def _recommended(bundle: Bundle) -> dict[str, float]:
+def _recommended(bundle: Bundle) -> dict[str, Any]:
     if not bundle.tokenizer.sampling:
         raise RequestError(
             f"bundle {bundle.path} keeps no defaults of a generation_config.json, or was exported before they were "
             "kept; export it again, or leave --generation-config out"
         )
-    return bundle.tokenizer.sampling
+    found: dict[str, Any] = dict(bundle.tokenizer.sampling)
+    SamplingParams(**found)  # refuses now what would refuse every request
+    return found
 
 
 def read_keys(file: Path) -> list[str]:

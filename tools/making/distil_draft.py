@@ -5,7 +5,7 @@
 
 Starts from the checkpoint --draft, from the target itself cut down to a few of its layers with --cut, or from nothing:
 a Llama of --layers and --hidden with the target's vocabulary. One that is cut keeps the target's embedding and
-vocabulary projection as they are, and learns fastest: on a CPU it is what a short time is enough for.
+vocabulary projection as they are, so that its layers alone are learned.
 
 The target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
 KL(target ‖ draft), or with --reverse KL(draft ‖ target). Acceptance before and after is measured on what was held out.

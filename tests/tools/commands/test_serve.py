@@ -112,6 +112,12 @@ def test_what_requests_leave_open_is_as_the_flags_say(start, llama: Pair, tmp_pa
     assert "the model takes 64 together" in texts("/v1/completions", prompt="abc", max_tokens=64)["error"]["message"]
 
 
+def test_defaults_that_no_request_could_have_are_refused_at_once(run, llama: Pair, tmp_path: Path):
+    opened = Bundle.open(shutil.copytree(llama.bundle, tmp_path / "bundle"))
+    replace(opened, tokenizer=replace(opened.tokenizer, sampling={"top_p": 7.0})).save()
+    assert_refused(run("serve", "--bundle", opened.path, "--generation-config"), "top_p is 7.0, expected")
+
+
 def test_keys_come_from_flags_and_from_a_file(start, tmp_path: Path):
     (tmp_path / "keys").write_text("third\n")
     _, url, _ = start("--api-key", "first", "--api-key", "second", "--api-key-file", tmp_path / "keys")
