@@ -4,6 +4,7 @@ from .bundle import Bundle, ModelEntry, TokenizerEntry
 from .contract import (
     ALIGNMENT,
     BLOCK_TOKENS,
+    CALL,
     CAPABILITIES,
     GRANULE,
     MAX_DRAFT_LENGTH,
@@ -39,6 +40,7 @@ from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, t
 __all__ = [
     "ALIGNMENT",
     "BLOCK_TOKENS",
+    "CALL",
     "CAPABILITIES",
     "ENGINES",
     "GRANULE",

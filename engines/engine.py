@@ -40,6 +40,7 @@ class Engine:
     contract: Contract
     device: str
     verify_width = WIDEST_STEP  # a step gives logits for at most so many tokens
+    read_width = WIDEST_STEP  # and reads at most so many of each row, unless there is one row alone
     takes_trees = True  # else the tokens of a step must be a line
     reads_together = False  # one step may read the prompts of several rows, however long
     static_capacity = False  # the cache must have its full capacity from the start

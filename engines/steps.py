@@ -34,14 +34,15 @@ def make_step(
     """Make a step over the rows of `cache`; all tensors go by contract name.
 
     `inputs` and `outputs` need not name everything. Without `depths` and `ancestors` the tokens are a line, without
-    `logit_rows` the last ones give logits. The cache and the tensors of a capability are added, too. A state of a row
-    is computed beside the cache and copied into it after the call, since a graph may read it to its end.
+    `logit_rows` the last ones give logits. The cache is added, too, and zeros for what a capability or a state of a
+    call needs. A state of a row is computed beside the cache and copied into it after the call, since a graph may read
+    it to its end.
     """
     import torch
 
     contract, device = engine.contract, engine.device
     (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
-    buffers = {state.name: cache[state.name] for state in contract.states}
+    buffers = {state.name: cache[state.name] for state in contract.kept}
     inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)
     if contract.in_blocks:
         inputs["blocks"] = cache["blocks"]
@@ -58,11 +59,10 @@ def make_step(
 
     fills = []
     for capability in (CAPABILITIES[name] for name in contract.capabilities):
-        absent = [spec for spec in capability.inputs if spec.name not in inputs]
-        if absent and capability.fill is not None:
+        if capability.fill is not None and any(spec.name not in inputs for spec in capability.inputs):
             fills.append(capability.fill)
-        inputs |= {spec.name: blank(spec) for spec in absent}
-        outputs |= {spec.name: blank(spec) for spec in capability.outputs if spec.name not in outputs}
+    inputs |= {spec.name: blank(spec) for spec in contract.inputs if spec.name not in inputs}
+    outputs |= {spec.name: blank(spec) for spec in contract.outputs if spec.name not in outputs}
     step = engine.step(inputs, outputs)
     if not fills and not replaced:
         return step
@@ -108,5 +108,5 @@ def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu
         table = {"blocks": torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)}
     return {
         state.name: torch.zeros(state.memory(*size), dtype=getattr(torch, state.dtype), device=device)
-        for state in contract.states
+        for state in contract.kept
     } | table

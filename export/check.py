@@ -1,6 +1,7 @@
 """Compare the written graph in ONNX Runtime with the checkpoint in torch, call by call: every export checks itself."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..engines import Contract, Engine, ExportError, cache_rows, make_step, open_engine
-from .oracle import branch_logits, cached_rows, continued_logits
+from .hidden_states import Features
+from .oracle import branch_features, branch_logits, cached_rows, continued_logits
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
@@ -31,6 +33,7 @@ class Reference:
 
     script: Script
     branches: list[Tensor]  # [length, V] of each branch
+    features: dict[str, list[Tensor]]  # [length, size] of each branch, by the name of their state
     made: list[Tensor]  # rows of each cache buffer, as the model makes them: [1, kv_heads, rows, D]
     deep: list[Call]  # each continues a long cache of such rows
     deep_logits: list[Tensor]  # [live, V] of each
@@ -40,7 +43,12 @@ class Reference:
 
 
 def make_reference(
-    model: Any, contract: Contract, window: int | None, sample: Sample, sample_logits: Tensor
+    model: Any,
+    contract: Contract,
+    window: int | None,
+    sample: Sample,
+    sample_logits: Tensor,
+    features: Mapping[str, Features],
 ) -> Reference:
     contract = contract.in_dtype("float32")  # in which both sides compute
     script = write_script(sample.vocab_size, contract.max_length)
@@ -48,7 +56,50 @@ def make_reference(
     deep = _deep_calls(contract, sample.vocab_size, window)
     made = cached_rows(model, max(script.branches, key=len))
     deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
-    return Reference(script, branches, made, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
+    noted = branch_features(model, script.branches, features)
+    return Reference(script, branches, noted, made, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
+
+
+class Errors:
+    """The worst error of each scenario, in the units of logits whose standard deviation is `scale`."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.allowed = scale, TOLERANCE * scale
+        self.worst: dict[str, float] = {}
+
+    def compare(self, scenario: str, found: Tensor, expected: Tensor, scale: float = 0.0) -> None:
+        """Note how far off these are; of what has another `scale` than logits, how far they would be."""
+        error = float((found - expected).abs().max().nan_to_num(nan=float("inf")))
+        self.worst[scenario] = max(error * self.scale / (scale or self.scale), self.worst.get(scenario, 0.0))
+
+    def report(self, graph: Path) -> dict[str, Any]:
+        """Return all errors for the manifest, or refuse the graph for one that is too large."""
+        scenario, worst = max(self.worst.items(), key=lambda item: item[1])
+        if worst > self.allowed:
+            raise ExportError(
+                f"the {graph.parent.name} graph does not compute what its checkpoint computes: in the scenario "
+                f"{scenario!r} a logit is off by {worst:.2g}, expected at most {self.allowed:.2g} ({TOLERANCE} of "
+                "their standard deviation); please report it"
+            )
+        return {
+            "worst_error": worst,
+            "tolerance": self.allowed,
+            "logit_std": self.scale,
+            "errors": self.worst,
+        }
+
+
+@contextmanager
+def in_float32(graph: Path, contract: Contract) -> Iterator[tuple[Path, Contract]]:
+    """Give a graph that computes in float32 on the same weights, itself or a copy, until the block ends."""
+    if contract.dtype == "float32":
+        yield graph, contract
+        return
+    copy = _write_wide_copy(graph)
+    try:
+        yield copy, contract.in_dtype("float32")
+    finally:
+        copy.unlink()
 
 
 def check_graph(
@@ -59,50 +110,32 @@ def check_graph(
     The reference of a quantised graph must have the rounded weights. What rounding has cost is measured separately, on
     the sample: its logits `[L, V]` from the graph as it will run are returned, too.
     """
-    wide_copy = contract.dtype != "float32"
-    if wide_copy:
-        graph = _write_wide_copy(graph)
-        contract = contract.in_dtype("float32")
-    errors: dict[str, float] = {}  # the worst absolute error of each scenario
-
-    def compare(scenario: str, found: Tensor, expected: Tensor) -> None:
-        error = float((found - expected).abs().max().nan_to_num(nan=float("inf")))
-        errors[scenario] = max(error, errors.get(scenario, 0.0))
-
-    quantised = kind != "none"
-    engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
-    try:
-        cache = _cache(contract, ROWS, reference.script.capacity)
-        for call in reference.script.calls:
-            for row, logits in zip(call.rows, run_call(engine, cache, call), strict=True):
-                places = zip(row.branches, row.depths, strict=False)  # of the real ones
-                expected = torch.stack([reference.branches[branch][row.start + depth] for branch, depth in places])
-                compare(call.scenario, logits[: row.live], expected)
-        for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
-            [row] = call.rows
-            cache = _cache_holding(contract, reference.made, row.start, len(row.tokens))
-            compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
-        if quantised:
+    errors, quantised, wide_copy = Errors(reference.scale), kind != "none", contract.dtype != "float32"
+    with in_float32(graph, contract) as (graph, contract):
+        engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
+        try:
+            cache = _cache(contract, ROWS, reference.script.capacity)
+            for call in reference.script.calls:
+                for row, logits in zip(call.rows, run_call(engine, cache, call), strict=True):
+                    places = zip(row.branches, row.depths, strict=False)  # of the real ones
+                    expected = torch.stack([reference.branches[branch][row.start + depth] for branch, depth in places])
+                    errors.compare(call.scenario, logits[: row.live], expected)
+            for name, branches in reference.features.items():
+                for place, branch in enumerate(reference.script.current):
+                    wanted = branches[branch]
+                    found = cache[name][place, 0, : len(wanted)]
+                    errors.compare(f"features of {name}", found, wanted, float(wanted.std()))
+            for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
+                [row] = call.rows
+                cache = _cache_holding(contract, reference.made, row.start, len(row.tokens))
+                errors.compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
+            if quantised:
+                engine.close()
+                engine = open_engine("onnxruntime", graph, contract)
+            sample_logits = engine_logits(engine, reference.sample.tokens)
+        finally:
             engine.close()
-            engine = open_engine("onnxruntime", graph, contract)
-        sample_logits = engine_logits(engine, reference.sample.tokens)
-    finally:
-        engine.close()
-        if wide_copy:
-            graph.unlink()
-    allowed = TOLERANCE * reference.scale
-    scenario, worst = max(errors.items(), key=lambda item: item[1])
-    if worst > allowed:
-        raise ExportError(
-            f"the {graph.parent.name} graph does not compute what its checkpoint computes: in the scenario "
-            f"{scenario!r} a logit is off by {worst:.2g}, expected at most {allowed:.2g} ({TOLERANCE} of their "
-            "standard deviation); please report it"
-        )
-    report = {
-        "worst_error": worst,
-        "tolerance": allowed,
-        "logit_std": reference.scale,
-        "errors": errors,
+    report = errors.report(graph) | {
         "as_float32_copy": wide_copy,
         "quality": asdict(measure(reference.sample_logits, sample_logits, reference.sample.tokens)),
     }
@@ -164,13 +197,13 @@ def _shuffled(made: list[Tensor], rows: int) -> Iterator[Tensor]:
 
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
     """Make buffers full of garbage, which a graph must never read."""
-    return {state.name: torch.full(state.memory(rows, capacity), 1e4) for state in contract.states}
+    return {state.name: torch.full(state.memory(rows, capacity), 1e4) for state in contract.kept}
 
 
 def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: int) -> dict[str, Tensor]:
     cache = _cache(contract, 1, start + width)
-    for buffer, rows in zip(cache.values(), _shuffled(made, start), strict=True):
-        buffer[:, :, :start] = rows
+    for name, rows in zip(contract.cache_names[-len(made) :], _shuffled(made, start), strict=True):
+        cache[name][:, :, :start] = rows
     return cache
 
 

@@ -58,6 +58,21 @@ class Checkpoint:
         return str(self.config.model_type)
 
 
+def find_config(name: str) -> tuple[Path, dict[str, Any]] | None:
+    """Find a checkpoint and read its config.json, nothing else; None if it has none of its own."""
+    if _gguf_file(name) is not None:
+        return None
+    path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
+    return (path, read_object(name, path / "config.json")) if (path / "config.json").is_file() else None
+
+
+def require_weights(name: str, path: Path) -> None:
+    """Bring the weights of a model of the Hub, and refuse a checkpoint that has none as safetensors."""
+    if not Path(name).is_dir():
+        _download(name, ["*.safetensors"])
+    _refuse_missing_weights(name, path)
+
+
 def open_checkpoint(name: str | Path, lora: str | Path | None = None) -> Checkpoint:
     """Find a directory, a file or a model of the Hugging Face Hub and read all of it but the weights.
 
@@ -84,9 +99,7 @@ def _open_checkpoint(name: str) -> Checkpoint:
     if quantised is not None:
         config.__dict__.pop("quantization_config", None)  # transformers shall build the ordinary model
     shape = shape_of(name, config)
-    if not Path(name).is_dir():
-        _download(name, ["*.safetensors"])
-    _refuse_missing_weights(name, path)
+    require_weights(name, path)
     return Checkpoint(name, path, config, shape, quantised=quantised, reads_more=reads_more)
 
 

@@ -1,16 +1,17 @@
 """Make one ONNX graph of one model: trace it, rewrite it, and write it with its weights in one file beside it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from ..engines import Contract, ExportError
+from ..engines import CALL, TOKEN, Contract, ExportError, TensorSpec
 from ..engines.bundle import GRAPH, WEIGHTS
 from .decomposing import decomposed_in_place
+from .hidden_states import Features
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
 from .passes.merge_projections import merge_projections
@@ -18,9 +19,10 @@ from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
 from .repeating import repeat_layers
-from .tracing import OPSET, TracedModel, ready_to_trace
+from .tracing import OPSET, TracedHead, TracedModel, ready_to_trace
 
 WIDE = Quantisation()
+NO_FEATURES: Mapping[str, Features] = {}
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
 
 
@@ -30,12 +32,14 @@ def build_graph(
     positions: int,
     weights: Quantisation = WIDE,
     known: Known = nothing_known,
+    features: Mapping[str, Features] = NO_FEATURES,
 ) -> tuple[ir.Model, dict[str, int]]:
-    """Make the model's graph, its weights still those of `model`, and count how often each rewrite fired.
+    """Make the graph of a model or a head, its weights still its own, and count how often each rewrite fired.
 
-    Quantised weights are rounded in `model`, too.
+    A target also makes the `features` that heads read, by the name of the state. Quantised weights are rounded in
+    `model` and in `features`, too.
     """
-    graph = trace(model, contract, positions)
+    graph = trace(model, contract, positions, features)
     _refuse_other_attention(graph, contract)
     traced = list(graph.graph.initializers.values())
     fired = {"orient_weights": orient_weights(graph), "simplify": simplify(graph)}
@@ -52,50 +56,55 @@ def build_graph(
 def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
     """Refuse a model with attention or a cache of its own, which would see neither our mask nor our buffers."""
     found = Counter(node.op_type for node in graph.graph)
-    if found["Attention"] < contract.layers or found["TensorScatter"] != 2 * contract.layers:
+    written = found["TensorScatter"] - len(contract.of_kind(TOKEN)) + 2 * contract.layers
+    if found["Attention"] < contract.layers or written != 2 * contract.layers:
         raise ExportError(
             f"of {contract.layers} layers, {found['Attention']} call the attention that they are given and "
-            f"{found['TensorScatter'] / 2:g} the cache; a model with code of its own for either cannot be exported"
+            f"{written / 2:g} the cache; a model with code of its own for either cannot be exported"
         )
 
 
-def trace(model: Any, contract: Contract, positions: int) -> ir.Model:
-    batch, width, rows, capacity = 2, 3, 2, 40  # any sizes, all different from one another and from 1
-    past = [torch.zeros(state.memory(batch, capacity), dtype=getattr(torch, state.dtype)) for state in contract.states]
-    ids = torch.zeros(batch, width, dtype=torch.int64)
-    start = torch.zeros(batch, dtype=torch.int64)
-    depths = torch.zeros(batch, width, dtype=torch.int64)
-    ancestors = torch.zeros(batch, width, width, dtype=torch.bool)
-    logit_rows = torch.zeros(batch, rows, dtype=torch.int64)
-    cache_dims = {0: "batch", 2: "capacity"}
+def trace(model: Any, contract: Contract, positions: int, features: Mapping[str, Features] = NO_FEATURES) -> ir.Model:
+    is_head = bool(contract.of_kind(CALL))
+    traced = TracedHead(model) if is_head else TracedModel(model, positions, features)
+    names = [_symbols(spec) for spec in contract.inputs]
+    places = sum(not spec.name.startswith("past_") for spec in contract.inputs) + is_head  # the others are `*past`
     with ready_to_trace(model), torch.no_grad(), decomposed_in_place():
         program = torch.onnx.export(
-            TracedModel(model, positions).eval(),
-            (ids, start, depths, ancestors, logit_rows, *past),
+            traced.eval(),
+            tuple(map(_example, contract.inputs)),
             dynamo=True,
             optimize=False,
             verbose=False,
             opset_version=OPSET,
             input_names=[spec.name for spec in contract.inputs],
             output_names=[spec.name for spec in contract.outputs],
-            dynamic_shapes=(
-                {0: "batch", 1: "width"},
-                {0: "batch"},
-                {0: "batch", 1: "width"},
-                {0: "batch", 1: "width", 2: "width"},
-                {0: "batch", 1: "rows"},
-                tuple(cache_dims for _ in past),
-            ),
+            dynamic_shapes=(*names[:places], tuple(names[places:])),
         )
     assert program is not None
     graph = program.model.clone()  # a fresh one: the program's own remembers even weights it dropped
     own_names = {weight.data_ptr(): name for name, weight in model.named_parameters()}  # one name for tied weights
+    own_names |= {
+        weight.data_ptr(): f"{state}.{name}"
+        for state, one in features.items()
+        for name, weight in one.named_parameters()
+    }
     for value in list(graph.graph.initializers.values()):
         tensor = getattr(value.const_value, "raw", None)
         address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
         value.name = own_names.get(address, str(value.name).removeprefix("model."))  # the traced module is a wrapper
     repeat_layers(graph.graph, model, contract.layers)
     return graph
+
+
+def _example(spec: TensorSpec) -> torch.Tensor:
+    sizes = {"batch": 2, "width": 3, "rows": 2, "capacity": 40}  # any, none of them 1
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+    return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
+
+
+def _symbols(spec: TensorSpec) -> dict[int, str]:
+    return {place: dim for place, dim in enumerate(spec.shape) if isinstance(dim, str)}
 
 
 def write_graph(graph: ir.Model, folder: Path) -> None:

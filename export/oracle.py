@@ -1,11 +1,13 @@
 """Compute what the checkpoint itself says: with transformers' own model, attention and cache, in float32."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .hidden_states import LAST, Features
 
 
 @torch.no_grad()
@@ -18,6 +20,30 @@ def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
     with computing_in_float32(model):
         logits = model(padded, use_cache=False).logits
     return [logits[row, :length] for row, length in enumerate(lengths)]
+
+
+@torch.no_grad()
+def branch_features(model: Any, branches: list[list[int]], features: Mapping[str, Features]) -> dict[str, list[Tensor]]:
+    """Compute the features `[length, size]` of each token sequence that heads read, by the name of their state."""
+    found: dict[str, list[Tensor]] = {name: [] for name in features}
+    for branch in branches if features else ():
+        hidden, _ = hidden_states(model, torch.tensor([branch]))
+        for name, one in features.items():
+            with computing_in_float32(one):
+                found[name].append(one(hidden)[0])
+    return found
+
+
+@torch.no_grad()
+def hidden_states(model: Any, tokens: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """Return what a model makes of token windows [B, S]: its hidden states by number, and its logits [B, S, V].
+
+    They are transformers' own, not those that a trace notes.
+    """
+    with computing_in_float32(model):
+        said = model(tokens, use_cache=False, output_hidden_states=True)
+    numbered = {number: hidden.float() for number, hidden in enumerate(said.hidden_states)}
+    return numbered | {LAST: said.hidden_states[-1].float()}, said.logits.float()
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -10,15 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..engines import Bundle, Contract, ExportError, ModelEntry
-from ..engines.bundle import DRAFT, DRAFTS, GRAPH, TARGET, WEIGHTS
+from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS
 from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
+from .kinds import HeadCheckpoint, LoadedHead, open_head, with_features
+from .kinds.check_head import check_head
+from .oracle import branch_features
 from .passes.quantise import Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
@@ -28,6 +32,7 @@ MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxrunti
 SAMPLE = Path(__file__).with_name("sample.txt")
 TEMPERATURES = (0.0, 1.0)
 DTYPES = ("float32", "float16", "bfloat16")
+MEASURED = 4096  # tokens of the text on which a head is measured
 Progress = Callable[[str], None]
 
 
@@ -71,10 +76,10 @@ def export_bundle(
 ) -> ExportReport:
     """Write the bundle `out`, whole or not at all; an existing bundle there is replaced at the very end.
 
-    Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`. LoRA adapters are
-    merged into target and drafts, in their order.
+    Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
+    have the names of their kinds. LoRA adapters are merged into target and drafts, in their order.
     """
-    drafts = [] if draft is None else [draft] if isinstance(draft, str | Path) else draft
+    drafts, heads = _told_apart([] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):
@@ -98,34 +103,62 @@ def export_bundle(
         notes += [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
         tokens = ours.entry()
         ours.save(folder / "tokenizer.json")
-        sample = _sample(ours.tokenizer, tokens.vocab_size, text, length) if check else None
-        models, logits = [], {}
+        running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or heads else None
+        sample = running.first(min(LONGEST, length, max(2, LOGITS // tokens.vocab_size))) if check and running else None
+        models: list[ModelReport] = []
+        logits: dict[str, Tensor] = {}
+        joined: dict[str, _Joined] = {}
         for role, checkpoint in checkpoints.items():
             shape = checkpoint.shape
             if shape.vocab_size < tokens.vocab_size:  # a draft that lacks the target's last tokens
                 shape = replace(shape, vocab_size=tokens.vocab_size)
             contract = shape.contract(length, dtype)
             stored = weights if role == TARGET else draft_weights
-            report, read = _export_model(role, checkpoint, folder, contract, stored, sample, progress)
+            report, read, found = _export_model(
+                role, checkpoint, folder, contract, stored, sample, progress, heads if role == TARGET else {}, running
+            )
+            joined |= found
             models.append(report)
             if report.entry.dequantised:
                 notes.append(f"{checkpoint.name} is quantised by {report.entry.dequantised}")
+            if read is not None:
+                logits[role] = read[:, : tokens.vocab_size]
+        for role, one in joined.items():
+            report, read = _export_head(role, one, folder, draft_weights, progress)
+            models.append(report)
+            notes += one.head.notes
             if read is not None:
                 logits[role] = read[:, : tokens.vocab_size]
         progress("hashing the files")
         entries = {model.role: model.entry for model in models}
         Bundle(folder, entries, tokens, installed(MADE_BY), files={}).save()
     alpha = {
-        role: {t: overlap(logits[TARGET], logits[role], t) for t in TEMPERATURES} for role in logits if role != TARGET
+        role: {t: overlap(logits[TARGET][-len(said) :], said, t) for t in TEMPERATURES}
+        for role, said in logits.items()
+        if role != TARGET
     }
     return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, time.perf_counter() - begun)
 
 
-def _sample(tokenizer: Any, vocab_size: int, text: str | None, length: int) -> Sample:
+def _told_apart(drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
+    """Tell models of their own from heads, of which a bundle holds one of each kind."""
+    models, heads = list[str | Path](), dict[str, HeadCheckpoint]()
+    for draft in drafts:
+        head = open_head(draft)
+        if head is None:
+            models.append(draft)
+        elif head.kind.name in heads:
+            raise ExportError(f"{head.name} and {heads[head.kind.name].name} are both {head.kind.name} heads; name one")
+        else:
+            heads[head.kind.name] = head
+    return models, heads
+
+
+def _sample(tokenizer: Any, vocab_size: int, text: str | None) -> Sample:
     ids: list[int] = tokenizer.encode(SAMPLE.read_text(encoding="utf-8") if text is None else text).ids
     if len(ids) < 2:
         raise ExportError(f"the text has {len(ids)} tokens, expected at least 2 to measure the models on")
-    return Sample(ids[: min(LONGEST, length, max(2, LOGITS // vocab_size))], vocab_size)
+    return Sample(ids, vocab_size)
 
 
 def _export_model(
@@ -136,25 +169,42 @@ def _export_model(
     weights: Quantisation,
     sample: Sample | None,
     progress: Progress,
-) -> tuple[ModelReport, Tensor | None]:
-    """Export one model; returns the logits of the sample, too. Without a sample nothing is checked."""
+    heads: Mapping[str, HeadCheckpoint],
+    running: Sample | None,
+) -> "tuple[ModelReport, Tensor | None, dict[str, _Joined]]":
+    """Export one model; returns the logits of the sample, too, and the heads that are joined to it.
+
+    Without a sample nothing is checked.
+    """
     begun = time.perf_counter()
     shape = checkpoint.shape
     progress(f"{role}: loading the weights of {checkpoint.name}")
     model = load_model(checkpoint, contract.dtype, contract.vocab_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    loaded: dict[str, LoadedHead] = {}
+    for name, head in heads.items():
+        assert running is not None
+        progress(f"{name}: joining {head.name} to its target")
+        loaded[name] = head.kind.load(head, model, contract, running.first(MEASURED))
+    features = {name: head.features for name, head in loaded.items()}
+    contract = with_features(contract, loaded)
     reference: Reference | None = None
     if sample is not None:
         progress(f"{role}: computing reference logits in torch")
         before = checkpoint_logits(model, sample.tokens)
         if weights.kind == "none":  # now, while the graph takes no memory yet
-            reference = make_reference(model, contract, shape.window, sample, before)
+            reference = make_reference(model, contract, shape.window, sample, before, features)
     progress(f"{role}: tracing")
     kept = kept_matrices(checkpoint)
-    graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known)
+    graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known, features)
     if sample is not None and reference is None:
         progress(f"{role}: computing reference logits of the rounded weights")
-        reference = make_reference(model, contract, shape.window, sample, before)
+        reference = make_reference(model, contract, shape.window, sample, before, features)
+    seen = {} if sample is None else branch_features(model, [sample.tokens], features)
+    joined = {
+        name: _Joined(one, heads[name], contract, sample.tokens if sample else [], seen[name][0] if sample else None)
+        for name, one in loaded.items()
+    }
     progress(f"{role}: writing")
     write_graph(graph, folder / role)
     nodes = len(graph.graph)
@@ -169,7 +219,42 @@ def _export_model(
     was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
     entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check, was)
     size = (folder / role / WEIGHTS).stat().st_size
-    return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits
+    return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits, joined
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A head that is joined to its target, and what it reads of a sample."""
+
+    head: LoadedHead
+    checkpoint: HeadCheckpoint
+    target: Contract
+    tokens: list[int]
+    features: Tensor | None  # [L, hidden]; None: nothing is checked
+
+
+def _export_head(
+    name: str, joined: _Joined, folder: Path, weights: Quantisation, progress: Progress
+) -> tuple[ModelReport, Tensor | None]:
+    """Export one head; returns the logits of the sample's slots, too."""
+    begun = time.perf_counter()
+    head, contract = joined.head, joined.head.contract(joined.target)
+    parameters = sum(parameter.numel() for parameter in head.module.parameters())
+    progress(f"{name}: tracing")
+    graph, fired = build_graph(head.module, contract, contract.max_length, weights)
+    progress(f"{name}: writing")
+    write_graph(graph, folder / name)
+    nodes = len(graph.graph)
+    check: dict[str, Any] = {}
+    logits = None
+    if joined.features is not None:
+        progress(f"{name}: checking in ONNX Runtime")
+        tokens, quantised = torch.tensor(joined.tokens), weights.kind != "none"
+        check, logits = check_head(folder / name / GRAPH, contract, head.module, tokens, joined.features, quantised)
+        check |= {"overlap": head.readings}
+    entry = ModelEntry(HEAD, joined.checkpoint.label, name, parameters, contract, weights.kind, check)
+    size = (folder / name / WEIGHTS).stat().st_size
+    return ModelReport(name, entry, nodes, fired, size, time.perf_counter() - begun), logits
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:

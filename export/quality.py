@@ -24,6 +24,9 @@ class Sample:
     tokens: list[int]
     vocab_size: int
 
+    def first(self, most: int) -> "Sample":
+        return Sample(self.tokens[:most], self.vocab_size)
+
 
 @dataclass(frozen=True)
 class Quality:

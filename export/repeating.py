@@ -119,7 +119,7 @@ def _marked(mark: str, hidden: Tensor, place: int) -> Tensor:
 @contextmanager
 def each_kind_once(model: Any, keys: list[Tensor], values: list[Tensor]) -> Iterator[None]:
     """Have one layer of each kind traced until the block ends; they write to these keys and values."""
-    layers = _layers(model, len(keys))
+    layers = layers_of(model, len(keys))
     kinds = _Kinds(model.config, layers, keys, values)
     for place, layer in enumerate(layers):  # of its own, before its class's; mypy lets no method be assigned
         setattr(layer, "forward", partial(kinds.call, place))  # noqa: B010
@@ -130,14 +130,15 @@ def each_kind_once(model: Any, keys: list[Tensor], values: list[Tensor]) -> Iter
             delattr(layer, "forward")
 
 
-def _layers(model: nn.Module, count: int) -> list[nn.Module]:
+def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
+    """Find the layers of a model."""
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     return list(next(lists, ()))
 
 
 def repeat_layers(graph: ir.Graph, model: nn.Module, count: int) -> int:
     """Put copies of a traced layer's nodes in the place of each that is like it; returns how many of those are."""
-    own = [_own_values(graph, model, layer) for layer in _layers(model, count)]
+    own = [_own_values(graph, model, layer) for layer in layers_of(model, count)]
     _order(graph, [value for values in own for value in values])
     inputs, outputs = (
         [(ends[place], ends[place + 1]) for place in range(len(ends) - 2 * count, len(ends), 2)]

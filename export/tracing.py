@@ -1,9 +1,9 @@
-"""The module that is traced: a causal LM whose cache writes are TensorScatter and whose attention is one ONNX node.
+"""The modules that are traced: models and heads whose cache writes are TensorScatter, their attention one ONNX node.
 
-Traced nodes give zeros when run in torch, so this module is for tracing only and never an oracle.
+Traced nodes give zeros when run in torch, so these modules are for tracing only and never an oracle.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import causal_mask_function
 
 from . import special
+from .hidden_states import Features, hidden_states_of
 from .repeating import each_kind_once
 
 OPSET = 24
@@ -35,20 +36,14 @@ class ScatterCache(Cache):  # type: ignore[misc]
         self.layers: list[Any] = []
         self.places, self.keys, self.values = places, keys, values
 
-    def _write(self, past: Tensor, rows: Tensor) -> Tensor:
-        return torch.onnx.ops.symbolic(
-            "TensorScatter",
-            [past, rows, self.places.start],
-            attrs={"axis": 2, "mode": "linear"},
-            dtype=past.dtype,
-            shape=past.shape,
-            version=OPSET,
-        )
-
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.keys[layer] = self._write(self.keys[layer], key)
-        self.values[layer] = self._write(self.values[layer], value)
+        self.keys[layer] = _written(self.keys[layer], key, self.places.start)
+        self.values[layer] = _written(self.values[layer], value, self.places.start)
         return self.keys[layer], self.values[layer]
+
+    @property
+    def present(self) -> list[Tensor]:
+        return [tensor for pair in zip(self.keys, self.values, strict=True) for tensor in pair]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -60,13 +55,34 @@ class ScatterCache(Cache):  # type: ignore[misc]
         return self.keys[0].shape[2], 0
 
 
-class TracedModel(nn.Module):
-    """`(input_ids, start, depths, ancestors, logit_rows, past_key_0, …) -> (logits, present_key_0, …)`."""
+def _written(past: Tensor, entries: Tensor, start: Tensor) -> Tensor:
+    """Write the entries of a call's tokens [B, heads, S, size] to a state, from `start` on."""
+    return torch.onnx.ops.symbolic(
+        "TensorScatter",
+        [past, entries, start],
+        attrs={"axis": 2, "mode": "linear"},
+        dtype=past.dtype,
+        shape=past.shape,
+        version=OPSET,
+    )
 
-    def __init__(self, model: Any, positions: int) -> None:
+
+def _only(rows: Tensor, hidden: Tensor) -> Tensor:
+    """Pick some rows [B, R] of what each token of a call has [B, S, hidden]."""
+    return torch.gather(hidden, 1, rows[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+
+class TracedModel(nn.Module):
+    """`(input_ids, start, depths, ancestors, logit_rows, past_…) -> (logits, present_…)`.
+
+    The states are the features that each head reads, and then key_0, value_0, key_1, …
+    """
+
+    def __init__(self, model: Any, positions: int, features: Mapping[str, Features]) -> None:
         super().__init__()
         self.model = model
         self.last_position = positions - 1
+        self.features = nn.ModuleDict(features)
 
     def forward(
         self,
@@ -80,21 +96,48 @@ class TracedModel(nn.Module):
         # Rows in the slack have no position of their own; nobody reads them.
         positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
 
-        def only_wanted_rows(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-            hidden = inputs[0]  # [B, S, hidden]
-            return torch.gather(hidden, 1, logit_rows[:, :, None].expand(-1, -1, hidden.shape[2]))
-
+        older, past = past[: len(self.features)], past[len(self.features) :]
         cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted_rows)
-        try:
-            with each_kind_once(self.model, cache.keys, cache.values):
-                logits = self.model(
-                    input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
-                ).logits  # [B, R, V]
-        finally:
-            hook.remove()
-        present = [tensor for pair in zip(cache.keys, cache.values, strict=True) for tensor in pair]
-        return (logits.float(), *present)
+        with hidden_states_of(self.model, len(cache.keys), noted=bool(self.features)) as hidden:
+            hook = self.model.get_output_embeddings().register_forward_pre_hook(
+                lambda _, inputs: _only(logit_rows, inputs[0])
+            )
+            try:
+                with each_kind_once(self.model, cache.keys, cache.values):
+                    logits = self.model(
+                        input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
+                    ).logits  # [B, R, V]
+            finally:
+                hook.remove()
+        made = [one(hidden)[:, None] for one in self.features.values()]  # [B, 1, S, size]
+        newer = [_written(old, new, start) for old, new in zip(older, made, strict=True)]
+        return (logits.float(), *newer, *cache.present)
+
+
+class TracedHead(nn.Module):
+    """`(input_ids, start, depths, ancestors, logit_rows, past_hidden, past_…) -> (logits, present_hidden, present_…)`.
+
+    Its hidden states are of each token given, and of each made that wants logits.
+    """
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        start: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        logit_rows: Tensor,
+        past_hidden: Tensor,  # [B, S, hidden]
+        *past: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
+        hidden, normed = self.head(input_ids, past_hidden, start[:, None] + depths, cache)
+        logits = self.head.logits(_only(logit_rows, normed))
+        return (logits.float(), _only(logit_rows, hidden), *cache.present)
 
 
 @contextmanager

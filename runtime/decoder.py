@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
 from .memory.budget import tokens_in
+from .memory.features import Features
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
 from .memory.shortage import MemoryShortage
@@ -75,10 +77,16 @@ class Decoder:
             room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch)
             self._room = max_batch * bundle.capacity if room is None else room
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
-            models = [Model(one, self.vocab_size, max_batch, bundle.capacity, room, kept) for one in opens]
-            self.target, self.drafts = models[0], tuple(models[1:])
-            self.draft = self.drafts[0] if self.drafts else None
-            drafters, unavailable = open_drafters(Resources(bundle, self.target, self.drafts, max_batch))
+            make = partial(Model, vocab_size=self.vocab_size, max_rows=max_batch, capacity=bundle.capacity)
+            make = partial(make, most_tokens=room, kept_blocks=kept)
+            self.target = target = make(opens[0])
+            self.drafts = tuple(
+                make(one, features=Features(target.cache, name) if name in bundle.heads else None)
+                for name, one in zip(bundle.names[1:], opens[1:], strict=True)
+            )
+            self.draft = self.drafts[0] if bundle.drafts else None
+            self.models = dict(zip(bundle.names, (target, *self.drafts), strict=True))
+            drafters, unavailable = open_drafters(Resources(bundle, target, self.models, max_batch))
             most = self.target.engine.verify_width - 1
             longest = min(most, MAX_DRAFT_LENGTH)
             trees = self.target.engine.takes_trees
@@ -350,7 +358,7 @@ class Decoder:
         refuse_drafts(self.bundle)
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
-        return open_engines([target, *[drafts] * len(bundle.drafts)], graphs, device)
+        return open_engines([target, *[drafts] * (len(graphs) - 1)], graphs, device)
 
     def _require_open(self) -> None:
         if self._closed:

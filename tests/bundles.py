@@ -26,7 +26,7 @@ from trt_spec.tools.making.count_ngrams import count_ngrams
 from .kit.traces import sharing_traces
 
 exports = Path()  # where a run of the tests keeps the bundles that it has exported
-DRAFTERS_OF_A_PAIR = [name for name, kind in DRAFTERS.items() if not kind.which_draft]
+DRAFTERS_OF_A_PAIR = [name for name, kind in DRAFTERS.items() if kind.usual]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from ..runtime.state.asked import BESIDE, DraftLength
 def draft_of(bundle: Bundle, drafter: str) -> str | None:
     """The names of the draft models that a drafter runs, or of the first one; None if the bundle has none."""
     kinds = [DRAFTERS[name] for name in drafter.split(BESIDE) if name in DRAFTERS]
-    places = [kind.which_draft for kind in kinds if kind.needs_model] or [0]
-    return " and ".join(bundle.models[bundle.drafts[place]].name for place in places) if bundle.drafts else None
+    run = [name for kind in kinds if (name := kind.model_name(bundle)) is not None] or bundle.drafts[:1]
+    return " and ".join(bundle.models[name].name for name in run) or None
 
 
 def source_of_proposals(drafter: str, draft: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from .added_files import put_file
 from .bundle import Bundle, ModelEntry, TokenizerEntry
-from .layout import COSTS, DRAFT, DRAFTS, GRAPH, MANIFEST, PLANS, TARGET, WEIGHTS
+from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, MANIFEST, PLANS, TARGET, WEIGHTS
 from .manifest import graph_identity
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "DRAFT",
     "DRAFTS",
     "GRAPH",
+    "HEAD",
     "MANIFEST",
     "PLANS",
     "TARGET",

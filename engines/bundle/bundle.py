@@ -8,7 +8,7 @@ from typing import Any
 
 from ..contract import GRANULE, SLACK, Contract
 from ..errors import BundleError, ContractError, RequestError
-from .layout import COSTS, DRAFT, DRAFTS, GRAPH, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
+from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
 
 
@@ -56,8 +56,8 @@ class Bundle:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the target and of all drafts, in this order."""
-        return (next(name for name, model in self.models.items() if model.kind == TARGET), *self.drafts)
+        """The names of the target, of all drafts and of all heads, in this order."""
+        return (next(name for name, model in self.models.items() if model.kind == TARGET), *self.drafts, *self.heads)
 
     @property
     def target(self) -> ModelEntry:
@@ -67,6 +67,11 @@ class Bundle:
     def drafts(self) -> tuple[str, ...]:
         """The names of all drafts, in the order in which drafters are named after them."""
         return tuple(name for name, model in self.models.items() if model.kind == DRAFT)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of all drafts that read states of the target, each that of the drafter that runs it."""
+        return tuple(name for name, model in self.models.items() if model.kind == HEAD)
 
     @property
     def draft(self) -> ModelEntry | None:

@@ -4,6 +4,6 @@ MANIFEST = "manifest.json"
 PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own
 
-TARGET, DRAFT = "target", "draft"
-KINDS = (TARGET, DRAFT)  # the purposes of a bundle's models
+TARGET, DRAFT, HEAD = "target", "draft", "head"
+KINDS = (TARGET, DRAFT, HEAD)  # the purposes of a bundle's models
 DRAFTS = (DRAFT, "draft2", "draft3", "draft4")  # the names under which export writes its drafts

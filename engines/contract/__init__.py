@@ -14,11 +14,12 @@ from .contract import (
     Contract,
     TensorSpec,
 )
-from .states import ROW, SOURCE, STATE_KINDS, TOKEN, Dim, State, StateKind, keys_and_values
+from .states import CALL, ROW, SOURCE, STATE_KINDS, TOKEN, Dim, State, StateKind, keys_and_values
 
 __all__ = [
     "ALIGNMENT",
     "BLOCK_TOKENS",
+    "CALL",
     "CAPABILITIES",
     "GRANULE",
     "MAX_DRAFT_LENGTH",

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
-from .states import DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, Dim, State
+from .states import CALL, DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +129,16 @@ class Contract:
         states = tuple(replace(one, dtype=dtype) if one.dtype == self.dtype else one for one in self.states)
         return replace(self, states=states, dtype=dtype)
 
+    @cached_property
+    def kept(self) -> tuple[State, ...]:
+        """The states that the caller keeps between two calls, in graph order."""
+        return tuple(state for state in self.states if STATE_KINDS[state.kind].kept)
+
     def _memory(self, prefix: str, state: State) -> TensorSpec:
+        if state.kind == CALL:
+            return TensorSpec(
+                f"{prefix}_{state.name}", state.dtype, ("batch", "width" if prefix == "past" else "rows", *state.shape)
+            )
         rows: Dim = "batch"
         capacity: Dim = STATE_KINDS[state.kind].capacity
         if self.in_blocks and state.kind == TOKEN:

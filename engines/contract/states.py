@@ -8,7 +8,7 @@ from typing import TypeVar
 from ..errors import ContractError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-TOKEN, ROW, SOURCE = "token", "row", "source"
+TOKEN, ROW, SOURCE, CALL = "token", "row", "source", "call"
 WRITTEN = re.compile(r"(\w+) (\w+)\[(\d+(?:, \d+)*)\] per (\w+)")  # a state as text
 
 Dim = int | str
@@ -22,6 +22,7 @@ class StateKind:
     capacity: str  # the symbol for how many values a row has room for, its entries; empty: a row has one value
     output: bool  # a call gives the new values; without, it only reads them
     in_place: bool = False  # its output is the memory of its input; else the caller copies it there after the call
+    kept: bool = True  # by the caller from one call to the next
 
 
 STATE_KINDS: dict[str, StateKind] = {  # by what there is a value of
@@ -33,6 +34,9 @@ STATE_KINDS: dict[str, StateKind] = {  # by what there is a value of
     ROW: StateKind("", output=True),
     # It is the same for the whole request. Keys and values of what an encoder has read.
     SOURCE: StateKind("source", output=False),
+    # A call is given one for each of its tokens, that of the token before, and makes one for each that wants logits.
+    # Hidden states of heads.
+    CALL: StateKind("", output=True, kept=False),
 }
 
 

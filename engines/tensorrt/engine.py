@@ -67,6 +67,7 @@ class TensorRTEngine(Engine):
             if not plans:
                 raise self._no_plan(batch, 1, 1)
         self.verify_width = min(max(plan.key.rows for plan in plans) for plans in fitting)
+        self.read_width = min(max(plan.key.width for plan in plans) for plans in fitting)
 
     def prefill_widths(self, tokens: int) -> list[int]:
         return chunks(tokens, max((plan.key.width for plan in self._plans if plan.key.batch[0] == 1), default=1))

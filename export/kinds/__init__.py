@@ -1,1 +1,26 @@
-"""The kinds of heads: how each is recognised, read, traced and checked; to add one, write a file and add it here."""
+"""The kinds of heads: how each is recognised, read and traced; to add one, write a file and add a row to the table."""
+
+from pathlib import Path
+
+from ..checkpoint import find_config, require_weights
+from .eagle3_files import Eagle3Kind
+from .heads import HeadCheckpoint, HeadKind, LoadedHead, shapes_of, with_features
+
+HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (Eagle3Kind(),)}
+
+
+def open_head(name: str | Path) -> HeadCheckpoint | None:
+    """Read all of a head but its weights; None for a model of its own."""
+    found = find_config(str(name))
+    if found is None:
+        return None
+    path, fields = found
+    shapes = shapes_of(str(name), path)
+    kind = next((kind for kind in HEADS.values() if kind.recognises(fields, shapes)), None)
+    if kind is None:
+        return None
+    require_weights(str(name), path)
+    return HeadCheckpoint(str(name), path, kind, fields)
+
+
+__all__ = ["HEADS", "HeadCheckpoint", "HeadKind", "LoadedHead", "open_head", "with_features"]

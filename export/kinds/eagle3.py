@@ -16,7 +16,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-UNKNOWN = -1e4  # the logit of a token that a head does not know: float16 holds it, and its probability is 0
+from ..checkpoint import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,6 @@ class Wiring:
     norm_before_residual: bool = False  # the residual of its first layer is normed
     norm_output: bool = False  # its own hidden state is fed back as its last norm gives it, not as its last layer does
     theta: float | None = None  # of its rotary positions; None: as its configuration says
-
-
-LAST = -1
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,6 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.parts, self.wiring = parts, wiring
         classes = LAYERS[config.model_type]
-        self.encoder = Encoder(parts, config, classes.norm)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(classes.layer(config, place) for place in range(config.num_hidden_layers))
         first = self.layers[0]
@@ -106,6 +102,7 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         self.norm = classes.norm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, parts.draft_vocab, bias=False)
         self.rotary_emb = classes.rotary(config)
+        self.encoder = Encoder(parts, config, classes.norm)
         # Of each token of the target its place among those that the head may propose, or the place behind them.
         self.register_buffer("places", torch.arange(config.vocab_size).clamp(max=parts.draft_vocab), persistent=False)
 
@@ -138,7 +135,7 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         rotary = self.rotary_emb(features, position_ids)
         hidden = features
-        for place, layer in enumerate(self.layers):
+        for place, layer in enumerate(list[Any](self.layers)):
             residual = hidden
             if place:
                 read = layer.input_layernorm(hidden)
@@ -154,7 +151,7 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [B, S, V] over the target's vocabulary."""
-        own = self.lm_head(normed)
+        own: Tensor = self.lm_head(normed)
         if self.parts.draft_vocab == self.config.vocab_size:
             return own
         unknown = torch.full_like(own[..., :1], UNKNOWN)
@@ -173,7 +170,7 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         own = torch.eye(width, dtype=torch.bool, device=tokens.device)
         positions = torch.arange(1, width + 1, device=tokens.device).expand(batch, width)
         mask, lowest = seen, torch.finfo(features.dtype).min
-        for step in range(steps):
+        for _ in range(steps):
             floats = torch.zeros(mask.shape, dtype=features.dtype, device=tokens.device).masked_fill(~mask, lowest)
             features, normed = self._run(tokens, features, positions, floats[None, None], cache)
             yield normed

@@ -58,8 +58,10 @@ class BuildOptions:
         return 1 + self.draft_length + self.siblings
 
 
-def roles(options: BuildOptions, drafts: Sequence[str]) -> list[Role]:
+def roles(options: BuildOptions, drafts: Sequence[str], heads: Sequence[str] = ()) -> list[Role]:
     """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time.
+
+    The first step of a head reads all that a round may commit.
 
     With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes.
     """
@@ -67,8 +69,9 @@ def roles(options: BuildOptions, drafts: Sequence[str]) -> list[Role]:
     found = [Role("verify", "target", verify, verify, options.batch)]
     if prefill:
         found.append(Role("prefill", "target", prefill, 1, (1, 1)))
-    for draft in drafts if k else ():
-        found += [Role("first", draft, 2, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
+    for draft in (*drafts, *heads) if k else ():
+        first = k + 1 if draft in heads else 2
+        found += [Role("first", draft, first, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
         if options.draft_trees:
             found.append(Role("tree", draft, verify, verify, options.batch))
         if prefill:

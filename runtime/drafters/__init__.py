@@ -1,8 +1,10 @@
 """The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
 
+from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from .cascade import Cascade
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
+from .head import Eagle3
 from .lookup import Lookup
 from .model import DraftModel, further_draft
 from .ngram import NGram
@@ -10,8 +12,14 @@ from .random import Random
 from .suffix import Suffix
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
+DRAFTERS |= {one.name: one for one in (Eagle3,)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 NONE = "none"  # the name that means no drafter
+
+
+def usual_drafter(bundle: Bundle) -> str:
+    """Return the drafter of requests that name none."""
+    return DraftModel.name if bundle.drafts else next(iter(bundle.heads), Lookup.name)
 
 
 def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, str]]:
@@ -23,4 +31,4 @@ def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, s
     }
 
 
-__all__ = ["DRAFTERS", "NONE", "Copier", "Drafter", "Offer", "Resources", "Sampler", "open_drafters"]
+__all__ = ["DRAFTERS", "NONE", "Copier", "Drafter", "Offer", "Resources", "Sampler", "open_drafters", "usual_drafter"]

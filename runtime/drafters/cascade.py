@@ -43,9 +43,10 @@ class Cascade(Copier):
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
-        if not resources.drafts:
+        name = cls.model_name(resources.bundle)
+        if name is None:
             return super().unavailable(resources)
-        ours = resources.drafts[cls.which_draft].engine.verify_width
+        ours = resources.drafts[name].engine.verify_width
         needed = min(resources.target.engine.verify_width, MAX_DRAFT_LENGTH + 1)
         if ours < needed:
             return (

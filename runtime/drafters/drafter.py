@@ -1,6 +1,6 @@
 """The interface of every drafter: a source of proposals, with a part on the host and a part on the device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ class Resources:
 
     bundle: Bundle
     target: Model
-    drafts: Sequence[Model]
+    drafts: Mapping[str, Model]  # drafts and heads, by their names in the bundle
     max_batch: int
 
 
@@ -44,6 +44,7 @@ class Drafter:
     samples: ClassVar[bool] = False  # a Sampler, else a Copier
     needs_model: ClassVar[bool] = False  # runs a draft model, whose cache must be complete by then
     which_draft: ClassVar[int] = 0  # of the bundle's, if it needs one
+    usual: ClassVar[bool] = True  # worth naming where a bundle cannot have it
     has_copies: ClassVar[bool] = False  # a row may have several lines of it, each with another copy
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
@@ -53,7 +54,8 @@ class Drafter:
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
         self.target = resources.target
-        self.model = resources.drafts[self.which_draft] if self.needs_model else None
+        name = self.model_name(resources.bundle)
+        self.model = None if name is None else resources.drafts[name]
 
     @property
     def treeless(self) -> str | None:
@@ -61,16 +63,22 @@ class Drafter:
         return "can grow no tree here"
 
     @classmethod
+    def model_name(cls, bundle: Bundle) -> str | None:
+        """Return the name of the bundle's model that it runs; None if it runs none, or the bundle has none."""
+        drafts = bundle.drafts
+        return drafts[cls.which_draft] if cls.needs_model and cls.which_draft < len(drafts) else None
+
+    @classmethod
     def unavailable(cls, resources: Resources) -> str | None:
         """Say why a decoder with these resources cannot have this drafter; None if it can."""
-        if cls.needs_model and not resources.drafts:
+        if not cls.needs_model or cls.model_name(resources.bundle) is not None:
+            return None
+        if not resources.bundle.drafts:
             return "the bundle has no draft model; use drafter lookup or none"
-        if cls.needs_model and cls.which_draft >= len(resources.drafts):
-            return (
-                f"the bundle has no {DRAFTS[cls.which_draft]}, which drafter {cls.name} runs; use drafter model, or "
-                "export with more --draft"
-            )
-        return None
+        return (
+            f"the bundle has no {DRAFTS[cls.which_draft]}, which drafter {cls.name} runs; use drafter model, or "
+            "export with more --draft"
+        )
 
     # On the host, between rounds.
 

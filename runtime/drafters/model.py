@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
+from ...engines import Step
 from ..state.frame import Frame
 from ..state.plan import Prepared
 from ..state.rows import Rows
@@ -46,16 +47,9 @@ class DraftModel(Sampler):
         While trees grow, the steps after the first read whole trees instead.
         """
         assert self.model is not None
-        memory, logits, window = frame.draft_memory, frame.draft_logits, frame.window
-        if frame.draft_model is not self.model:  # another draft comes first and writes there
-            memory = self.model.logits(frame.batch, 1)
-            logits = memory[..., : self.model.vocab_size]
-        step = partial(self.model.step, 0, live=frame.live)
-        if window is None:
-            first = step(frame.recent, frame.position[0], memory)
-        else:
-            first = step(window.tokens, window.start, memory, logit_rows=window.last)
-        steps, given = [first], [logits]
+        step, memory = partial(self.model.step, 0, live=frame.live), self._memory(frame)
+        logits = memory[..., : self.model.vocab_size]
+        steps, given = [self._first(frame, memory)], [logits]
         for level in frame.levels[1:]:
             own = self.model.logits(*level.shape)
             steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree))
@@ -64,6 +58,20 @@ class DraftModel(Sampler):
             steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory))
             given.append(logits)
         return PreparedDraft(steps, given)
+
+    def _memory(self, frame: Frame) -> Tensor:
+        """Return memory for the logits of one token of each row."""
+        assert self.model is not None
+        if frame.draft_model is self.model:
+            return frame.draft_memory
+        return self.model.logits(frame.batch, 1)  # another draft comes first and writes to the frame's
+
+    def _first(self, frame: Frame, memory: Tensor) -> Step:
+        """Make the step that reads the last committed tokens."""
+        assert self.model is not None
+        if (window := frame.window) is None:
+            return self.model.step(0, frame.recent, frame.position[0], memory, frame.live)
+        return self.model.step(0, window.tokens, window.start, memory, frame.live, logit_rows=window.last)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
         prepared = frame.prepared[self.name]
@@ -82,6 +90,7 @@ def further_draft(number: int) -> type[DraftModel]:
     class FurtherDraft(DraftModel):
         name = f"model{number}"
         which_draft = number - 1
+        usual = False
         in_mixed = False
 
     return FurtherDraft

@@ -22,12 +22,18 @@ class Windows:
     def widest(self, wanted: Sequence[Wanted]) -> int:
         """Return how many of a row's last tokens its draft reads first: beside other lines, all that a round commits.
 
-        TensorRT's plans may be too narrow for that; the draft then reads what it lacks before the round.
+        A head does so in any case. TensorRT's plans may be too narrow for that; the draft then reads what it lacks
+        before the round.
         """
-        if not any(len(one.names) > 1 and self.of(one) for one in wanted):  # nearly always
+        if not any(self._reads_all(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
         widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
-        return LEAST_WINDOW if any(draft.engine.verify_width < widest for draft in self._drafts) else widest
+        run = {draft for one in wanted for draft in self.of(one)}
+        return LEAST_WINDOW if any(draft.engine.read_width < widest for draft in run) else widest
+
+    def _reads_all(self, wanted: Wanted) -> bool:
+        drafts = self.of(wanted)
+        return bool(drafts) and (len(wanted.names) > 1 or any(draft.is_head for draft in drafts))
 
     def of(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
         """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""

@@ -117,7 +117,7 @@ class DraftingRules:
     @property
     def _listed(self) -> list[str]:
         """The drafters that a refusal names: those of further drafts only where the bundle has these."""
-        return [name for name, kind in DRAFTERS.items() if not kind.which_draft or name not in self.unavailable]
+        return [name for name, kind in DRAFTERS.items() if kind.usual or name not in self.unavailable]
 
     @property
     def _limit(self) -> str:

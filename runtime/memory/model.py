@@ -1,6 +1,7 @@
 """One model of a bundle: its engine, and a cache that follows the live rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from ...engines.engine import chunks
 from .block_cache import BlockCache
 from .bucket import bucket
 from .cache import KVCache
+from .features import Features
 from .row_cache import RowCache
 
 LINES = 64  # shapes of steps whose tokens' places are kept
@@ -35,8 +37,10 @@ class Model:
         capacity: int,
         most_tokens: int | None = None,
         kept_blocks: int = 0,
+        features: Features | None = None,
     ) -> None:
         self.engine = engine
+        self._features = features  # of a head: what its target keeps for it
         self._capacity = capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
         self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks)
@@ -44,6 +48,11 @@ class Model:
         self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to, as are the lines
         self._line = lru_cache(LINES)(partial(line, device=engine.device))
         engine.reserve(max_rows, capacity)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it reads a target's features, and must read again what it had read without them."""
+        return self._features is not None
 
     def logits(self, batch: int, rows: int) -> Tensor:
         """Return memory for logits [B, R, V]."""
@@ -66,11 +75,13 @@ class Model:
         widths: Tensor | None = None,
         logit_rows: Tensor | None = None,
         tree: Shape | None = None,
+        hidden: Tensor | None = None,
     ) -> Step:
         """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
 
         Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `live` entries of
-        each row, and leaves out the tokens of each row beyond its `widths` [B].
+        each row, and leaves out the tokens of each row beyond its `widths` [B]. A head reads its target's features of
+        the tokens before, or the `hidden` states [B, S, size] that are given.
         """
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
@@ -87,7 +98,12 @@ class Model:
             cache |= {name: cache[name][:, :, :live] for name in self.engine.contract.cache_names}
         if widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = widths
-        return make_step(self.engine, cache, inputs, {"logits": logits})
+        if self._features is None:
+            return make_step(self.engine, cache, inputs, {"logits": logits})
+        if hidden is not None:
+            return make_step(self.engine, cache, inputs | {"past_hidden": hidden}, {"logits": logits})
+        step = make_step(self.engine, cache, inputs, {"logits": logits})
+        return preceded(self._features.into(step.inputs["past_hidden"], first_row, start), step)
 
     def prefill(self, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """Write the missing entries of these rows, whose first tokens [S] are given; return logits [B, 1, V].
@@ -144,6 +160,16 @@ class Model:
         self.engine.close()
         self.cache.close()
         self._logits = torch.zeros(0)
+
+
+def preceded(prepare: Callable[[], None], step: Step) -> Step:
+    """Return a step that prepares its inputs before it runs."""
+
+    def run() -> None:
+        prepare()
+        step.run()
+
+    return replace(step, run=run)
 
 
 def make_cache(engine: Engine, max_rows: int, capacity: int, most_tokens: int | None, kept_blocks: int) -> KVCache:

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle, BundleError, RequestError
 from ..acceptance.params import SamplingParams
+from ..drafters import usual_drafter
 from ..grammars.compiler import Compiler
 from ..lengths.drafting import DraftingRules
 from ..requests.request import Request
@@ -73,7 +74,7 @@ class Intake:
             )
         if predicted and draft_length is None:
             draft_length = self._rules.longest  # nearly all of it is expected to stand
-        drafter = drafter or (PREDICTING if predicted else "model" if self._bundle.drafts else "lookup")
+        drafter = drafter or (PREDICTING if predicted else usual_drafter(self._bundle))
         if draft_length is None:
             draft_length = self._rules.default(drafter, params)
         return Request(

@@ -1,18 +1,27 @@
 """Torch traces a model for seconds, and the same for all weights: here once in a process for each configuration."""
 
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
 import onnx_ir as ir
-from trt_spec.engines import Contract
+from trt_spec.engines import CALL, Contract
 from trt_spec.export import graph as graphs
+from trt_spec.export.hidden_states import Features
 
 TRACE = graphs.trace
 kept: dict[str, ir.Model] = {}
 
 
-def traced_once(model: Any, contract: Contract, positions: int) -> ir.Model:
-    """Do what `trace` does, with the trace of an earlier model of this configuration where there is one."""
+def traced_once(
+    model: Any, contract: Contract, positions: int, features: Mapping[str, Features] | None = None
+) -> ir.Model:
+    """Do what `trace` does, with the trace of an earlier model of this configuration where there is one.
+
+    Those of heads and of their targets hold more than a configuration says.
+    """
+    if features or contract.of_kind(CALL):
+        return TRACE(model, contract, positions, features or {})
     asked = repr((model.config.to_dict() | {"_name_or_path": ""}, contract, positions))
     if asked not in kept:
         kept[asked] = TRACE(model, contract, positions)

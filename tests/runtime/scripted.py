@@ -23,7 +23,7 @@ class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
     static_capacity = reads_prefixes = own_threads = False
-    verify_width, takes_trees, reads_together = 65, True, True
+    verify_width, read_width, takes_trees, reads_together = 65, 65, True, True
     device = "cpu"
 
     def __init__(self, contract: Contract, next_token: NextToken) -> None:

@@ -672,7 +672,7 @@ def test_without_a_length_lines_are_as_long_as_a_narrow_engine_takes(llama: Pair
 def test_a_draft_with_narrow_steps_reads_what_it_lacks_before_the_round(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     """As on plans of TensorRT without trees of drafts: none of its steps is wider than two."""
     with Decoder.open(llama.bundle) as decoder:
-        monkeypatch.setattr(decoder.draft.engine, "verify_width", 1)
+        monkeypatch.setattr(decoder.draft.engine, "read_width", 2)
         params = replace(RULES["coupled"], max_new_tokens=40)
         expected = decoder.generate([[3, 4, 5], REPEATS], params, draft_length=0)
         found = decoder.generate([[3, 4, 5], REPEATS], params, draft_length=4, drafter="random+model")

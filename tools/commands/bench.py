@@ -15,7 +15,7 @@ from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
-from ...runtime.drafters import DRAFTERS
+from ...runtime.drafters import DRAFTERS, usual_drafter
 from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
 from ...runtime.state.shapes import Shape
@@ -139,7 +139,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
-    drafter = arguments.drafter or ("lookup" if decoder.draft is None else "model")
+    drafter = arguments.drafter or usual_drafter(decoder.bundle)
     settings = _settings(decoder, drafter, params, arguments)
     peer = PEERS[arguments.compare] if arguments.compare else None
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}

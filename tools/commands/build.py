@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH
-from ...engines.bundle import DRAFTS
+from ...engines.bundle import DRAFT, HEAD
+from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
 from ..flags.sampling import LARGEST_BATCH, add_number, positive
 
@@ -107,8 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
         workspace=None if arguments.workspace is None else arguments.workspace << 20,
         unfused_attention=arguments.unfused_attention,
     )
-    drafts = [name for name in DRAFTS if (arguments.bundle / name).is_dir()]  # build_plans verifies the bundle
-    plans = len(roles(options, drafts)) * max(1, len(options.compute_capabilities))
+    models = read_manifest(arguments.bundle)["models"]  # build_plans verifies the bundle
+    drafts, heads = ([name for name in models if models[name]["kind"] == kind] for kind in (DRAFT, HEAD))
+    plans = len(roles(options, drafts, heads)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)
     if arguments.json:

@@ -190,9 +190,9 @@ def _costs(decoder: Decoder, grid: Grid, shapes: ShapeGrid, arguments: argparse.
             for name, counted in counts.items()
         },
         reading_ms={
-            name: reading_ms(decoder, decoder.drafts[DRAFTERS[name].which_draft])
+            name: reading_ms(decoder, decoder.models[run])
             for name in drafters
-            if DRAFTERS[name].needs_model
+            if (run := DRAFTERS[name].model_name(decoder.bundle)) is not None
         },
         **_costs_beside(grid, shapes, arguments.batches),
     )

@@ -161,7 +161,7 @@ class IdleEngine:
     """Checks where the tensors of its steps are, and does nothing with them."""
 
     static_capacity, reads_prefixes, own_threads, takes_trees = True, True, False, True
-    verify_width, reads_together = 17, True
+    verify_width, read_width, reads_together = 17, 17, True
 
     def __init__(self, contract: Contract, device: str) -> None:
         self.contract, self.device = contract, device

@@ -1,0 +1,107 @@
+"""Heads: drafts that read what a target makes of its tokens. Recognised by their configuration and tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...engines import CALL, Contract, ExportError, State, keys_and_values
+from ...engines.errors import first_line
+from ..hidden_states import Features
+from ..quality import Sample
+from ..reading import read_object
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """A head that can be exported, its weights still unread."""
+
+    name: str  # as the user gave it
+    path: Path
+    kind: "HeadKind"
+    fields: Mapping[str, Any]  # of its config.json
+
+    @property
+    def label(self) -> str:
+        place = Path(self.name).resolve()
+        return place.name if place.exists() else self.name.partition("@")[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read all tensors."""
+        found: dict[str, Tensor] = {}
+        for file in weight_files(self.name, self.path):
+            try:
+                with safe_open(file, "pt") as opened:
+                    found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            except (OSError, SafetensorError) as error:
+                raise ExportError(f"the weights of head {self.name} cannot be read: {first_line(error)}") from error
+        return found
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A head beside its target, wired as it works best."""
+
+    module: Any  # calls as `TracedHead` does
+    features: Features  # what it reads of the target
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab_size: int
+    notes: list[str] = field(default_factory=list)  # how it was wired, for its user
+    readings: dict[str, list[float]] = field(default_factory=dict)  # overlap by place, of each way to wire it
+
+    def contract(self, target: Contract) -> Contract:
+        states = (
+            State("hidden", (self.hidden,), target.dtype, CALL),
+            *keys_and_values(self.layers, self.kv_heads, self.head_dim, target.dtype),
+        )
+        return Contract(self.layers, self.heads, states, self.vocab_size, target.max_length, target.dtype)
+
+
+class HeadKind(Protocol):
+    """A kind of heads; a bundle's model and the drafter that runs it have its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Say whether a checkpoint is of this kind; without `shapes` its weights are no safetensors."""
+
+    def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
+        """Join a head to a loaded target; what its configuration leaves open, its overlap on a sample decides."""
+
+
+def with_features(contract: Contract, heads: Mapping[str, LoadedHead]) -> Contract:
+    """Return the contract of a target with a state of features for each head, of its name."""
+    made = tuple(State(name, (1, head.hidden), contract.dtype) for name, head in heads.items())
+    return replace(contract, states=made + contract.states)
+
+
+def weight_files(name: str, path: Path) -> list[Path]:
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if (path / INDEX).is_file():
+        shards = read_object(name, path / INDEX).get("weight_map")
+        if isinstance(shards, dict):
+            return [path / str(shard) for shard in sorted(set(shards.values()))]
+    return []
+
+
+def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of all tensors, and nothing else of them; none where there are no safetensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(name, path):
+        try:
+            with safe_open(file, "pt") as opened:
+                shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ExportError(f"the weights of head {name} cannot be read: {first_line(error)}") from error
+    return shapes

@@ -1,0 +1,75 @@
+"""Drafters that run a head: a draft that reads what the target has made of each token, then its own hidden states.
+
+What it has written behind its own hidden states stands for tokens that the target had not read yet. So it reads all
+that a round has committed again, once the target has.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...engines import Bundle, Step
+from ..memory.model import preceded
+from ..state.frame import Frame
+from ..state.indexing import at_nodes, pick
+from .drafter import Resources
+from .model import DraftModel, PreparedDraft
+
+GIVEN, MADE = "past_hidden", "present_hidden"
+
+
+class Head(DraftModel):
+    usual = False
+
+    @classmethod
+    def model_name(cls, bundle: Bundle) -> str | None:
+        return cls.name if cls.name in bundle.heads else None
+
+    @classmethod
+    def unavailable(cls, resources: Resources) -> str | None:
+        if cls.model_name(resources.bundle) is not None:
+            return None
+        return f"the bundle has no {cls.name} head; export one with --draft, or use drafter lookup or none"
+
+    def prepare(self, frame: Frame) -> PreparedDraft:
+        """Make K steps as of a draft model; each after the first is given hidden states that the last one has made."""
+        assert self.model is not None
+        step, memory = partial(self.model.step, 0, live=frame.live), self._memory(frame)
+        logits = memory[..., : self.model.vocab_size]
+        steps, given = [self._first(frame, memory)], [logits]
+        states = States(steps[0], frame) if len(frame.levels) > 1 else None
+        for before, level in zip(frame.levels, frame.levels[1:], strict=False):
+            assert states is not None
+            own = self.model.logits(*level.shape)
+            read = step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree, hidden=states.given)
+            steps.append(preceded(partial(states.hand_on, before, steps[-1].outputs[MADE]), read))
+            given.append(own[..., : self.model.vocab_size])
+        for i in range(len(steps), frame.draft_length):
+            made = steps[-1].outputs[MADE]
+            steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory, hidden=made))
+            given.append(logits)
+        return PreparedDraft(steps, given)
+
+
+class States:
+    """The hidden states of a tree that grows: each node is given that of the node which it follows."""
+
+    def __init__(self, first: Step, frame: Frame) -> None:
+        assert frame.tree is not None
+        self._parents = frame.tree.parents
+        self._root = first.inputs[GIVEN]  # [A, S, size], features of the target
+        self._last = frame.window.last[:, 0] if frame.window else None  # where the root is among those; None: last
+        size = self._root.shape[2]
+        self._made = torch.zeros(frame.batch, len(frame.tree.nodes), size, dtype=self._root.dtype).to(self._root.device)
+        self.given = torch.zeros_like(self._made)  # [A, N+1, size]
+
+    def hand_on(self, nodes: Tensor, made: Tensor) -> None:
+        """Give what was made of these nodes [A, P] to those that follow them."""
+        self._made.scatter_(1, nodes[:, :, None].expand_as(made), made)
+        self.given[:, 1:] = at_nodes(self._made, self._parents)
+        self.given[:, 0] = self._root[:, -1] if self._last is None else pick(self._root, self._last)
+
+
+class Eagle3(Head):
+    name = "eagle3"

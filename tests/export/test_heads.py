@@ -1,0 +1,291 @@
+"""EAGLE-3 heads in every form in which people publish them: read, wired by measurement, traced, checked, or refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from trt_spec.engines import Bundle, ExportError
+from trt_spec.export import export_bundle
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.hidden_states import LAST
+from trt_spec.export.kinds import LoadedHead, open_head
+from trt_spec.export.kinds.check_head import check_head
+from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
+from trt_spec.export.kinds.eagle3_files import in_words, measured
+from trt_spec.export.quality import Sample
+from trt_spec.export.quiet import quiet_libraries
+
+from ..heads import eagle3_head
+from ..models import tiny_llama
+
+VOCAB, HIDDEN = 64, 32
+TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
+SAMPLE = Sample(TOKENS, VOCAB)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def teacher(target: Path) -> Any:
+    return load_model(open_checkpoint(target), "float32")
+
+
+def loaded(head: Path, target: Path, teacher: Any, dtype: str = "float32") -> LoadedHead:
+    opened = open_head(head)
+    assert opened is not None
+    contract = open_checkpoint(target).shape.contract(256, dtype)
+    return opened.kind.load(opened, teacher, contract, SAMPLE)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "speculators": {"draft_vocab": 48},
+    "SpecForge": {"draft_vocab": 48, "form": "original"},
+    "its own embedding": {"draft_vocab": 48, "own_embedding": True},
+    "all tokens": {},
+    "a bias": {"bias": True},
+    "one norm before fc": {"norms": "input"},
+    "a norm of each": {"norms": "each"},
+    "two layers": {"layers": 2},
+    "layers of Qwen3": {"kind": "qwen3"},
+    "one hidden state": {"read": (2,), "eagle_aux_hidden_state_layer_ids": [2]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_graph_of_every_form_computes_what_the_head_does(
+    form: str, target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    """Reading ragged rows, the last tokens again, its own states in a line and in a tree."""
+    with quiet_libraries():
+        head = loaded(eagle3_head(tmp_path / "head", target, **FORMS[form]), target, teacher)
+        contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+        graph, _ = build_graph(head.module, contract, 256)
+    write_graph(graph, tmp_path / "eagle3")
+    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
+    report, said = check_head(
+        tmp_path / "eagle3" / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False
+    )
+    assert report["worst_error"] < report["tolerance"] / 10
+    assert set(report["errors"]) == {"reading", "hidden states", "last tokens again", "line", "tree"}
+    assert said.shape == (len(TOKENS) - 1, VOCAB)
+
+
+@pytest.mark.parametrize("fault", ["normed", "features late", "sees the first place", "map applied twice"])
+def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_path: Path) -> None:
+    head = loaded(eagle3_head(tmp_path / "head", target, 48), target, teacher)
+    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    forward, logits = Eagle3.forward, Eagle3.logits
+
+    def faulty(self: Eagle3, ids: Any, features: Any, positions: Any, cache: Any) -> Any:
+        if fault == "features late":
+            features = torch.cat([features[:, 1:], features[:, -1:]], 1)
+        made, normed = forward(self, ids, features, positions, cache)
+        return (normed if fault == "normed" else made), normed
+
+    def mapped(self: Eagle3, normed: Any) -> Any:
+        said = logits(self, normed)
+        return said.index_select(-1, self.places.clamp(max=VOCAB - 1)) if fault == "map applied twice" else said
+
+    seen = "trt_spec.export.kinds.eagle3._behind_the_first"
+    everything = (lambda batch, head, query, key: key >= 0) if fault == "sees the first place" else None
+    with quiet_libraries(), patch.object(Eagle3, "forward", faulty), patch.object(Eagle3, "logits", mapped):
+        if everything is None:
+            graph, _ = build_graph(head.module, contract, 256)
+        else:
+            with patch(seen, everything):
+                graph, _ = build_graph(head.module, contract, 256)
+    write_graph(graph, tmp_path / "eagle3")
+    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ExportError, match="eagle3 graph does not compute what its checkpoint computes"):
+        check_head(tmp_path / "eagle3" / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weights", ["none", "int8"])
+def test_a_bundle_holds_a_head_beside_a_draft_all_checked(target: Path, tmp_path: Path, weights: str) -> None:
+    from trt_spec.export.passes.quantise import Quantisation
+
+    head = eagle3_head(tmp_path / "head", target, 48)
+    draft = tiny_llama(tmp_path / "draft", num_hidden_layers=1, seed=1)
+    kind = Quantisation(weights)
+    report = export_bundle(
+        target, tmp_path / "bundle", [draft, head], weights=kind, draft_weights=kind, text="abc def " * 40
+    )
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert (bundle.names, bundle.heads) == (("target", "draft", "eagle3"), ("eagle3",))
+    checks = {name: bundle.models[name].check for name in bundle.names}
+    assert all(0 < check["worst_error"] < check["tolerance"] for check in checks.values())
+    assert 0 < checks["target"]["errors"]["features of eagle3"] < checks["target"]["tolerance"]
+    assert 0 < report.overlap["eagle3"][1.0] < 1
+    assert len(checks["eagle3"]["overlap"]) == 4, "two layer ids, its own state before its norm and behind it"
+    assert any("overlaps with its target by" in note for note in report.notes)
+
+
+# What configurations leave open.
+
+
+def test_every_way_to_wire_a_head_that_is_left_open_is_measured_and_the_best_is_taken(
+    target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    head = eagle3_head(tmp_path / "head", target, form="original", rope_parameters={"rope_theta": 5e5})
+    found = loaded(head, target, teacher)
+    ways = {
+        in_words(Wiring(layers, residual, output, theta))
+        for layers in ((0, 1, 2), (1, 2, 3))
+        for residual in (False, True)
+        for output in (False, True)
+        for theta in (None, 1e4)
+    }
+    assert set(found.readings) == ways
+    best = max(found.readings, key=lambda way: sum(found.readings[way]))
+    assert best == in_words(found.module.wiring)
+    assert best in found.notes[0]
+    assert sum("not taken" in note for note in found.notes) == len(ways) - 1
+
+
+def test_what_a_configuration_says_is_not_measured_again(target: Path, teacher: Any, tmp_path: Path) -> None:
+    said = {"norm_before_residual": True, "norm_output": False}
+    found = loaded(eagle3_head(tmp_path / "head", target, **said), target, teacher)
+    assert {found.module.wiring.norm_before_residual, found.module.wiring.norm_output} == {True, False}
+    assert len(found.readings) == 2, "layer ids as they are, or each one more"
+
+
+def test_a_head_of_the_last_hidden_state_reads_it_behind_its_norm(target: Path, teacher: Any, tmp_path: Path) -> None:
+    head = eagle3_head(
+        tmp_path / "head",
+        target,
+        read=(0,),
+        form="original",
+        eagle_config={"use_aux_hidden_state": False},
+    )
+    found = loaded(head, target, teacher)
+    assert found.features.layers == (LAST,)
+    ids = torch.tensor([TOKENS])
+    normed = teacher.model(ids, use_cache=False).last_hidden_state
+    from trt_spec.export.oracle import hidden_states
+
+    torch.testing.assert_close(found.features(hidden_states(teacher, ids)[0]), found.module.encoder([normed]))
+
+
+def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
+    target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    """By hand: each slot alone, behind all that the target has read, and the second behind the first's own state."""
+    from transformers import DynamicCache
+    from trt_spec.export.oracle import hidden_states
+
+    found = loaded(eagle3_head(tmp_path / "head", target, scale=0.3), target, teacher)
+    head, wiring = found.module, found.module.wiring
+    tokens = TOKENS[:12]
+    ids = torch.tensor([tokens])
+    states, logits = hidden_states(teacher, ids)
+    features = head.encoder([states[layer] for layer in wiring.layers])
+    law, overlaps = logits[0].softmax(-1), ([], [])
+    for last in range(1, len(tokens) - 2):
+        given = torch.cat([torch.zeros(1, 1, HIDDEN), features[:, :last]], 1)
+        cache = DynamicCache()
+        made, normed = head(ids[:, : last + 1], given, torch.arange(last + 1)[None], cache)
+        for place in range(2):
+            q = head.logits(normed)[0, -1].softmax(-1)
+            overlaps[place].append(float(torch.minimum(q, law[last + place]).sum()))
+            ahead = last + place + 1
+            made, normed = head(ids[:, ahead : ahead + 1], made[:, -1:], torch.tensor([[ahead]]), cache)
+    expected = [sum(own) / len(own) for own in overlaps]
+    assert measured(head, wiring, teacher, Sample(tokens, VOCAB)) == pytest.approx(expected, abs=1e-5)
+
+
+# What is refused.
+
+
+def change(head: Path, **fields: Any) -> None:
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | fields))
+
+
+def edit(head: Path, change_tensors: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(head / "model.safetensors")
+    change_tensors(tensors)
+    save_file(tensors, head / "model.safetensors")
+
+
+def endless(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["norm.weight"][0] = torch.inf
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "an unknown field": (lambda head: change(head, gated_residual=True), "has the field 'gated_residual'"),
+    "another kind of layers": (
+        lambda head: change(head, transformer_layer_config={"model_type": "mamba"}),
+        "has layers of the type 'mamba', expected llama or qwen3",
+    ),
+    "a window": (
+        lambda head: change(head, transformer_layer_config={"layer_types": ["sliding_attention"]}),
+        "see a sliding window",
+    ),
+    "layers that the target lacks": (
+        lambda head: change(head, eagle_aux_hidden_state_layer_ids=[5, 6, 7]),
+        "this target has 4 layers; take the head of this target",
+    ),
+    "a tensor missing": (lambda head: edit(head, lambda each: each.pop("norm.weight")), "lacks the tensor norm.weight"),
+    "a tensor too many": (
+        lambda head: edit(head, lambda each: each.update(gate=torch.zeros(2))),
+        "has the tensor gate, which an EAGLE-3 head",
+    ),
+    "another shape": (
+        lambda head: edit(head, lambda each: each.update({"norm.weight": torch.ones(7)})),
+        r"tensor norm.weight of head .* is \[7\], expected \[32\]",
+    ),
+    "no numbers": (lambda head: edit(head, endless), "holds numbers that are not finite"),
+    "another target": (
+        lambda head: edit(head, lambda each: each.update({"fc.weight": torch.ones(32, 100)})),
+        "reads 100 numbers of each token of its target, whose hidden states have 32",
+    ),
+    "offsets beyond the vocabulary": (
+        lambda head: edit(head, lambda each: each["d2t"].add_(60)),
+        "tensor d2t of head .* names no 48 tokens of 64",
+    ),
+    "two vocabularies": (
+        lambda head: edit(head, lambda each: each.update(t2d=~each["t2d"])),
+        "tensors d2t and t2d of head .* name different tokens",
+    ),
+    "fewer tokens": (
+        lambda head: edit(head, lambda each: each.update(t2d=each["t2d"][:40])),
+        "is for a target of 40 tokens, this one has 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_head_of_this_target_is_refused_in_a_sentence(
+    what: str, target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    damage, message = REFUSED[what]
+    head = eagle3_head(tmp_path / "head", target, 48)
+    damage(head)
+    with pytest.raises(ExportError, match=message):
+        loaded(head, target, teacher)
+
+
+def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target: Path, tmp_path: Path) -> None:
+    head = eagle3_head(tmp_path / "head", target, 48)
+    with pytest.raises(ExportError, match="are both eagle3 heads; name one"):
+        export_bundle(target, tmp_path / "bundle", [head, head])
+    (head / "model.safetensors").unlink()
+    (head / "pytorch_model.bin").write_bytes(b"anything")
+    with pytest.raises(ExportError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        export_bundle(target, tmp_path / "bundle", head)
+    assert not (tmp_path / "bundle").exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"head"}
+
+
+def test_a_model_of_its_own_is_no_head(target: Path) -> None:
+    assert open_head(target) is None

@@ -1,0 +1,230 @@
+"""Heads propose by what the target has made of each token, whatever happened before, and change no distribution.
+
+The oracle is the head in torch over transformers' own hidden states, asked anew for each round.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from trt_spec.engines import Bundle, RequestError, State, keys_and_values
+from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.kinds import open_head
+from trt_spec.export.oracle import hidden_states
+from trt_spec.export.quality import Sample
+from trt_spec.runtime import Decoder, Output, SamplingParams
+from trt_spec.runtime.drafters.head import Head
+from trt_spec.runtime.memory.features import Features
+
+from ...bundles import export_pair
+from ...heads import eagle3_head
+from ...models import tiny_llama
+
+VOCAB, KNOWN = 64, 48  # tokens of the target, and those that the head proposes
+ENOUGH = 40  # rounds that are compared
+CLOSE = 2e-4
+
+
+@dataclass(frozen=True)
+class Headed:
+    """A target and its head, in a bundle and in torch."""
+
+    bundle: Path
+    target: Any
+    head: Any
+    layers: tuple[int, ...]
+
+    def features(self, tokens: list[int]) -> torch.Tensor:
+        """Return what the head reads in the slot of each token but the first [L - 1, size]."""
+        hidden, _ = hidden_states(self.target, torch.tensor([tokens]))
+        found: torch.Tensor = self.head.encoder([hidden[layer] for layer in self.layers])[0, :-1]
+        return found
+
+    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
+        """Return the head's law behind each of these paths of proposals, after `tokens`; shorter ones come first."""
+        cache, count = DynamicCache(), len(tokens)
+        given = torch.cat([torch.zeros_like(features[:1]), features[: count - 1]])
+        made, normed = self.head(torch.tensor([tokens]), given[None], torch.arange(count)[None], cache)
+        known = {(): (made[:, -1:], normed[:, -1:], cache)}
+        for path in sorted(map(tuple, paths), key=len):
+            if path not in known:
+                made, _, before = known[path[:-1]]
+                cache = deepcopy(before)
+                place = torch.tensor([[count + len(path) - 1]])
+                known[path] = (*self.head(torch.tensor([[path[-1]]]), made, place, cache), cache)
+        return [self.head.logits(known[tuple(path)][1])[0, -1].softmax(-1) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Headed:
+    folder = tmp_path_factory.mktemp("headed")
+    target = tiny_llama(folder / "target", initializer_range=0.2, num_hidden_layers=3)
+    head = eagle3_head(folder / "head", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False)
+    bundle = export_pair(target, folder / "bundle", head).bundle
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    checkpoint, opened = open_checkpoint(target), open_head(head)
+    assert opened is not None
+    contract = checkpoint.shape.contract(256, "float32")
+    loaded = opened.kind.load(opened, model, contract, Sample(list(range(VOCAB)), VOCAB))
+    return Headed(bundle, model, loaded.module, loaded.features.layers)
+
+
+@torch.no_grad()
+def worst_law(headed: Headed, prompt: list[int], output: Output) -> tuple[float, int]:
+    """Return how far the laws of a request's proposals are from the oracle's, and in how many rounds it drew some."""
+    worst, drawn, tokens = 0.0, 0, [*prompt]
+    features = headed.features([*prompt, *output.token_ids])
+    for one in output.trace or ():
+        if one.proposal and min(one.q) < 1:  # copies are certain
+            drawn += 1
+            paths = [list(one.proposal[:place]) for place in range(len(one.proposal))]
+            beside: list[list[int]] = []
+            for sibling in one.siblings:
+                before = beside[sibling.after] if sibling.after is not None else paths[sibling.place]
+                beside.append([*before, sibling.token])
+            found = [*zip(paths, one.proposal, one.q, strict=True)]
+            found += [
+                (path[:-1], path[-1], sibling.q)
+                for path, sibling in zip(beside, one.siblings, strict=True)
+                if sibling.q < 1  # else of a line of copies
+            ]
+            laws = headed.laws(tokens, features, [path for path, _, _ in found])
+            for law, (_, token, q) in zip(laws, found, strict=True):
+                worst = max(worst, abs(float(law[token]) - q))
+        tokens += [*one.standing, *([] if one.next_token is None else [one.next_token])]
+    assert tokens[: len(prompt) + len(output.token_ids)] == [*prompt, *output.token_ids], "the trace tells the text"
+    return worst, drawn
+
+
+CHOICES: list[tuple[str, int | str]] = [
+    *(("eagle3", k) for k in (1, 2, 3, 5, "3+3", "4/8", "3x2x1")),
+    *(("eagle3", k) for k in (1, 4, 4)),
+    ("lookup", 3),
+    ("none", 0),
+    ("eagle3+lookup", 3),
+    ("lookup+eagle3", 2),
+]
+
+
+def rounds_of_all_kinds(decoder: Decoder, seed: int, requests: int = 6) -> Iterator[tuple[list[int], Output]]:
+    """Decode requests that begin alike, join and leave, and change what they draft nearly every round."""
+    choose = random.Random(seed)
+    beginning = [choose.randrange(VOCAB) for _ in range(70)]
+    waiting = [[*beginning[:choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
+    running: list[tuple[list[int], Any]] = []
+    while waiting or not all(request.finished for _, request in running):
+        if waiting and choose.random() < 0.4:
+            prompt = waiting.pop()
+            rule = choose.choice(["rejection", "tokenwise"])
+            drafter, length = choose.choice(CHOICES)
+            params = SamplingParams(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=len(running), rule=rule)
+            request = decoder.submit(prompt, params, drafter=drafter, draft_length=length, trace=True)
+            running.append((prompt, request))
+        decoder.step()
+        for _, request in running:
+            if not request.finished and choose.random() < 0.6:
+                drafter, length = choose.choice(CHOICES)
+                request.draft(length, drafter)
+    for prompt, request in running:
+        yield prompt, request.output()
+
+
+def compared(headed: Headed, **options: Any) -> tuple[float, int]:
+    with Decoder.open(headed.bundle, max_batch=3, **options) as decoder:
+        found = [worst_law(headed, *one) for seed in (0,) for one in rounds_of_all_kinds(decoder, seed)]
+    return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
+
+
+def kept_bytes(headed: Headed, tokens: int) -> int:
+    bundle = Bundle.open(headed.bundle)
+    return tokens * sum(model.contract.cache_bytes_per_token for model in bundle.models.values())
+
+
+@pytest.mark.parametrize("memory", ["ample", "prefixes", "short"])
+def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(headed: Headed, memory: str) -> None:
+    """In lines and trees, beside copies, after rounds without it, after a prefix was found and places were given up."""
+    options = {
+        "ample": {},
+        "prefixes": {"prefix_bytes": kept_bytes(headed, 512)},
+        "short": {"cache_bytes": kept_bytes(headed, 320), "prefix_bytes": kept_bytes(headed, 128)},
+    }[memory]
+    worst, drawn = compared(headed, **options)
+    assert drawn > ENOUGH
+    assert worst < CLOSE
+
+
+def late(self: Features, given: torch.Tensor, first_row: int, start: torch.Tensor) -> Callable[[], None]:
+    return original(self, given, first_row, start + 1)
+
+
+def not_handed_on(self: Any, nodes: torch.Tensor, made: torch.Tensor) -> None:
+    handed(self, nodes.flip(1), made)
+
+
+original = Features.into
+
+
+def test_features_one_entry_late_would_show(headed: Headed) -> None:
+    with patch.object(Features, "into", late):
+        worst, _ = compared(headed)
+    assert worst > 20 * CLOSE
+
+
+def test_a_tree_whose_states_are_mixed_up_would_show(headed: Headed) -> None:
+    from trt_spec.runtime.drafters.head import States
+
+    global handed
+    handed = States.hand_on
+    with patch.object(States, "hand_on", not_handed_on):
+        worst, _ = compared(headed)
+    assert worst > 20 * CLOSE
+
+
+def test_what_was_read_without_features_is_read_again_or_it_would_show(headed: Headed) -> None:
+    with patch.object(Head, "window", lambda self, widest: 2):
+        worst, _ = compared(headed)
+    assert worst < CLOSE, "a narrow window only makes it read before the round"
+    from trt_spec.runtime.memory.model import Model
+
+    with patch.object(Model, "is_head", property(lambda self: False)):
+        worst, _ = compared(headed)
+    assert worst > 20 * CLOSE
+
+
+@pytest.mark.parametrize("length", [1, 4, "3+3", "4/8", "3x2x1"])
+def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, length: int | str) -> None:
+    prompts = [[3], [5, 9], [7, 1, 30, 2], [11] * 40]
+    for params in (SamplingParams(max_new_tokens=30), SamplingParams(1.0, max_new_tokens=30, seed=4, rule="coupled")):
+        with Decoder.open(headed.bundle, max_batch=4) as decoder:
+            alone = decoder.generate(prompts, params, draft_length=0)
+            found = decoder.generate(prompts, params, draft_length=length, drafter="eagle3")
+            assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+            assert sum(one.speculation.proposed for one in found) > 30
+
+
+def test_a_head_is_what_requests_draft_with_where_a_bundle_has_no_draft(headed: Headed) -> None:
+    with Decoder.open(headed.bundle) as decoder:
+        assert decoder.submit([3, 4]).drafting.drafter == "eagle3"
+        assert "eagle3" in decoder.growing
+        with pytest.raises(RequestError, match="no draft model"):
+            decoder.submit([3, 4], drafter="model")
+
+
+def test_a_bundle_without_heads_refuses_them_in_a_sentence(llama: Any) -> None:
+    with Decoder.open(llama.bundle) as decoder, pytest.raises(RequestError, match="no eagle3 head; export one"):
+        decoder.submit([3, 4], drafter="eagle3")
+
+
+def test_the_target_keeps_features_of_each_token_and_the_head_reads_hidden_states(headed: Headed) -> None:
+    bundle = Bundle.open(headed.bundle)
+    assert bundle.heads == ("eagle3",)
+    assert bundle.target.contract.states[0] == State("eagle3", (1, 32), "float32")
+    states = bundle.models["eagle3"].contract.states
+    assert states == (State("hidden", (32,), "float32", "call"), *keys_and_values(1, 2, 16, "float32"))
