@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ..engines import Contract, Engine, ExportError, cache_rows, make_step, open_engine
+from ..engines import FEATURES, Contract, Engine, ExportError, cache_rows, make_step, open_engine
 from .hidden_states import Features
 from .oracle import branch_features, branch_logits, cached_rows, continued_logits
 from .passes.widen import widen
@@ -33,7 +33,7 @@ class Reference:
 
     script: Script
     branches: list[Tensor]  # [length, V] of each branch
-    features: dict[str, list[Tensor]]  # [length, size] of each branch, by the name of their state
+    features: list[Tensor]  # [length, size] of each branch, if heads read some
     made: list[Tensor]  # rows of each cache buffer, as the model makes them: [1, kv_heads, rows, D]
     deep: list[Call]  # each continues a long cache of such rows
     deep_logits: list[Tensor]  # [live, V] of each
@@ -120,11 +120,10 @@ def check_graph(
                     places = zip(row.branches, row.depths, strict=False)  # of the real ones
                     expected = torch.stack([reference.branches[branch][row.start + depth] for branch, depth in places])
                     errors.compare(call.scenario, logits[: row.live], expected)
-            for name, branches in reference.features.items():
-                for place, branch in enumerate(reference.script.current):
-                    wanted = branches[branch]
-                    found = cache[name][place, 0, : len(wanted)]
-                    errors.compare(f"features of {name}", found, wanted, float(wanted.std()))
+            for place, branch in enumerate(reference.script.current if reference.features else ()):
+                wanted = reference.features[branch]
+                found = cache[FEATURES][place, 0, : len(wanted)]
+                errors.compare(FEATURES, found, wanted, float(wanted.std()))
             for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
                 [row] = call.rows
                 cache = _cache_holding(contract, reference.made, row.start, len(row.tokens))

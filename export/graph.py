@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ..engines import CALL, TOKEN, Contract, ExportError, TensorSpec
+from ..engines import CALL, Contract, ExportError, TensorSpec
 from ..engines.bundle import GRAPH, WEIGHTS
 from .decomposing import decomposed_in_place
 from .hidden_states import Features
@@ -19,7 +19,7 @@ from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
 from .repeating import repeat_layers
-from .tracing import OPSET, TracedHead, TracedModel, ready_to_trace
+from .tracing import OPSET, TracedModel, ready_to_trace
 
 WIDE = Quantisation()
 NO_FEATURES: Mapping[str, Features] = {}
@@ -56,7 +56,9 @@ def build_graph(
 def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
     """Refuse a model with attention or a cache of its own, which would see neither our mask nor our buffers."""
     found = Counter(node.op_type for node in graph.graph)
-    written = found["TensorScatter"] - len(contract.of_kind(TOKEN)) + 2 * contract.layers
+    if not contract.cache_names:
+        return
+    written = found["TensorScatter"] - len(contract.cache_names) + 2 * contract.layers
     if found["Attention"] < contract.layers or written != 2 * contract.layers:
         raise ExportError(
             f"of {contract.layers} layers, {found['Attention']} call the attention that they are given and "
@@ -66,7 +68,7 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
 
 def trace(model: Any, contract: Contract, positions: int, features: Mapping[str, Features] = NO_FEATURES) -> ir.Model:
     is_head = bool(contract.of_kind(CALL))
-    traced = TracedHead(model) if is_head else TracedModel(model, positions, features)
+    traced = model.traced() if is_head else TracedModel(model, positions, features)
     names = [_symbols(spec) for spec in contract.inputs]
     places = sum(not spec.name.startswith("past_") for spec in contract.inputs) + is_head  # the others are `*past`
     with ready_to_trace(model), torch.no_grad(), decomposed_in_place():
@@ -79,7 +81,7 @@ def trace(model: Any, contract: Contract, positions: int, features: Mapping[str,
             opset_version=OPSET,
             input_names=[spec.name for spec in contract.inputs],
             output_names=[spec.name for spec in contract.outputs],
-            dynamic_shapes=(*names[:places], tuple(names[places:])),
+            dynamic_shapes=(*names[:places], *([tuple(names[places:])] if names[places:] else [])),
         )
     assert program is not None
     graph = program.model.clone()  # a fresh one: the program's own remembers even weights it dropped
@@ -93,7 +95,8 @@ def trace(model: Any, contract: Contract, positions: int, features: Mapping[str,
         tensor = getattr(value.const_value, "raw", None)
         address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
         value.name = own_names.get(address, str(value.name).removeprefix("model."))  # the traced module is a wrapper
-    repeat_layers(graph.graph, model, contract.layers)
+    if contract.cache_names:
+        repeat_layers(graph.graph, model, contract.layers)
     return graph
 
 

@@ -1,9 +1,10 @@
 """The hidden states of a target while it runs, and the features that a head makes of some of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .repeating import layers_of
@@ -22,6 +23,11 @@ class Features(nn.Module):
         """Encode hidden states [B, S, …], known by what transformers numbers them, as features [B, S, size]."""
         features: Tensor = self.encoder([hidden[layer] for layer in self.layers])
         return features
+
+
+def all_features(features: Iterable[nn.Module], hidden: Mapping[int, Tensor]) -> Tensor:
+    """Return what all heads read [B, S, size], side by side in the order of the heads."""
+    return torch.cat([one(hidden) for one in features], -1)
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """Compute what the checkpoint itself says: with transformers' own model, attention and cache, in float32."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .hidden_states import LAST, Features
+from .hidden_states import LAST, Features, all_features
 
 
 @torch.no_grad()
@@ -23,14 +23,15 @@ def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def branch_features(model: Any, branches: list[list[int]], features: Mapping[str, Features]) -> dict[str, list[Tensor]]:
-    """Compute the features `[length, size]` of each token sequence that heads read, by the name of their state."""
-    found: dict[str, list[Tensor]] = {name: [] for name in features}
+def branch_features(model: Any, branches: list[list[int]], features: Mapping[str, Features]) -> list[Tensor]:
+    """Compute the features `[length, size]` of each token sequence that heads read; none where there are no heads."""
+    found = []
     for branch in branches if features else ():
         hidden, _ = hidden_states(model, torch.tensor([branch]))
-        for name, one in features.items():
-            with computing_in_float32(one):
-                found[name].append(one(hidden)[0])
+        with ExitStack() as stack:
+            for one in features.values():
+                stack.enter_context(computing_in_float32(one))
+            found.append(all_features(features.values(), hidden)[0])
     return found
 
 

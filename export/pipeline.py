@@ -21,7 +21,6 @@ from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, open_head, with_features
-from .kinds.check_head import check_head
 from .oracle import branch_features
 from .passes.quantise import Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
@@ -200,11 +199,10 @@ def _export_model(
     if sample is not None and reference is None:
         progress(f"{role}: computing reference logits of the rounded weights")
         reference = make_reference(model, contract, shape.window, sample, before, features)
-    seen = {} if sample is None else branch_features(model, [sample.tokens], features)
-    joined = {
-        name: _Joined(one, heads[name], contract, sample.tokens if sample else [], seen[name][0] if sample else None)
-        for name, one in loaded.items()
-    }
+    joined = {}
+    for name, one in loaded.items():
+        seen = None if sample is None else branch_features(model, [sample.tokens], {name: one.features})[0]
+        joined[name] = _Joined(one, heads[name], contract, sample.tokens if sample else [], seen)
     progress(f"{role}: writing")
     write_graph(graph, folder / role)
     nodes = len(graph.graph)
@@ -250,7 +248,9 @@ def _export_head(
     if joined.features is not None:
         progress(f"{name}: checking in ONNX Runtime")
         tokens, quantised = torch.tensor(joined.tokens), weights.kind != "none"
-        check, logits = check_head(folder / name / GRAPH, contract, head.module, tokens, joined.features, quantised)
+        check, logits = joined.checkpoint.kind.check(
+            folder / name / GRAPH, contract, head.module, tokens, joined.features, quantised
+        )
         check |= {"overlap": head.readings}
     entry = ModelEntry(HEAD, joined.checkpoint.label, name, parameters, contract, weights.kind, check)
     size = (folder / name / WEIGHTS).stat().st_size

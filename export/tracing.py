@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import causal_mask_function
 
 from . import special
-from .hidden_states import Features, hidden_states_of
+from .hidden_states import Features, all_features, hidden_states_of
 from .repeating import each_kind_once
 
 OPSET = 24
@@ -67,7 +67,7 @@ def _written(past: Tensor, entries: Tensor, start: Tensor) -> Tensor:
     )
 
 
-def _only(rows: Tensor, hidden: Tensor) -> Tensor:
+def only_rows(rows: Tensor, hidden: Tensor) -> Tensor:
     """Pick some rows [B, R] of what each token of a call has [B, S, hidden]."""
     return torch.gather(hidden, 1, rows[:, :, None].expand(-1, -1, hidden.shape[2]))
 
@@ -75,7 +75,7 @@ def _only(rows: Tensor, hidden: Tensor) -> Tensor:
 class TracedModel(nn.Module):
     """`(input_ids, start, depths, ancestors, logit_rows, past_…) -> (logits, present_…)`.
 
-    The states are the features that each head reads, and then key_0, value_0, key_1, …
+    The states are the features that heads read, side by side, if there are heads; then key_0, value_0, key_1, …
     """
 
     def __init__(self, model: Any, positions: int, features: Mapping[str, Features]) -> None:
@@ -96,11 +96,12 @@ class TracedModel(nn.Module):
         # Rows in the slack have no position of their own; nobody reads them.
         positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
 
-        older, past = past[: len(self.features)], past[len(self.features) :]
+        count = int(bool(self.features))
+        older, past = past[:count], past[count:]
         cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
         with hidden_states_of(self.model, len(cache.keys), noted=bool(self.features)) as hidden:
             hook = self.model.get_output_embeddings().register_forward_pre_hook(
-                lambda _, inputs: _only(logit_rows, inputs[0])
+                lambda _, inputs: only_rows(logit_rows, inputs[0])
             )
             try:
                 with each_kind_once(self.model, cache.keys, cache.values):
@@ -109,8 +110,7 @@ class TracedModel(nn.Module):
                     ).logits  # [B, R, V]
             finally:
                 hook.remove()
-        made = [one(hidden)[:, None] for one in self.features.values()]  # [B, 1, S, size]
-        newer = [_written(old, new, start) for old, new in zip(older, made, strict=True)]
+        newer = [_written(old, all_features(self.features.values(), hidden)[:, None], start) for old in older]
         return (logits.float(), *newer, *cache.present)
 
 
@@ -136,8 +136,8 @@ class TracedHead(nn.Module):
     ) -> tuple[Tensor, ...]:
         cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
         hidden, normed = self.head(input_ids, past_hidden, start[:, None] + depths, cache)
-        logits = self.head.logits(_only(logit_rows, normed))
-        return (logits.float(), _only(logit_rows, hidden), *cache.present)
+        logits = self.head.logits(only_rows(logit_rows, normed))
+        return (logits.float(), only_rows(logit_rows, hidden), *cache.present)
 
 
 @contextmanager

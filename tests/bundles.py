@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,19 +47,20 @@ class Pair:
         return AutoModelForCausalLM.from_pretrained(self.checkpoint, dtype=torch.float64).eval()
 
 
-def export_pair(target: Path, out: Path, draft: Path | None = None, **options: Any) -> Pair:
+def export_pair(target: Path, out: Path, draft: Path | Sequence[Path] | None = None, **options: Any) -> Pair:
     """Export as `export_bundle` does, unchecked, or copy what a test of this run has exported before from the same.
 
     What torch has traced before it does not trace again.
     """
     named = hashlib.sha256(repr(sorted(options.items())).encode())
-    for file in (file for folder in filter(None, (target, draft)) for file in sorted(folder.iterdir())):
+    drafts = [] if draft is None else [draft] if isinstance(draft, Path) else draft
+    for file in (file for folder in (target, *drafts) for file in sorted(folder.iterdir())):
         named.update(f"{file.parent.name}/{file.name}".encode() + file.read_bytes())
     kept = exports / named.hexdigest()
     with FileLock(kept.with_suffix(".lock")):
         if not kept.exists():
             with sharing_traces():
-                export_bundle(target, kept, draft, check=False, **options)
+                export_bundle(target, kept, drafts, check=False, **options)
     shutil.copytree(kept, out)
     return Pair(target, out)
 

@@ -77,3 +77,47 @@ def eagle3_head(
     (folder / "config.json").write_text(json.dumps(written | fields))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def parallel_heads(
+    folder: Path,
+    target: Path,
+    kind: str,
+    count: int = 3,
+    layers: int = 1,
+    form: str = "authors",
+    own_projections: bool = True,
+    seed: int = 0,
+    scale: float = 0.1,
+    **fields: Any,
+) -> Path:
+    """Write Medusa or blockwise heads of random weights for the Llama checkpoint `target`."""
+    theirs = AutoConfig.from_pretrained(target)
+    size, generator = theirs.hidden_size, torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    tensors: dict[str, torch.Tensor] = {}
+    for head in range(count):
+        if kind == "blockwise":
+            tensors |= {
+                f"blocks.{head}.up.weight": random(2 * size, size),
+                f"blocks.{head}.up.bias": random(2 * size),
+                f"blocks.{head}.down.weight": random(size, 2 * size),
+                f"blocks.{head}.down.bias": random(size),
+            }
+            continue
+        for layer in range(layers):
+            name = f"{head}.{layer}.linear" if form == "authors" else f"blocks.{head}.layers.{layer}"
+            tensors |= {f"{name}.weight": random(size, size), f"{name}.bias": random(size)}
+        if own_projections:
+            name = f"{head}.{layers}" if form == "authors" else f"lm_heads.{head}"
+            tensors[f"{name}.weight"] = random(theirs.vocab_size, size)
+    written: dict[str, Any] = {"medusa_num_heads": count, "medusa_num_layers": layers}
+    if kind == "blockwise":
+        written = {"blockwise_inner_size": 2 * size, "num_heads": count}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(written | fields))
+    save_file(tensors, folder / "model.safetensors")
+    return folder

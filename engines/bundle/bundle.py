@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..contract import GRANULE, SLACK, Contract
+from ..contract import CALL, FEATURES, GRANULE, SLACK, Contract
 from ..errors import BundleError, ContractError, RequestError
 from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
@@ -72,6 +72,12 @@ class Bundle:
     def heads(self) -> tuple[str, ...]:
         """The names of all drafts that read states of the target, each that of the drafter that runs it."""
         return tuple(name for name, model in self.models.items() if model.kind == HEAD)
+
+    def features(self, head: str) -> slice:
+        """Return which of the target's features a head reads: they lie side by side, in the order of the heads."""
+        sizes = {name: self.models[name].contract.of_kind(CALL)[0].shape[0] for name in self.heads}
+        begin = sum(size for name, size in sizes.items() if self.heads.index(name) < self.heads.index(head))
+        return slice(begin, begin + sizes[head])
 
     @property
     def draft(self) -> ModelEntry | None:
@@ -159,6 +165,13 @@ class Bundle:
         if len(bundle.drafts) > len(DRAFTS):
             raise BundleError(
                 f"{path / MANIFEST} lists {len(bundle.drafts)} drafts, expected at most {len(DRAFTS)}; export fewer"
+            )
+        read = sum(sum(state.shape) for name in bundle.heads for state in bundle.models[name].contract.of_kind(CALL))
+        kept = sum(state.shape[1] for state in bundle.target.contract.states if state.name == FEATURES)
+        if bundle.heads and read != kept:
+            raise BundleError(
+                f"{path / MANIFEST} is damaged: its heads read {read} features of a token, its target keeps {kept}; "
+                "export the bundle again"
             )
         for model in bundle.models.values():
             if model.contract.vocab_size < bundle.tokenizer.vocab_size:

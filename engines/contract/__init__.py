@@ -14,13 +14,14 @@ from .contract import (
     Contract,
     TensorSpec,
 )
-from .states import CALL, ROW, SOURCE, STATE_KINDS, TOKEN, Dim, State, StateKind, keys_and_values
+from .states import CALL, FEATURES, ROW, SOURCE, STATE_KINDS, TOKEN, Dim, State, StateKind, keys_and_values
 
 __all__ = [
     "ALIGNMENT",
     "BLOCK_TOKENS",
     "CALL",
     "CAPABILITIES",
+    "FEATURES",
     "GRANULE",
     "MAX_DRAFT_LENGTH",
     "PREFILL_WIDTH",

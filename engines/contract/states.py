@@ -11,6 +11,8 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TOKEN, ROW, SOURCE, CALL = "token", "row", "source", "call"
 WRITTEN = re.compile(r"(\w+) (\w+)\[(\d+(?:, \d+)*)\] per (\w+)")  # a state as text
 
+FEATURES = "features"  # the state of tokens that a target keeps for heads
+
 Dim = int | str
 Size = TypeVar("Size", int, Dim)
 

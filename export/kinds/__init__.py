@@ -5,8 +5,9 @@ from pathlib import Path
 from ..checkpoint import find_config, require_weights
 from .eagle3_files import Eagle3Kind
 from .heads import HeadCheckpoint, HeadKind, LoadedHead, shapes_of, with_features
+from .parallel_files import BlockwiseKind, MedusaKind
 
-HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (Eagle3Kind(),)}
+HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (Eagle3Kind(), MedusaKind(), BlockwiseKind())}
 
 
 def open_head(name: str | Path) -> HeadCheckpoint | None:

@@ -17,6 +17,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
 from ..checkpoint import UNKNOWN
+from ..tracing import TracedHead
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,9 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         normed = self.norm(hidden)
         return (normed if self.wiring.norm_output else hidden), normed
+
+    def traced(self) -> nn.Module:
+        return TracedHead(self)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [B, S, V] over the target's vocabulary."""

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import Contract, ExportError
+from ...engines import CALL, Contract, ExportError, State, keys_and_values
 from ...engines.errors import one_line
 from ..hidden_states import LAST, Features
 from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
+from .check_head import check_head
 from .eagle3 import LAYERS, Eagle3, Parts, Wiring
-from .heads import HeadCheckpoint, LoadedHead
+from .heads import HeadCheckpoint, LoadedHead, filled
 
 OLDER_THETA = 10000.0  # of rotary positions, where readers of a head have not found what it says
 WINDOW = 256  # tokens of the sample that are read together
@@ -50,6 +51,7 @@ UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.
 
 class Eagle3Kind:
     name = "eagle3"
+    check = staticmethod(check_head)
 
     def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         named = str([fields.get("speculators_model_type"), fields.get("architectures")]).lower().replace("-", "")
@@ -69,10 +71,12 @@ class Eagle3Kind:
             Features(head.encoder, chosen.layers),
             layers=layer.num_hidden_layers,
             heads=layer.num_attention_heads,
-            kv_heads=layer.num_key_value_heads,
-            head_dim=layer.head_dim,
             hidden=layer.hidden_size,
             vocab_size=layer.vocab_size,
+            states=(
+                State("hidden", (layer.hidden_size,), contract.dtype, CALL),
+                *keys_and_values(layer.num_hidden_layers, layer.num_key_value_heads, layer.head_dim, contract.dtype),
+            ),
             notes=_notes(checkpoint.name, found, chosen),
             readings={in_words(way): shares for way, shares in found.items()},
         )
@@ -221,7 +225,6 @@ def _filled(given: _Given, target: Any, dtype: str) -> Eagle3:
     """Build the head with its tensors, and those of the target that it has none of its own for."""
     with torch.device("meta"):
         head = Eagle3(given.config, given.parts, Wiring(()))
-    kind = getattr(torch, dtype)
     tensors = {key: value for key, value in given.tensors.items() if key not in UNREAD and key != "d2t"}
     places, chosen = _places(given), given.tensors.get("d2t")
     for key, module in (
@@ -233,27 +236,8 @@ def _filled(given: _Given, target: Any, dtype: str) -> Eagle3:
             own = chosen if key.startswith("lm_head") else None
             ids = torch.arange(given.config.vocab_size if own is None else len(own))
             tensors[key] = theirs[ids if own is None else own + ids]
-    expected = {key: tuple(value.shape) for key, value in head.state_dict().items()}
-    for key, shape in expected.items():
-        if key not in tensors:
-            raise ExportError(f"head {given.name} lacks the tensor {key}; download it again")
-        if tuple(tensors[key].shape) != shape:
-            raise ExportError(
-                f"tensor {key} of head {given.name} is {list(tensors[key].shape)}, expected {list(shape)}; take the "
-                "head of this target"
-            )
-    if extra := sorted(set(tensors) - set(expected)):
-        raise ExportError(
-            f"head {given.name} has the tensor {extra[0]}, which an EAGLE-3 head of its config.json does not have"
-        )
-    for key, value in tensors.items():
-        if not torch.stack(torch.aminmax(value)).isfinite().all():
-            raise ExportError(f"tensor {key} of head {given.name} holds numbers that are not finite; take a sound one")
-    head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
+    filled(head, tensors, given.name, dtype)
     head.places = places
-    for weight in head.parameters():
-        weight.requires_grad_(False)
-    head.eval()
     return wired(head, Wiring(()))
 
 

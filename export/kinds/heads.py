@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...engines import CALL, Contract, ExportError, State, keys_and_values
+from ...engines import FEATURES, Contract, ExportError, State
 from ...engines.errors import first_line
 from ..hidden_states import Features
 from ..quality import Sample
@@ -47,23 +48,18 @@ class HeadCheckpoint:
 class LoadedHead:
     """A head beside its target, wired as it works best."""
 
-    module: Any  # calls as `TracedHead` does
+    module: Any  # `traced()` gives what is traced of it
     features: Features  # what it reads of the target
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    layers: int  # or heads that say one place each
+    heads: int  # of a layer's queries
     hidden: int
     vocab_size: int
+    states: tuple[State, ...]
     notes: list[str] = field(default_factory=list)  # how it was wired, for its user
     readings: dict[str, list[float]] = field(default_factory=dict)  # overlap by place, of each way to wire it
 
     def contract(self, target: Contract) -> Contract:
-        states = (
-            State("hidden", (self.hidden,), target.dtype, CALL),
-            *keys_and_values(self.layers, self.kv_heads, self.head_dim, target.dtype),
-        )
-        return Contract(self.layers, self.heads, states, self.vocab_size, target.max_length, target.dtype)
+        return Contract(self.layers, self.heads, self.states, self.vocab_size, target.max_length, target.dtype)
 
 
 class HeadKind(Protocol):
@@ -78,11 +74,48 @@ class HeadKind(Protocol):
     def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
         """Join a head to a loaded target; what its configuration leaves open, its overlap on a sample decides."""
 
+    def check(
+        self, graph: Path, contract: Contract, head: Any, tokens: Tensor, features: Tensor, quantised: bool
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Compare a written graph with the head in torch, on the features [L, hidden] of some tokens [L].
+
+        Return the errors, and the graph's logits [L - 1, V] of the place behind the next one, after each token but the
+        last.
+        """
+
+
+def filled(head: Any, tensors: Mapping[str, Tensor], name: str, dtype: str) -> None:
+    """Give a head its tensors, or say which of them is missing, too many, of another shape or no numbers."""
+    expected = {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    for key, shape in expected.items():
+        if key not in tensors:
+            raise ExportError(f"head {name} lacks the tensor {key}; download it again")
+        if tuple(tensors[key].shape) != shape:
+            raise ExportError(
+                f"tensor {key} of head {name} is {list(tensors[key].shape)}, expected {list(shape)}; take the head of "
+                "this target"
+            )
+    if extra := sorted(set(tensors) - set(expected)):
+        raise ExportError(f"head {name} has the tensor {extra[0]}, which a head of its config.json does not have")
+    for key, value in tensors.items():
+        if not torch.stack(torch.aminmax(value)).isfinite().all():
+            raise ExportError(f"tensor {key} of head {name} holds numbers that are not finite; take a sound one")
+    kind = getattr(torch, dtype)
+    head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
+    for weight in head.parameters():
+        weight.requires_grad_(False)
+    head.eval()
+
 
 def with_features(contract: Contract, heads: Mapping[str, LoadedHead]) -> Contract:
-    """Return the contract of a target with a state of features for each head, of its name."""
-    made = tuple(State(name, (1, head.hidden), contract.dtype) for name, head in heads.items())
-    return replace(contract, states=made + contract.states)
+    """Return the contract of a target that keeps features for these heads, side by side.
+
+    They are one state: TensorRT for RTX crashes over two of one shape.
+    """
+    if not heads:
+        return contract
+    made = State(FEATURES, (1, sum(head.hidden for head in heads.values())), contract.dtype)
+    return replace(contract, states=(made, *contract.states))
 
 
 def weight_files(name: str, path: Path) -> list[Path]:

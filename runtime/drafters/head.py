@@ -4,7 +4,9 @@ What it has written behind its own hidden states stands for tokens that the targ
 that a round has committed again, once the target has.
 """
 
+from collections.abc import Callable
 from functools import partial
+from sys import maxsize
 
 import torch
 from torch import Tensor
@@ -12,8 +14,9 @@ from torch import Tensor
 from ...engines import Bundle, Step
 from ..memory.model import preceded
 from ..state.frame import Frame
-from ..state.indexing import at_nodes, pick
-from .drafter import Resources
+from ..state.indexing import at_nodes, counting, pick
+from ..state.rows import Rows
+from .drafter import Asking, Resources
 from .model import DraftModel, PreparedDraft
 
 GIVEN, MADE = "past_hidden", "present_hidden"
@@ -73,3 +76,45 @@ class States:
 
 class Eagle3(Head):
     name = "eagle3"
+
+
+class ParallelHeads(Head):
+    """Heads that say the token of one place each, all in one pass; they read the last features and keep nothing."""
+
+    def ready(self, request: Asking, most: int, turn: int) -> int:
+        assert self.model is not None
+        return min(most, self.model.engine.contract.layers)
+
+    def window(self, widest: int) -> int:
+        return maxsize  # it has nothing to catch up with
+
+    def prepare(self, frame: Frame) -> PreparedDraft:
+        assert self.model is not None
+        model, k, device = self.model, frame.draft_length, frame.proposed.device
+        memory = model.logits(frame.batch, k)
+        speak = counting(k, device).clamp(max=model.engine.contract.layers - 1).expand(frame.batch, k).contiguous()
+        ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
+        step = model.step(0, ids, frame.position[1], memory, frame.live, logit_rows=speak)
+        logits = memory[..., : model.vocab_size]
+        nodes = [level.shape[1] for level in frame.levels]
+        nodes += [1] * (k - len(nodes))
+        return PreparedDraft([step], [logits[:, i : i + 1].expand(-1, n, -1) for i, n in enumerate(nodes)])
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        prepared = frame.prepared[self.name]
+        assert isinstance(prepared, PreparedDraft)
+
+        def of_proposal(i: int) -> Tensor:
+            if i == 0:
+                prepared.steps[0].run()
+            return prepared.logits[i]
+
+        return of_proposal
+
+
+class Medusa(ParallelHeads):
+    name = "medusa"
+
+
+class Blockwise(ParallelHeads):
+    name = "blockwise"

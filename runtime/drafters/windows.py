@@ -33,7 +33,7 @@ class Windows:
 
     def _reads_all(self, wanted: Wanted) -> bool:
         drafts = self.of(wanted)
-        return bool(drafts) and (len(wanted.names) > 1 or any(draft.is_head for draft in drafts))
+        return bool(drafts) and (len(wanted.names) > 1 or any(draft.reads_again for draft in drafts))
 
     def of(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
         """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""

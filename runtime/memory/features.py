@@ -5,14 +5,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ...engines import FEATURES
 from .cache import KVCache
 
 
 class Features:
-    """Finds a head's features in the cache of its target."""
+    """Finds a head's features in the cache of its target, which are `own` of those that it keeps."""
 
-    def __init__(self, cache: KVCache, name: str) -> None:
-        self._cache, self._name = cache, name
+    def __init__(self, cache: KVCache, own: slice) -> None:
+        self._cache, self._own = cache, own
 
     def into(self, given: Tensor, first_row: int, start: Tensor) -> Callable[[], None]:
         """Make a function that fills `given` [B, S, size] for tokens that begin at `start` [B] of some rows.
@@ -21,10 +22,10 @@ class Features:
         row has nothing before it, and what is given for it is never read.
         """
         batch, width, size = given.shape
-        entries = self._cache.buffers[self._name][first_row : first_row + batch, 0]  # [B, T, size]
+        entries = self._cache.buffers[FEATURES][first_row : first_row + batch, 0]  # [B, T, all]
         capacity, device = entries.shape[1], given.device
         assert len(entries) == batch, "a head reads rows that its target has"
-        flat, found = entries.reshape(-1, size), given.view(-1, size)
+        flat, found = entries.view(-1, entries.shape[2])[:, self._own], given.view(-1, size)
         rows = torch.arange(batch, device=device)[:, None] * capacity
         before = torch.arange(-1, width - 1, device=device)
 

@@ -50,9 +50,9 @@ class Model:
         engine.reserve(max_rows, capacity)
 
     @property
-    def is_head(self) -> bool:
-        """Whether it reads a target's features, and must read again what it had read without them."""
-        return self._features is not None
+    def reads_again(self) -> bool:
+        """Whether it is a head that must read again what it has read, and kept, without its target's features."""
+        return self._features is not None and bool(self.engine.contract.cache_names)
 
     def logits(self, batch: int, rows: int) -> Tensor:
         """Return memory for logits [B, R, V]."""

@@ -58,7 +58,7 @@ class Results:
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line;
                 # a head has to see again what it has proposed itself
-                lost = len(share.lines) > 1 or source in self._planner.run_twice or source.model.is_head
+                lost = len(share.lines) > 1 or source in self._planner.run_twice or source.model.reads_again
                 own = 0 if lost else result.accepted
                 begin = max(0, before - source.window(self._planner.window))
                 source.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))

@@ -1,6 +1,7 @@
 """A model of the bundle in an engine of its own: what the loop is compared with, whatever rounds have done."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -8,21 +9,29 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ...engines import blank_step, engines_of, open_engine
+from ...engines import Step, engines_of, open_engine
 from ...engines.bundle import TARGET
+from ...runtime.memory.features import Features
 from ...runtime.memory.model import Model
 from .subject import Subject
 
 
 class Probe:
-    """Fresh prefills and single steps, in any shape that the engine runs; any thread may ask for them."""
+    """Fresh prefills and single steps, in any shape that the engine runs; any thread may ask for them.
 
-    def __init__(self, subject: Subject, role: str = "target") -> None:
+    That of a head has the `target` read what the head is to read.
+    """
+
+    model: Model
+
+    def __init__(self, subject: Subject, role: str = "target", target: "Probe | None" = None) -> None:
         bundle = subject.bundle
         contract = bundle.models[role].contract
         engine = engines_of(subject.engine)[role != TARGET]
         self.engine = open_engine(engine, bundle.graph(role), contract, subject.device)
-        self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity)
+        self._target = target
+        features = None if target is None else Features(target.model.cache, bundle.features(role))
+        self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity, features=features)
         self._lock = Lock()
 
     @torch.inference_mode()
@@ -31,21 +40,33 @@ class Probe:
         are read in steps of that width, and all before them as a prompt is."""
         tokens = torch.tensor(context, device=self.engine.device)
         begin = len(context) - width * max(1, decoded // width)
-        with self._lock:
-            cache = self.model.cache
-            cache.clear()
-            for row in range(batch if begin else 0):
-                self.model.prefill([row], [tokens[:begin]])
-            cache.make_room(0, [0] * batch, [len(context)] * batch)  # after the reading, which may shrink it
-            step = blank_step(self.engine, cache.everything, 0, batch, width, width)
+        with self._lock, nullcontext() if self._target is None else self._target._lock:
+            if self._target is not None:
+                self._target._read(tokens, batch)
+            self._read(tokens[:begin], batch)
+            self.model.cache.make_room(0, [0] * batch, [len(context)] * batch)  # after the reading, which may shrink it
+            step = fresh_step(self.model, 0, batch, width)
             for start in range(begin, len(context), width):
                 step.input_ids.copy_(tokens[start : start + width])
                 step.start.fill_(start)
                 step.run()
             return step.logits[0, -1, : self.model.vocab_size].cpu()
 
+    def _read(self, tokens: Tensor, batch: int) -> None:
+        self.model.cache.clear()
+        for row in range(batch if len(tokens) else 0):
+            self.model.prefill([row], [tokens])
+
     def close(self) -> None:
         self.model.close()
+
+
+def fresh_step(model: Model, first_row: int, batch: int, width: int) -> Step:
+    """Make a step of a model on new tensors, all zero, which gives logits for all of its tokens."""
+    device = model.engine.device
+    ids, start = torch.zeros(batch, width, dtype=torch.int64, device=device), torch.zeros(batch, dtype=torch.int64)
+    logits = torch.zeros(batch, width, model.engine.contract.vocab_size, device=device)
+    return model.step(first_row, ids, start.to(device), logits)
 
 
 class Probes(Mapping[str, Probe]):
@@ -57,7 +78,8 @@ class Probes(Mapping[str, Probe]):
 
     def __getitem__(self, role: str) -> Probe:
         if role not in self._open:
-            self._open[role] = Probe(self.subject, role)
+            target = self[TARGET] if role in self.subject.bundle.heads else None
+            self._open[role] = Probe(self.subject, role, target)
         return self._open[role]
 
     def __iter__(self) -> Iterator[str]:

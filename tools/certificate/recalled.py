@@ -27,14 +27,17 @@ AT_ONCE = 64  # contexts that are computed together
 
 
 class RecallingDecoder(Decoder):
-    """A decoder whose target recalls; not on a GPU, where to read tokens is to wait, nor in engines without trees."""
+    """A decoder whose target recalls; not on a GPU, where to read tokens is to wait, nor in engines without trees.
+
+    Nor does a target that keeps more than tokens tell, for heads.
+    """
 
     def _open_engines(self, device: str) -> list[Engine]:
         engines = super()._open_engines(device)
         with ExitStack() as opened:
             for one in engines:
                 opened.callback(one.close)
-            if device == "cpu" and engines[0].takes_trees:
+            if device == "cpu" and engines[0].takes_trees and not self.bundle.heads:
                 engines[0] = RecallingEngine(engines[0], self.bundle.capacity)
             opened.pop_all()
         return engines

@@ -13,13 +13,12 @@ from math import inf, isnan
 
 import torch
 
-from ...engines import blank_step
 from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.memory.model import Model
 from ...runtime.state.asked import BESIDE
 from .effort import Effort
-from .probe import Probe, Probes
+from .probe import Probe, Probes, fresh_step
 from .subject import Choice, Finding, Progress, Subject, combs_and_trees, controllers, draft_lengths, several
 
 ROWS = 4
@@ -119,10 +118,11 @@ def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tu
         fresh = probe.model.cache.read(0, name)[:, :entries].float()
         found = model.cache.read(row, name)[:, :entries].float()
         error = max(error, float(((found - fresh).norm(dim=-1) / fresh.norm(dim=-1)).max()))
-    if entries == model.cache.read(row, name).shape[1]:
+    names = model.engine.contract.cache_names
+    if names and entries == model.cache.read(row, names[0]).shape[1]:
         return 0.0, error
     # It writes behind what is live, as the next round will.
-    step = blank_step(model.engine, model.cache.everything, row, 1, 1, 1)
+    step = fresh_step(model, row, 1, 1)
     step.input_ids[0, 0], step.start[0] = tokens[-1], entries
     step.run()
     found = step.logits[0, -1, : model.vocab_size].cpu()

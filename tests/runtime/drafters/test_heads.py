@@ -24,7 +24,7 @@ from trt_spec.runtime.drafters.head import Head
 from trt_spec.runtime.memory.features import Features
 
 from ...bundles import export_pair
-from ...heads import eagle3_head
+from ...heads import eagle3_head, parallel_heads
 from ...models import tiny_llama
 
 VOCAB, KNOWN = 64, 48  # tokens of the target, and those that the head proposes
@@ -34,22 +34,27 @@ CLOSE = 2e-4
 
 @dataclass(frozen=True)
 class Headed:
-    """A target and its head, in a bundle and in torch."""
+    """A target and one of its heads, in a bundle and in torch."""
 
     bundle: Path
     target: Any
     head: Any
     layers: tuple[int, ...]
+    name: str = "eagle3"
 
     def features(self, tokens: list[int]) -> torch.Tensor:
         """Return what the head reads in the slot of each token but the first [L - 1, size]."""
         hidden, _ = hidden_states(self.target, torch.tensor([tokens]))
-        found: torch.Tensor = self.head.encoder([hidden[layer] for layer in self.layers])[0, :-1]
-        return found
+        each = [hidden[layer] for layer in self.layers]
+        found: torch.Tensor = self.head.encoder(each) if self.name == "eagle3" else each[0]
+        return found[0, :-1]
 
     def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
         """Return the head's law behind each of these paths of proposals, after `tokens`; shorter ones come first."""
         cache, count = DynamicCache(), len(tokens)
+        if self.name != "eagle3":  # each head says one place, whatever the others have said
+            [said] = self.head(features[count - 2 : count - 1])[1]
+            return [said[len(path)].softmax(-1) for path in paths]
         given = torch.cat([torch.zeros_like(features[:1]), features[: count - 1]])
         made, normed = self.head(torch.tensor([tokens]), given[None], torch.arange(count)[None], cache)
         known = {(): (made[:, -1:], normed[:, -1:], cache)}
@@ -63,17 +68,32 @@ class Headed:
 
 
 @pytest.fixture(scope="module")
-def headed(tmp_path_factory: pytest.TempPathFactory) -> Headed:
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
+    """A target with heads of all kinds, all in one bundle."""
     folder = tmp_path_factory.mktemp("headed")
     target = tiny_llama(folder / "target", initializer_range=0.2, num_hidden_layers=3)
-    head = eagle3_head(folder / "head", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False)
-    bundle = export_pair(target, folder / "bundle", head).bundle
+    heads = {
+        "eagle3": eagle3_head(
+            folder / "eagle3", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False
+        ),
+        "medusa": parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
+        "blockwise": parallel_heads(folder / "blockwise", target, "blockwise", scale=0.3),
+    }
+    bundle = export_pair(target, folder / "bundle", list(heads.values())).bundle
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    checkpoint, opened = open_checkpoint(target), open_head(head)
-    assert opened is not None
-    contract = checkpoint.shape.contract(256, "float32")
-    loaded = opened.kind.load(opened, model, contract, Sample(list(range(VOCAB)), VOCAB))
-    return Headed(bundle, model, loaded.module, loaded.features.layers)
+    contract, sample = open_checkpoint(target).shape.contract(256, "float32"), Sample(list(range(VOCAB)), VOCAB)
+    found = {}
+    for name, head in heads.items():
+        opened = open_head(head)
+        assert opened is not None
+        loaded = opened.kind.load(opened, model, contract, sample)
+        found[name] = Headed(bundle, model, loaded.module, loaded.features.layers, name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def headed(every_kind: dict[str, Headed]) -> Headed:
+    return every_kind["eagle3"]
 
 
 @torch.no_grad()
@@ -104,33 +124,35 @@ def worst_law(headed: Headed, prompt: list[int], output: Output) -> tuple[float,
 
 
 CHOICES: list[tuple[str, int | str]] = [
-    *(("eagle3", k) for k in (1, 2, 3, 5, "3+3", "4/8", "3x2x1")),
-    *(("eagle3", k) for k in (1, 4, 4)),
+    *(("head", k) for k in (1, 2, 3, 5, "3+3", "4/8", "3x2x1")),
+    *(("head", k) for k in (1, 4, 4)),
     ("lookup", 3),
     ("none", 0),
-    ("eagle3+lookup", 3),
-    ("lookup+eagle3", 2),
+    ("head+lookup", 3),
+    ("lookup+head", 2),
 ]
 
 
-def rounds_of_all_kinds(decoder: Decoder, seed: int, requests: int = 6) -> Iterator[tuple[list[int], Output]]:
+def rounds_of_all_kinds(
+    decoder: Decoder, name: str, seed: int, requests: int = 6
+) -> Iterator[tuple[list[int], Output]]:
     """Decode requests that begin alike, join and leave, and change what they draft nearly every round."""
-    choose = random.Random(seed)
+    choose, choices = random.Random(seed), [(drafter.replace("head", name), length) for drafter, length in CHOICES]
     beginning = [choose.randrange(VOCAB) for _ in range(70)]
-    waiting = [[*beginning[:choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
+    waiting = [[*beginning[: choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
     running: list[tuple[list[int], Any]] = []
     while waiting or not all(request.finished for _, request in running):
         if waiting and choose.random() < 0.4:
             prompt = waiting.pop()
             rule = choose.choice(["rejection", "tokenwise"])
-            drafter, length = choose.choice(CHOICES)
+            drafter, length = choose.choice(choices)
             params = SamplingParams(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=len(running), rule=rule)
             request = decoder.submit(prompt, params, drafter=drafter, draft_length=length, trace=True)
             running.append((prompt, request))
         decoder.step()
         for _, request in running:
             if not request.finished and choose.random() < 0.6:
-                drafter, length = choose.choice(CHOICES)
+                drafter, length = choose.choice(choices)
                 request.draft(length, drafter)
     for prompt, request in running:
         yield prompt, request.output()
@@ -138,7 +160,7 @@ def rounds_of_all_kinds(decoder: Decoder, seed: int, requests: int = 6) -> Itera
 
 def compared(headed: Headed, **options: Any) -> tuple[float, int]:
     with Decoder.open(headed.bundle, max_batch=3, **options) as decoder:
-        found = [worst_law(headed, *one) for seed in (0,) for one in rounds_of_all_kinds(decoder, seed)]
+        found = [worst_law(headed, *one) for seed in (0,) for one in rounds_of_all_kinds(decoder, headed.name, seed)]
     return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
 
 
@@ -158,6 +180,17 @@ def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(hea
     worst, drawn = compared(headed, **options)
     assert drawn > ENOUGH
     assert worst < CLOSE
+
+
+@pytest.mark.parametrize("name", ["medusa", "blockwise"])
+def test_heads_that_say_a_place_each_read_the_last_features_and_nothing_else(
+    every_kind: dict[str, Headed], name: str
+) -> None:
+    worst, drawn = compared(every_kind[name], prefix_bytes=kept_bytes(every_kind[name], 512))
+    assert drawn > ENOUGH
+    assert worst < CLOSE
+    with patch.object(Features, "into", late):
+        assert compared(every_kind[name])[0] > 20 * CLOSE
 
 
 def late(self: Features, given: torch.Tensor, first_row: int, start: torch.Tensor) -> Callable[[], None]:
@@ -193,18 +226,22 @@ def test_what_was_read_without_features_is_read_again_or_it_would_show(headed: H
     assert worst < CLOSE, "a narrow window only makes it read before the round"
     from trt_spec.runtime.memory.model import Model
 
-    with patch.object(Model, "is_head", property(lambda self: False)):
+    with patch.object(Model, "reads_again", property(lambda self: False)):
         worst, _ = compared(headed)
     assert worst > 20 * CLOSE
 
 
 @pytest.mark.parametrize("length", [1, 4, "3+3", "4/8", "3x2x1"])
-def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, length: int | str) -> None:
+@pytest.mark.parametrize("drafter", ["eagle3", "medusa", "blockwise"])
+def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, drafter: str, length: int | str) -> None:
     prompts = [[3], [5, 9], [7, 1, 30, 2], [11] * 40]
-    for params in (SamplingParams(max_new_tokens=30), SamplingParams(1.0, max_new_tokens=30, seed=4, rule="coupled")):
+    for params in (
+        SamplingParams(max_new_tokens=30),
+        SamplingParams(temperature=1.0, max_new_tokens=30, seed=4, rule="coupled"),
+    ):
         with Decoder.open(headed.bundle, max_batch=4) as decoder:
             alone = decoder.generate(prompts, params, draft_length=0)
-            found = decoder.generate(prompts, params, draft_length=length, drafter="eagle3")
+            found = decoder.generate(prompts, params, draft_length=length, drafter=drafter)
             assert [one.token_ids for one in found] == [one.token_ids for one in alone]
             assert sum(one.speculation.proposed for one in found) > 30
 
@@ -224,7 +261,9 @@ def test_a_bundle_without_heads_refuses_them_in_a_sentence(llama: Any) -> None:
 
 def test_the_target_keeps_features_of_each_token_and_the_head_reads_hidden_states(headed: Headed) -> None:
     bundle = Bundle.open(headed.bundle)
-    assert bundle.heads == ("eagle3",)
-    assert bundle.target.contract.states[0] == State("eagle3", (1, 32), "float32")
+    assert bundle.heads == ("eagle3", "medusa", "blockwise")
+    assert bundle.target.contract.states[0] == State("features", (1, 96), "float32")
+    assert bundle.features("blockwise") == slice(64, 96)
+    assert bundle.models["medusa"].contract.states == (State("hidden", (32,), "float32", "call"),)
     states = bundle.models["eagle3"].contract.states
     assert states == (State("hidden", (32,), "float32", "call"), *keys_and_values(1, 2, 16, "float32"))

@@ -1,0 +1,156 @@
+"""Medusa and blockwise heads: read in every form, checked against a few lines of their own, or refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from trt_spec.engines import ExportError
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.kinds import HEADS, open_head
+from trt_spec.export.kinds.heads import LoadedHead
+from trt_spec.export.kinds.parallel import ParallelHeads
+from trt_spec.export.oracle import hidden_states
+from trt_spec.export.quality import Sample
+from trt_spec.export.quiet import quiet_libraries
+
+from ..heads import parallel_heads
+from ..models import tiny_llama
+
+VOCAB = 64
+TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(40)]
+FORMS: dict[str, dict[str, Any]] = {
+    "Medusa of its authors": {"kind": "medusa"},
+    "Medusa by blocks": {"kind": "medusa", "form": "blocks", "layers": 2},
+    "Medusa that shares the projection": {"kind": "medusa", "own_projections": False},
+    "blockwise": {"kind": "blockwise", "count": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def teacher(target: Path) -> Any:
+    return load_model(open_checkpoint(target), "float32")
+
+
+def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
+    opened = open_head(head)
+    assert opened is not None
+    contract = open_checkpoint(target).shape.contract(256, "float32")
+    return opened.kind.load(opened, teacher, contract, Sample(TOKENS, VOCAB))
+
+
+def by_hand(head: Path, teacher: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """What the heads say after hidden states [L, size], by the tensors of the file [L, heads, V]."""
+    tensors = load_file(head / "model.safetensors")
+    count = 1 + max(int(key.removeprefix("blocks.").split(".")[0]) for key in tensors if not key.startswith("lm_"))
+    said = []
+    for place in range(count):
+        x = hidden
+        if f"blocks.{place}.up.weight" in tensors:
+            up, down = (f"blocks.{place}.{name}" for name in ("up", "down"))
+            inner = (x @ tensors[f"{up}.weight"].T + tensors[f"{up}.bias"]).relu()
+            x = x + inner @ tensors[f"{down}.weight"].T + tensors[f"{down}.bias"]
+        for layer in range(2):
+            for name in (f"{place}.{layer}.linear", f"blocks.{place}.layers.{layer}"):
+                if f"{name}.weight" in tensors:
+                    x = x + torch.nn.functional.silu(x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"])
+        own = [tensors[name] for name in (f"{place}.1.weight", f"lm_heads.{place}.weight") if name in tensors]
+        said.append(x @ (own[0] if own else teacher.lm_head.weight).T)
+    return torch.stack(said, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", FORMS)
+def test_the_graph_of_every_form_says_what_the_tensors_say(
+    form: str, target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    folder = parallel_heads(tmp_path / "head", target, **FORMS[form])
+    head = loaded(folder, target, teacher)
+    hidden = hidden_states(teacher, torch.tensor([TOKENS]))[0]
+    features = head.features(hidden)[0]
+    torch.testing.assert_close(features, hidden[-1][0], msg="the last hidden state, behind its norm")
+    torch.testing.assert_close(head.module(features)[1], by_hand(folder, teacher, features))
+    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    with quiet_libraries():
+        graph, _ = build_graph(head.module, contract, 256)
+    kind = FORMS[form]["kind"]
+    write_graph(graph, tmp_path / kind)
+    report, said = HEADS[kind].check(
+        tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False
+    )
+    assert report["worst_error"] < report["tolerance"] / 10
+    torch.testing.assert_close(said, by_hand(folder, teacher, features)[:-1, 0], atol=1e-4, rtol=0)
+    law = teacher(torch.tensor([TOKENS])).logits[0].softmax(-1)
+    count = len(head.readings[f"{contract.layers} heads"])
+    places = len(TOKENS) - count
+    overlap = [
+        float(
+            torch.minimum(law[p + 1 : p + 1 + places], head.module(features)[1][:places, p].softmax(-1)).sum() / places
+        )
+        for p in range(count)
+    ]
+    assert head.readings[f"{count} heads"] == pytest.approx(overlap, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "blockwise"])
+def test_the_check_of_heads_bites(kind: str, target: Path, teacher: Any, tmp_path: Path) -> None:
+    head = loaded(parallel_heads(tmp_path / "head", target, kind), target, teacher)
+    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    forward = ParallelHeads.forward
+
+    def mixed_up(self: ParallelHeads, hidden: torch.Tensor) -> Any:
+        states, logits = forward(self, hidden)
+        return states, logits.flip(1)
+
+    with quiet_libraries(), patch.object(ParallelHeads, "forward", mixed_up):
+        graph, _ = build_graph(head.module, contract, 256)
+    write_graph(graph, tmp_path / kind)
+    features = torch.randn(len(TOKENS), 32)
+    with pytest.raises(ExportError, match=f"the {kind} graph does not compute"):
+        HEADS[kind].check(tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
+
+
+def edit(head: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(head / "model.safetensors")
+    change(tensors)
+    save_file(tensors, head / "model.safetensors")
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
+    "another target": (
+        lambda each: each.update({"0.0.linear.weight": torch.ones(16, 16)}),
+        r"blocks.0.layers.0.weight of head .* is \[16, 16\], expected \[32, 32\]; take the head of this target",
+    ),
+    "a head without its projection": (lambda each: each.pop("1.1.weight"), "lacks the tensor lm_heads.1.weight"),
+    "fewer tokens": (
+        lambda each: [each.update({f"{i}.1.weight": torch.ones(40, 32)}) for i in range(3)],
+        "is for a target of 40 tokens, this one has 64",
+    ),
+    "a tensor too many": (lambda each: each.update(gate=torch.zeros(2)), "has the tensor gate"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_are_no_heads_of_this_target_is_refused(what: str, target: Path, teacher: Any, tmp_path: Path) -> None:
+    change, message = REFUSED[what]
+    head = parallel_heads(tmp_path / "head", target, "medusa")
+    edit(head, change)
+    with pytest.raises(ExportError, match=message):
+        loaded(head, target, teacher)
+
+
+def test_an_unknown_field_is_refused(target: Path, teacher: Any, tmp_path: Path) -> None:
+    head = parallel_heads(tmp_path / "head", target, "medusa", medusa_gate=True)
+    assert json.loads((head / "config.json").read_text())["medusa_gate"]
+    with pytest.raises(ExportError, match="has the field 'medusa_gate'"):
+        loaded(head, target, teacher)
