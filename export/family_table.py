@@ -4,24 +4,24 @@ Found by exporting and checking a random checkpoint of each; see tests/export/te
 """
 
 _WORKS = """
-    afmoe apertus arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm
-    diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text glm glm4
-    glm4_moe gpt-sw3 gpt2 gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
-    hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama mellum
-    minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo
-    olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open
-    stablelm starcoder2 vaultgemma
+    afmoe apertus apertus1p5_text arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe
+    cohere_compass_text ctrl cwm diffllama dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint
+    gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_neox gpt_oss granite granite_swa granitemoe
+    granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2
+    kolibri1 laguna llama mellum minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral
+    modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe
+    qwen3 qwen3_moe sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
 """
 
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
         axk2 bailing_hybrid bamba blt deepseek_v32 deepseek_v4 dots3_note_text falcon_h1 falcon_mamba
-        gemma3n_text glm_moe_dsa granitemoehybrid hy_v4 inkling2_text inkling_text jamba kimi_linear lfm2
-        lfm2_moe lfm3 llama4_text mamba mamba2 minimax nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text
-        qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
+        gemma3n_text glm_moe_dsa granitemoehybrid hy_v4 inkling2_loop_text inkling2_text inkling_text jamba
+        kimi_linear lara_mini lfm2 lfm2_moe lfm3 llama4_text mamba mamba2 minimax nemotron_h olmo_hybrid
+        qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
     """,
     "its keys and values differ in size": """
-        axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash mimo_v2_flash minicpm3 youtu
+        axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash mimo_v2_flash minicpm3 sarvam_mla youtu
     """,
     "its attention or its positions are code of its own, or cannot be traced": """
         bloom codegen cpmant doge falcon gpt_bigcode gpt_neo gpt_neox_japanese gptj hrm_text mpt openai-gpt
@@ -39,6 +39,9 @@ _REFUSED = {
     """,
     "its layers differ in the size of their keys and values, or share them": """
         gemma4_text gemma4_unified_text
+    """,
+    "its layers run several times for a token, each time with keys and values of their own": """
+        dory
     """,
     "its experts are code of its own, with sizes that depend on the tokens": """
         dbrx jetmoe

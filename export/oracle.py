@@ -51,7 +51,7 @@ def hidden_states(model: Any, tokens: Tensor) -> tuple[dict[int, Tensor], Tensor
 def cached_rows(model: Any, tokens: list[int]) -> list[Tensor]:
     """Return the rows that a model caches of these tokens, in float32: key_0, value_0, key_1, …"""
     with computing_in_float32(model):
-        cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
+        cache = model(torch.tensor([tokens]), use_cache=True).cache
     return [rows.float() for layer in cache.layers for rows in (layer.keys, layer.values)]
 
 
@@ -65,7 +65,7 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
     for layer, (key, value) in enumerate(zip(each, each, strict=True)):
         cache.update(key, value, layer)
     with computing_in_float32(model):
-        logits: Tensor = model(torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0]
+        logits: Tensor = model(torch.tensor([tokens]), cache=cache, use_cache=True).logits[0]
     return logits
 
 

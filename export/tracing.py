@@ -106,7 +106,7 @@ class TracedModel(nn.Module):
             try:
                 with each_kind_once(self.model, cache.keys, cache.values):
                     logits = self.model(
-                        input_ids=input_ids, position_ids=positions, past_key_values=cache, use_cache=True
+                        input_ids=input_ids, position_ids=positions, cache=cache, use_cache=True
                     ).logits  # [B, R, V]
             finally:
                 hook.remove()

@@ -118,18 +118,18 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         input_ids: Tensor,  # [B, S]
         features: Tensor,  # [B, S, hidden], of the token before each
         position_ids: Tensor,
-        past_key_values: Any = None,
+        cache: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states [B, S, hidden] of these slots, and what their logits are made of."""
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=features,
             attention_mask=None,
-            past_key_values=past_key_values,
+            cache=cache,
             position_ids=position_ids,
             and_mask_function=_behind_the_first,
         )
-        return self._run(input_ids, features, position_ids, mask, past_key_values)
+        return self._run(input_ids, features, position_ids, mask, cache)
 
     def _run(
         self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Any, cache: Any

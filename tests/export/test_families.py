@@ -22,7 +22,7 @@ IN_DEFAULT_TIER = ("qwen3_moe",)  # the first three families have tests of their
 EXPERTS = """
 afmoe aria_text beam cohere2_moe dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe gpt_oss
 granitemoe granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 kolibri1 laguna mellum minimax_m2
-minimax_m3_vl_text mixtral olmoe phimoe qwen2_moe qwen3_moe solar_open
+minimax_m3_vl_text mixtral olmoe phimoe qwen2_moe qwen3_moe sarvam_moe solar_open
 """
 REFUSED_BY_OPENVINO = {
     **dict.fromkeys(("gemma2", "vaultgemma"), "soft-cap"),
