@@ -38,6 +38,10 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     kind = fields.get("model_type")
     architectures = fields.get("architectures")
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else "no architecture"
+    if kind is None:
+        raise ExportError(
+            f"checkpoint {name} says no model_type in its config.json; a head is exported beside its target, by --draft"
+        )
     if fields.get("auto_map") and kind not in WORKS:  # the type that transformers knows by itself is enough
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
     if fields.get("is_encoder_decoder"):

@@ -48,7 +48,7 @@ def build_plans(
     for capability in capabilities:
         _refuse_unknown(capability, library)
     with _compiler(options.engine) as compile_:
-        for role in roles(options, bundle.drafts, bundle.heads):
+        for role in roles(options, bundle.drafts, {name: bundle.models[name].contract for name in bundle.heads}):
             for capability in capabilities:  # for all of which the graph is rewritten once
                 key = PlanKey(
                     model=role.model,

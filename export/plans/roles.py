@@ -1,12 +1,13 @@
 """What `build_plans` is asked to compile, and the roles that follow from it: a role is a shape of one model's graph."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, ExportError
+from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError
 from ...engines.tensorrt import LIBRARIES
 
+NO_HEADS: Mapping[str, Contract] = {}
 CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 
 
@@ -58,22 +59,23 @@ class BuildOptions:
         return 1 + self.draft_length + self.siblings
 
 
-def roles(options: BuildOptions, drafts: Sequence[str], heads: Sequence[str] = ()) -> list[Role]:
+def roles(options: BuildOptions, drafts: Sequence[str], heads: Mapping[str, Contract] = NO_HEADS) -> list[Role]:
     """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time.
 
-    The first step of a head reads all that a round may commit.
-
-    With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes.
+    With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes. The
+    first step of a head reads all that a round may commit; heads that keep nothing speak all at once.
     """
     k, prefill, verify = options.draft_length, options.prefill_width, options.verify_width
     found = [Role("verify", "target", verify, verify, options.batch)]
     if prefill:
         found.append(Role("prefill", "target", prefill, 1, (1, 1)))
-    for draft in (*drafts, *heads) if k else ():
-        first = k + 1 if draft in heads else 2
-        found += [Role("first", draft, first, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
+    if not k:
+        return found
+    first = dict.fromkeys(drafts, 2) | {name: k + 1 for name, contract in heads.items() if contract.cache_names}
+    for draft, width in first.items():
+        found += [Role("first", draft, width, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
         if options.draft_trees:
             found.append(Role("tree", draft, verify, verify, options.batch))
         if prefill:
             found.append(Role("prefill", draft, prefill, 1, (1, 1)))
-    return found
+    return found + [Role("decode", head, 1, k, options.batch) for head in heads if head not in first]

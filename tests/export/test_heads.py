@@ -9,7 +9,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from trt_spec.engines import Bundle, ExportError
+from transformers import DynamicCache
+from trt_spec.engines import Bundle, ExportError, PairError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import build_graph, write_graph
@@ -18,8 +19,11 @@ from trt_spec.export.kinds import LoadedHead, open_head
 from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
 from trt_spec.export.kinds.eagle3_files import in_words, measured
+from trt_spec.export.oracle import hidden_states
+from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.quality import Sample
 from trt_spec.export.quiet import quiet_libraries
+from trt_spec.tools.measuring.pair_fit import examine_pair
 
 from ..heads import eagle3_head
 from ..models import tiny_llama
@@ -112,8 +116,6 @@ def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_p
 @pytest.mark.long
 @pytest.mark.parametrize("weights", ["none", "int8"])
 def test_a_bundle_holds_a_head_beside_a_draft_all_checked(target: Path, tmp_path: Path, weights: str) -> None:
-    from trt_spec.export.passes.quantise import Quantisation
-
     head = eagle3_head(tmp_path / "head", target, 48)
     draft = tiny_llama(tmp_path / "draft", num_hidden_layers=1, seed=1)
     kind = Quantisation(weights)
@@ -173,8 +175,6 @@ def test_a_head_of_the_last_hidden_state_reads_it_behind_its_norm(target: Path, 
     assert found.features.layers == (LAST,)
     ids = torch.tensor([TOKENS])
     normed = teacher.model(ids, use_cache=False).last_hidden_state
-    from trt_spec.export.oracle import hidden_states
-
     torch.testing.assert_close(found.features(hidden_states(teacher, ids)[0]), found.module.encoder([normed]))
 
 
@@ -183,7 +183,6 @@ def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
 ) -> None:
     """By hand: each slot alone, behind all that the target has read, and the second behind the first's own state."""
     from transformers import DynamicCache
-    from trt_spec.export.oracle import hidden_states
 
     found = loaded(eagle3_head(tmp_path / "head", target, scale=0.3), target, teacher)
     head, wiring = found.module, found.module.wiring
@@ -291,3 +290,11 @@ def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target
 
 def test_a_model_of_its_own_is_no_head(target: Path) -> None:
     assert open_head(target) is None
+
+
+def test_a_head_alone_is_no_target_and_doctor_says_where_it_is_measured(target: Path, tmp_path: Path) -> None:
+    head = eagle3_head(tmp_path / "head", target, 48)
+    with pytest.raises(ExportError, match="a head is exported beside its target, by --draft"):
+        export_bundle(head, tmp_path / "bundle")
+    with pytest.raises(PairError, match="is a head of the kind eagle3, which export-models measures"):
+        examine_pair(str(target), str(head), None)

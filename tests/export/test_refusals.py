@@ -45,7 +45,7 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
             {"model_type": "mamba"},
             "has the model type 'mamba', which cannot be exported: its layers keep a state",
         ),
-        ({"model_type": None}, "has the model type None, which cannot be exported"),
+        ({"model_type": None}, "says no model_type in its config.json"),
         ({"is_encoder_decoder": True}, "is an encoder-decoder, expected a decoder-only causal LM"),
         (
             {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "x.Y"}},

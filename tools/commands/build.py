@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import MAX_DRAFT_LENGTH
+from ...engines import MAX_DRAFT_LENGTH, Contract
 from ...engines.bundle import DRAFT, HEAD
 from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
@@ -109,7 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
         unfused_attention=arguments.unfused_attention,
     )
     models = read_manifest(arguments.bundle)["models"]  # build_plans verifies the bundle
-    drafts, heads = ([name for name in models if models[name]["kind"] == kind] for kind in (DRAFT, HEAD))
+    drafts = [name for name in models if models[name]["kind"] == DRAFT]
+    heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
     plans = len(roles(options, drafts, heads)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)

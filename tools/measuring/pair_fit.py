@@ -12,6 +12,7 @@ from torch import Tensor
 from ...engines import GRANULE, Bundle, ExportError, PairError, blank_cache, blank_step, open_engines
 from ...export.agreement import refuse_unequal
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.kinds import open_head
 from ...export.pipeline import SAMPLE
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries
@@ -58,6 +59,11 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
 
 
 def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any], list[Side]]:
+    if (head := open_head(draft)) is not None:
+        raise PairError(
+            f"draft {draft} is a head of the kind {head.kind.name}, which export-models measures on its target as it "
+            "joins them; name a model of its own"
+        )
     checkpoints = [open_checkpoint(name) for name in (target, draft)]
     vocabularies = [read_vocabulary(checkpoint) for checkpoint in checkpoints]
     notes = refuse_unequal(*vocabularies)

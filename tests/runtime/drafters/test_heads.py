@@ -20,8 +20,9 @@ from trt_spec.export.kinds import open_head
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
 from trt_spec.runtime import Decoder, Output, SamplingParams
-from trt_spec.runtime.drafters.head import Head
+from trt_spec.runtime.drafters.head import Head, States
 from trt_spec.runtime.memory.features import Features
+from trt_spec.runtime.memory.model import Model
 
 from ...bundles import export_pair
 from ...heads import eagle3_head, parallel_heads
@@ -201,7 +202,7 @@ def not_handed_on(self: Any, nodes: torch.Tensor, made: torch.Tensor) -> None:
     handed(self, nodes.flip(1), made)
 
 
-original = Features.into
+original, handed = Features.into, States.hand_on
 
 
 def test_features_one_entry_late_would_show(headed: Headed) -> None:
@@ -211,10 +212,6 @@ def test_features_one_entry_late_would_show(headed: Headed) -> None:
 
 
 def test_a_tree_whose_states_are_mixed_up_would_show(headed: Headed) -> None:
-    from trt_spec.runtime.drafters.head import States
-
-    global handed
-    handed = States.hand_on
     with patch.object(States, "hand_on", not_handed_on):
         worst, _ = compared(headed)
     assert worst > 20 * CLOSE
@@ -224,8 +221,6 @@ def test_what_was_read_without_features_is_read_again_or_it_would_show(headed: H
     with patch.object(Head, "window", lambda self, widest: 2):
         worst, _ = compared(headed)
     assert worst < CLOSE, "a narrow window only makes it read before the round"
-    from trt_spec.runtime.memory.model import Model
-
     with patch.object(Model, "reads_again", property(lambda self: False)):
         worst, _ = compared(headed)
     assert worst > 20 * CLOSE

@@ -1,0 +1,54 @@
+"""TensorRT plans of targets that keep features, and of the heads that read them: compiled for RTX."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from trt_spec.engines import Bundle
+from trt_spec.export.plans.compiler import Compiler
+from trt_spec.export.plans.roles import BuildOptions, Role, roles
+
+from ...bundles import export_pair
+from ...heads import eagle3_head, parallel_heads
+from ...models import tiny_llama
+from .test_build import VERIFY
+
+
+def test_a_head_has_a_first_step_for_all_that_a_round_commits_and_heads_that_keep_nothing_speak_at_once(
+    tmp_path: Path,
+) -> None:
+    bundle = two_heads(tmp_path)
+    contracts = {name: bundle.models[name].contract for name in bundle.heads}
+    found = roles(BuildOptions("tensorrt-rtx", ["8.9"], batch=(1, 4), draft_length=3, prefill_width=32), [], contracts)
+    assert [role for role in found if role.model != "target"] == [
+        Role("first", "eagle3", 4, 1, (1, 4)),
+        Role("decode", "eagle3", 1, 1, (1, 4)),
+        Role("prefill", "eagle3", 32, 1, (1, 1)),
+        Role("decode", "medusa", 1, 3, (1, 4)),
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.exhaustive)])
+def test_plans_of_a_target_with_two_heads_and_of_both_compile(tmp_path: Path, dtype: str) -> None:
+    """Features of two heads of one size are one state: over two such states the library crashes."""
+    bundle, compiler = two_heads(tmp_path, dtype=dtype), Compiler("tensorrt-rtx")
+    contracts = {name: bundle.models[name].contract for name in bundle.heads}
+    assert bundle.target.contract.states[0].shape == (1, 64)
+    for role in roles(BuildOptions("tensorrt-rtx", ["8.9"], batch=(1, 4), draft_length=3), [], contracts):
+        if role.name == "prefill":
+            continue
+        key = replace(
+            VERIFY, model=role.model, width=role.width, rows=role.rows, batch=role.batch, capacity=bundle.capacity
+        )
+        contract = bundle.models[role.model].contract
+        assert len(bytes(compiler.compile(bundle.graph(role.model), contract, key, tmp_path / "timings"))) > 10_000
+
+
+def two_heads(folder: Path, **options: str) -> Bundle:
+    target = tiny_llama(folder / "target", num_hidden_layers=1)
+    heads = [
+        eagle3_head(folder / "eagle3", target, 48, read=(0,), eagle_aux_hidden_state_layer_ids=[0]),
+        parallel_heads(folder / "medusa", target, "medusa"),
+    ]
+    return Bundle.open(export_pair(target, folder / "bundle", heads, **options).bundle)
