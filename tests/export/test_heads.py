@@ -182,7 +182,6 @@ def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
     target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     """By hand: each slot alone, behind all that the target has read, and the second behind the first's own state."""
-    from transformers import DynamicCache
 
     found = loaded(eagle3_head(tmp_path / "head", target, scale=0.3), target, teacher)
     head, wiring = found.module, found.module.wiring

@@ -16,13 +16,14 @@ from ...engines.errors import RequestError, first_line
 from ..program import program
 
 OUT = "model.safetensors"
+PICKLES = ("pytorch_model*.bin", "medusa_lm_head.pt")
 
 
 def convert(checkpoint: Path) -> Path:
-    """Write the weights of all its `pytorch_model*.bin` into one file."""
-    files = sorted(checkpoint.glob("pytorch_model*.bin"))
+    """Write the weights of all its `pytorch_model*.bin`, or of its Medusa heads, into one file."""
+    files = sorted(file for pattern in PICKLES for file in checkpoint.glob(pattern))
     if not files:
-        raise RequestError(f"{checkpoint} has no pytorch_model.bin; name the folder of a checkpoint")
+        raise RequestError(f"{checkpoint} has no {' and no '.join(PICKLES)}; name the folder of a checkpoint")
     out = checkpoint / OUT
     if out.exists():
         raise RequestError(f"{out} is there already; nothing is to be done")
@@ -46,7 +47,7 @@ def convert(checkpoint: Path) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder with pytorch_model.bin")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder that holds them")
 
 
 def run(arguments: argparse.Namespace) -> int:

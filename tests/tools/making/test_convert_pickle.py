@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file
 from trt_spec.engines import ExportError
 from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.kinds import open_head
 from trt_spec.tools.making.convert_pickle import main
 
+from ...heads import parallel_heads
 from ...models import tiny_gpt2, tiny_llama
 
 
@@ -38,6 +40,21 @@ def test_the_weights_are_the_same(tmp_path: Path, make, capsys: pytest.CaptureFi
     assert main([str(path)]) == 2, "it is there already"
 
 
+def test_medusa_heads_as_their_authors_save_them_become_heads(tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "target")
+    head = parallel_heads(tmp_path / "head", target, "medusa")
+    tensors = load_file(head / "model.safetensors")
+    (head / "model.safetensors").unlink()
+    torch.save(tensors, head / "medusa_lm_head.pt")
+    with pytest.raises(ExportError, match=r"only pickled weights \(medusa_lm_head.pt\)"):
+        open_head(head)
+    assert main([str(head)]) == 0
+    opened = open_head(head)
+    assert opened is not None
+    assert opened.kind.name == "medusa"
+    assert opened.tensors().keys() == tensors.keys()
+
+
 class Evil:
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -61,7 +78,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, as_zip: bool, c
 
 def test_what_holds_more_than_tensors_and_what_holds_none_is_refused(tmp_path: Path, capsys) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "has no pytorch_model.bin" in capsys.readouterr().err
+    assert "has no pytorch_model*.bin and no medusa_lm_head.pt" in capsys.readouterr().err
     torch.save({"state": {"weight": torch.zeros(2)}}, tmp_path / "pytorch_model.bin")
     assert main([str(tmp_path)]) == 2
     assert "holds more than tensors by name" in capsys.readouterr().err
