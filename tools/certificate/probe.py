@@ -54,7 +54,8 @@ class Probe:
 
     def _read(self, tokens: Tensor, batch: int) -> None:
         self.model.cache.clear()
-        for row in range(batch if len(tokens) else 0):
+        keeps = bool(self.engine.contract.cache_names)  # else there is nothing to read for
+        for row in range(batch if keeps and len(tokens) else 0):
             self.model.prefill([row], [tokens])
 
     def close(self) -> None:

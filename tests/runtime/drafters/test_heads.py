@@ -194,6 +194,17 @@ def test_heads_that_say_a_place_each_read_the_last_features_and_nothing_else(
         assert compared(every_kind[name])[0] > 20 * CLOSE
 
 
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+def test_the_torch_engine_runs_heads(every_kind: dict[str, Headed], name: str) -> None:
+    params = SamplingParams(temperature=1.0, max_new_tokens=12, seed=4, ignore_eos=True)
+    headed = every_kind[name]
+    with Decoder.open(headed.bundle, engine="torch") as decoder:
+        [output] = decoder.generate([[7, 1, 30]], params, draft_length=3, drafter=name, trace=True)
+    worst, drawn = worst_law(headed, [7, 1, 30], output)
+    assert drawn
+    assert worst < CLOSE
+
+
 def late(self: Features, given: torch.Tensor, first_row: int, start: torch.Tensor) -> Callable[[], None]:
     return original(self, given, first_row, start + 1)
 

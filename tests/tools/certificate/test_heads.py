@@ -1,0 +1,84 @@
+"""A bundle with heads is certified as any other, and faults of heads fail it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from trt_spec.runtime.drafters.head import Head
+from trt_spec.runtime.memory.features import Features
+from trt_spec.runtime.memory.model import Model
+from trt_spec.tools.certificate.effort import QUICK
+
+from ...bundles import Pair, export_pair
+from ...heads import eagle3_head, parallel_heads
+from ...kit.faults import fault
+from ...models import tiny_llama
+from .test_faults import findings
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("headed")
+    target = tiny_llama(folder / "target", initializer_range=0.2, num_hidden_layers=3)
+    heads = [
+        eagle3_head(folder / "eagle3", target, 48, scale=0.25),
+        parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
+    ]
+    return export_pair(target, folder / "bundle", heads)
+
+
+@contextmanager
+def late_in_rounds() -> Iterator[None]:
+    """The steps of rounds are given features an entry late; what they are compared with reads as it should."""
+    into, prepare, preparing = Features.into, Head.prepare, [False]
+
+    def late(self: Features, given: torch.Tensor, first_row: int, start: torch.Tensor) -> Callable[[], None]:
+        return into(self, given, first_row, start + 1 if preparing[0] else start)
+
+    def prepared(self: Head, frame: Any) -> Any:
+        preparing[0] = True
+        try:
+            return prepare(self, frame)
+        finally:
+            preparing[0] = False
+
+    with patch.object(Features, "into", late), patch.object(Head, "prepare", prepared):
+        yield
+
+
+FAULTS = {
+    "features an entry late": late_in_rounds,
+    "own states left where features belong": lambda: patch.object(Model, "reads_again", property(lambda self: False)),
+}
+
+
+def test_what_heads_keep_is_what_reading_again_gives(headed: Pair, subject_of: Callable[..., Any]) -> None:
+    found = {one.case: one for one in findings("rollback", subject_of(headed, batch=4), QUICK)}
+    assert {case.partition(",")[0] for case in found} == {"target", "eagle3", "medusa"}
+    assert all(one.passed for one in found.values()), [one.detail for one in found.values() if not one.passed]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_features_are_seen_in_what_heads_keep(headed: Pair, subject_of: Callable[..., Any], name: str) -> None:
+    subject = subject_of(headed, batch=4)
+    with FAULTS[name]():
+        failed = [one.case for one in findings("rollback", subject, QUICK) if not one.passed]
+    assert any(case.startswith("eagle3") for case in failed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("check", ["same text", "semantics", "distribution"])
+def test_a_bundle_with_heads_is_certified(headed: Pair, subject_of: Callable[..., Any], check: str) -> None:
+    failed = [one for one in findings(check, subject_of(headed, batch=4), QUICK) if one.passed is False]
+    assert not failed, [(one.case, one.detail) for one in failed]
+
+
+@pytest.mark.exhaustive
+def test_a_head_judged_by_another_law_fails(headed: Pair, subject_of: Callable[..., Any]) -> None:
+    with fault("wrongly declared q"):
+        found = findings("distribution", subject_of(headed, batch=4), QUICK)
+        failed = next(one for one in found if one.passed is False and "planted" not in one.case)
+    assert failed
