@@ -118,7 +118,7 @@ def _result(subject: Subject, effort: Effort, findings: list[Finding], seconds: 
     return {
         "bundle": str(bundle.path),
         "target": bundle.target.name,
-        "draft": " and ".join(bundle.models[name].name for name in bundle.drafts) or None,
+        "draft": " and ".join(bundle.models[name].name for name in bundle.names[1:]) or None,
         "dtype": bundle.target.contract.dtype,
         "weights": bundle.target.weights,
         "engine": subject.engine,

@@ -1,17 +1,16 @@
 """TensorRT plans of targets that keep features, and of the heads that read them: compiled for RTX."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from trt_spec.engines import Bundle
+from trt_spec.engines.tensorrt import PlanKey
 from trt_spec.export.plans.compiler import Compiler
 from trt_spec.export.plans.roles import BuildOptions, Role, roles
 
 from ...bundles import export_pair
 from ...heads import eagle3_head, parallel_heads
 from ...models import tiny_llama
-from .test_build import VERIFY
 
 
 def test_a_head_has_a_first_step_for_all_that_a_round_commits_and_heads_that_keep_nothing_speak_at_once(
@@ -38,9 +37,8 @@ def test_plans_of_a_target_with_two_heads_and_of_both_compile(tmp_path: Path, dt
     for role in roles(BuildOptions("tensorrt-rtx", ["8.9"], batch=(1, 4), draft_length=3), [], contracts):
         if role.name == "prefill":
             continue
-        key = replace(
-            VERIFY, model=role.model, width=role.width, rows=role.rows, batch=role.batch, capacity=bundle.capacity
-        )
+        sizes = (role.width, role.rows, role.batch, bundle.capacity)
+        key = PlanKey(role.model, "any", "tensorrt-rtx", "any", "8.9", *sizes, unfused_attention=dtype == "float16")
         contract = bundle.models[role.model].contract
         assert len(bytes(compiler.compile(bundle.graph(role.model), contract, key, tmp_path / "timings"))) > 10_000
 

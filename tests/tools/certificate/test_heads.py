@@ -10,13 +10,15 @@ import torch
 from trt_spec.runtime.drafters.head import Head
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
+from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import QUICK
+from trt_spec.tools.certificate.probe import Probes
+from trt_spec.tools.certificate.subject import Finding, Subject
 
 from ...bundles import Pair, export_pair
 from ...heads import eagle3_head, parallel_heads
 from ...kit.faults import fault
 from ...models import tiny_llama
-from .test_faults import findings
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,19 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
     ]
     return export_pair(target, folder / "bundle", heads)
+
+
+CHECKS = {
+    "distribution": distribution.check,
+    "same text": same_text.check,
+    "rollback": rollback.check,
+    "semantics": semantics.check,
+}
+
+
+def findings(check: str, subject: Subject) -> Iterator[Finding]:
+    with Probes(subject) as probes:
+        yield from CHECKS[check](subject, probes, QUICK, lambda stage, done, total: None)
 
 
 @contextmanager
@@ -56,7 +71,7 @@ FAULTS = {
 
 
 def test_what_heads_keep_is_what_reading_again_gives(headed: Pair, subject_of: Callable[..., Any]) -> None:
-    found = {one.case: one for one in findings("rollback", subject_of(headed, batch=4), QUICK)}
+    found = {one.case: one for one in findings("rollback", subject_of(headed, batch=4))}
     assert {case.partition(",")[0] for case in found} == {"target", "eagle3", "medusa"}
     assert all(one.passed for one in found.values()), [one.detail for one in found.values() if not one.passed]
 
@@ -65,20 +80,20 @@ def test_what_heads_keep_is_what_reading_again_gives(headed: Pair, subject_of: C
 def test_wrong_features_are_seen_in_what_heads_keep(headed: Pair, subject_of: Callable[..., Any], name: str) -> None:
     subject = subject_of(headed, batch=4)
     with FAULTS[name]():
-        failed = [one.case for one in findings("rollback", subject, QUICK) if not one.passed]
+        failed = [one.case for one in findings("rollback", subject) if not one.passed]
     assert any(case.startswith("eagle3") for case in failed)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("check", ["same text", "semantics", "distribution"])
 def test_a_bundle_with_heads_is_certified(headed: Pair, subject_of: Callable[..., Any], check: str) -> None:
-    failed = [one for one in findings(check, subject_of(headed, batch=4), QUICK) if one.passed is False]
+    failed = [one for one in findings(check, subject_of(headed, batch=4)) if one.passed is False]
     assert not failed, [(one.case, one.detail) for one in failed]
 
 
 @pytest.mark.exhaustive
 def test_a_head_judged_by_another_law_fails(headed: Pair, subject_of: Callable[..., Any]) -> None:
     with fault("wrongly declared q"):
-        found = findings("distribution", subject_of(headed, batch=4), QUICK)
+        found = findings("distribution", subject_of(headed, batch=4))
         failed = next(one for one in found if one.passed is False and "planted" not in one.case)
     assert failed
