@@ -15,7 +15,7 @@ from ..console import say
 from ..flags.sampling import add_number
 from ..in_words import summary
 from ..ink import GREEN, Ink
-from ..making.kept_bundles import demo_bundle
+from ..making.kept_bundles import DEMO_DRAFTS, demo_bundle
 from ..output_json import output_json
 from ..trace_lines import RESET
 
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--max-new-tokens", 128, "tokens to write")
     parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 is greedy (default 0.7)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another one gives another text (default 1)")
+    parser.add_argument(
+        "--drafter", choices=DEMO_DRAFTS, default="model", help="a model of its own, or a head (default model)"
+    )
     add_number(parser, "--draft-length", DEFAULT_DRAFT_LENGTH, "tokens to propose in each round", letter="K")
     add_number(parser, "--repeats", 5, "timed runs with and without the draft")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -49,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         rule="coupled",  # one text for a seed, with and without the draft
     )
-    bundle = demo_bundle(say)
+    bundle = demo_bundle(say, arguments.drafter)
     with Decoder.open(bundle, max_batch=1) as decoder:
         plain: list[Output] = []
         drafted: list[Output] = []

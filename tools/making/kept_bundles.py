@@ -12,14 +12,15 @@ from ...engines import Bundle, BundleError, EngineError
 from ..extras import install_command, installed, requirements
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
-TARGET, DRAFT = PAIR / "pycode-14m", PAIR / "pycode-1m"
+TARGET = PAIR / "pycode-14m"
+DEMO_DRAFTS = {"model": PAIR / "pycode-1m", "eagle3": PAIR / "pycode-14m-eagle3"}  # by the drafter that runs them
 LARGE = 2**24  # bytes of a file that is known by its size and time, since to read all of it takes long
 
 Progress = Callable[[str], None]
 
 
-def demo_bundle(progress: Progress) -> Bundle:
-    return _kept("demo", TARGET, [DRAFT], progress)
+def demo_bundle(progress: Progress, drafter: str = "model") -> Bundle:
+    return _kept("demo", TARGET, [DEMO_DRAFTS[drafter]], progress)
 
 
 def bundle_of(
