@@ -18,6 +18,7 @@ from .passes.merge_projections import merge_projections
 from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
+from .passes.stack_heads import stack_heads
 from .repeating import repeat_layers
 from .tracing import OPSET, TracedModel, ready_to_trace
 
@@ -47,6 +48,8 @@ def build_graph(
     fired["simplify"] += simplify(graph)
     if weights.kind != "none":
         fired["quantise"] = quantise(graph, weights, known)
+    if weights.kind == "int8":
+        fired["stack_heads"] = stack_heads(graph)
     fired["merge_projections"] = merge_projections(graph)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)

@@ -63,10 +63,14 @@ def _behind(node: Any) -> int:
 
 
 def _unshaped(node: Any) -> Any:
-    """Return the node that this one only gives another shape."""
-    while node.get_type_name() in ("Broadcast", "Reshape", "Unsqueeze"):
+    """Return the node that this one only gives another shape, or repeats."""
+    while node.get_type_name() in ("Broadcast", "Reshape", "Unsqueeze") or _repeats(node):
         node = node.input_value(0).get_node()
     return node
+
+
+def _repeats(node: Any) -> bool:
+    return node.get_type_name() == "Concat" and len({one.get_name() for one in _inputs(node)}) == 1
 
 
 def _inputs(node: Any) -> list[Any]:

@@ -27,6 +27,7 @@ def attention(contract: Contract, context: Any) -> Any:
     states = _state_of(contract, key, "keys"), _state_of(contract, value, "values")
     heads, size = contract.heads, states[0].shape[1]
     window = window_of(mask)
+    query = ops.reshape(query, ints(0, heads, -1, size), True)  # those that share keys may be stacked
     given = [_tokens_first(query, heads * size)]
     given += [_tokens_first(x, prod(state.shape)) for x, state in zip((key, value), states, strict=True)]
     # No parameters can be made here, so constants stand in for the two caches and the four inputs of a call.

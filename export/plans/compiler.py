@@ -23,6 +23,7 @@ from ..passes.pack_queries import pack_queries
 from ..passes.specialise import specialise
 from ..passes.spell_picks import spell_picks
 from ..passes.spell_softcap import spell_softcap
+from ..passes.stack_heads import unstack_heads
 from ..passes.widen_lookups import widen_lookups
 from .audit import audit, layers
 
@@ -30,7 +31,8 @@ from .audit import audit, layers
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
     """Rewrite the graph for TensorRT and count how often each pass fired; its weights stay in their file."""
     model = ir.load(graph)
-    fired = {"specialise": specialise(model, key.sizes), "spell_softcap": spell_softcap(model)}
+    fired = {"unstack_heads": unstack_heads(model), "specialise": specialise(model, key.sizes)}
+    fired |= {"spell_softcap": spell_softcap(model)}
     fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
     return model, fired | {"widen_lookups": widen_lookups(model), "pack_queries": pack_queries(model)}
 

@@ -7,10 +7,11 @@ import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import load_file
-from trt_spec.engines import Bundle, ExportError
+from trt_spec.engines import Bundle, ExportError, blank_cache, blank_step, open_engine
 from trt_spec.engines.onnxruntime import Threads, open_session
 from trt_spec.export import export_bundle
 from trt_spec.export.passes.quantise import Quantisation, to_blocks
+from trt_spec.export.passes.stack_heads import unstack_heads
 from trt_spec.export.quality import engine_logits, measure, overlap
 from trt_spec.runtime import Decoder, SamplingParams
 
@@ -195,6 +196,55 @@ def test_speculation_is_lossless_on_quantised_models(tmp_path: Path) -> None:
             found = [decoder.generate(prompt, params, draft_length=k)[0].token_ids for prompt in prompts]
             assert found == plain
         assert decoder.speculation.accepted > 0
+
+
+def test_an_int8_token_has_the_same_bits_alone_and_beside_others(tmp_path: Path) -> None:
+    """Attention gets heads that share keys as rows of one. A single row would be summed in another order, and where
+    activations are rounded a last bit decides: apart, the logits differ by 0.3."""
+    size = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    report = export_bundle(
+        tiny_llama(tmp_path / "checkpoint", **size), tmp_path / "bundle", weights=Quantisation("int8")
+    )
+    assert report.models[0].fired["stack_heads"] == 4
+    bundle = Bundle.open(tmp_path / "bundle")
+    engine = open_engine("onnxruntime", bundle.graph("target"), bundle.target.contract)
+
+    def read(width: int) -> torch.Tensor:
+        cache, found = blank_cache(engine.contract, 2, 40, "cpu"), []
+        for start in range(0, 40, width):
+            step = blank_step(engine, cache, 0, 2, width, width)
+            step.input_ids.copy_((torch.arange(80) * 7 % 61).view(2, 40)[:, start : start + width])
+            step.start.fill_(start)
+            step.run()
+            found.append(step.logits.clone())
+        return torch.cat(found, 1)
+
+    alone = read(1)
+    for width in (2, 4, 5, 10, 40):
+        torch.testing.assert_close(read(width), alone, rtol=0, atol=0)
+    engine.close()
+
+
+def test_heads_that_were_stacked_are_unstacked_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exported(name: str) -> ir.Model:
+        export_bundle(tmp_path / "checkpoint", tmp_path / name, weights=Quantisation("int8"), check=False)
+        return ir.load(Bundle.open(tmp_path / name).graph("target"))
+
+    def nodes(model: ir.Model) -> list[tuple[str, list[int | str]]]:
+        """Each with the places of the nodes that it reads, and the shapes of weights."""
+        places = {value: place for place, node in enumerate(model.graph) for value in node.outputs}
+        return [
+            (node.op_type, [places.get(value, str(value and value.shape)) for value in node.inputs])
+            for node in model.graph
+        ]
+
+    tiny_llama(tmp_path / "checkpoint")
+    stacked = exported("stacked")
+    monkeypatch.setattr("trt_spec.export.graph.stack_heads", lambda model: 0)
+    apart = exported("apart")
+    assert len(stacked.graph) > len(apart.graph)
+    assert unstack_heads(stacked) == sum(node.op_type == "Attention" for node in apart.graph)
+    assert nodes(stacked) == nodes(apart)
 
 
 def test_an_unknown_kind_of_weights_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Tokenises what clients send: what no model could read is refused before, and no other thread waits for the rest."""
+"""Refuses what no model could read before it is tokenised."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,6 @@ from .errors import ApiError
 KEEPING = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "ByteLevel")
 COMPOSED = 4
 SPLITTING = ("ByteLevel", "Metaspace", "Digits", "Punctuation", "Split")
-
-
-def encoded(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Tokenise a text without holding the interpreter's lock, as `encode` alone does for as long as it takes."""
-    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
-    return ids
 
 
 class Longest:

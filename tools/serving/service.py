@@ -16,13 +16,14 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.state.asked import DraftLength
 from .answers import ModelCard
 from .bodies import Generation, Sampling
-from .encoding import Longest, encoded
+from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import Asked
 from .metrics import Metrics
 from .reasoning import Marks, marks_of
 from .stepper import Stepper, Submission
 from .templates import ChatTemplate
+from .tokenising import encoded
 from .tokens import Spelling
 
 Result = TypeVar("Result")

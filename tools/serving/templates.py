@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from ...engines import EngineError, RequestError
 from ...engines.bundle import TokenizerEntry
 from ...engines.errors import one_line
-from .encoding import encoded
+from .tokenising import encoded
 
 MOST_SECONDS = 1.0
 MOST_CHARACTERS = 16 * 2**20

@@ -93,7 +93,7 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray], folder: Path) -> list[np.
         ("gemma2", "none", {"spell_softcap": 2}),
         ("diffllama", "none", {"merge_attentions": 1}),
         ("persimmon", "none", {"spell_picks": 3, "pack_queries": 1}),
-        ("llama", "int8", {"widen_lookups": 1, "pack_queries": 1}),
+        ("llama", "int8", {"unstack_heads": 1, "widen_lookups": 1, "pack_queries": 1}),
     ],
 )
 def test_the_passes_fire_where_they_should_and_keep_the_numbers(

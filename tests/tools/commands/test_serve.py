@@ -212,6 +212,19 @@ def test_a_missing_library_is_named_with_the_extra_that_has_it(run, llama: Pair,
     assert_refused(result, "chat needs jinja2, which is not installed; pip install 'trt-spec[serve]'")
 
 
+def test_a_chat_in_the_terminal_needs_no_library_of_the_server(
+    run, llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in [name for name in sys.modules if name.startswith("trt_spec.tools.serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("msgspec", "starlette", "uvicorn", "prometheus_client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[-1]['content'] }}")
+    asked = ("--chat", "--chat-template", template, "--prompt", "abc", "--max-new-tokens", 3)
+    assert run("generate", "--bundle", llama.bundle, *asked).code == 0
+
+
 def test_chat_answers_line_by_line_and_remembers_the_conversation(
     run, llama: Pair, template: Path, monkeypatch: pytest.MonkeyPatch
 ):

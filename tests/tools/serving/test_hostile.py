@@ -18,7 +18,8 @@ from trt_spec.runtime import Grammar
 from trt_spec.tools.serving import connections, server, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
-from trt_spec.tools.serving.encoding import encoded, most_characters
+from trt_spec.tools.serving.encoding import most_characters
+from trt_spec.tools.serving.tokenising import encoded
 
 from ...bundles import Pair
 from ...kit.waiting import until
