@@ -24,7 +24,7 @@ from ..commands.bench import bench
 from ..console import progress, say
 from ..flags.sampling import add_number
 from ..making.grow_pair import LlamaSize, grow
-from ..making.kept_bundles import DRAFT, TARGET
+from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from ..program import program
 from ..whole_file import outputs
 from .against_transformers import PLAIN
@@ -41,7 +41,7 @@ def prepare(work: Path) -> dict[str, Path]:
     paths |= {str(capacity): work / f"bundle-{capacity}" for capacity in CAPACITIES}
     if not (paths["8192"] / "manifest.json").exists():
         grow(TARGET, paths["target"], GROWN)
-        shutil.copytree(DRAFT, paths["draft"], dirs_exist_ok=True)
+        shutil.copytree(DEMO_DRAFTS["model"], paths["draft"], dirs_exist_ok=True)
         for role in ("target", "draft"):  # longer rotary positions need no training to be timed
             config = json.loads((paths[role] / "config.json").read_text())
             config["max_position_embeddings"] = max(CAPACITIES)

@@ -35,7 +35,7 @@ from ..commands.bench import bench
 from ..console import say, table_of
 from ..flags.sampling import add_number
 from ..making.grow_pair import LlamaSize, grow
-from ..making.kept_bundles import DRAFT, TARGET
+from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from ..making.training import refuse_device
 from ..program import program
 from .against_transformers import PLAIN, Transformers
@@ -71,10 +71,10 @@ def parity(work: Path, device: str, engine: str, new_tokens: int) -> list[dict[s
     tokens: list[int] = Tokenizer.from_file(str(TARGET / "tokenizer.json")).encode("".join(PYTHON_PROMPTS)).ids
     expected = checkpoint_logits(model, tokens)
     params = SamplingParams(max_new_tokens=new_tokens, temperature=0)
-    reference = texts(exported(work / "demo-float32", TARGET, DRAFT, "float32"), params)
+    reference = texts(exported(work / "demo-float32", TARGET, DEMO_DRAFTS["model"], "float32"), params)
     rows = []
     for dtype in DTYPES:
-        bundle = exported(work / f"demo-{dtype}", TARGET, DRAFT, dtype)
+        bundle = exported(work / f"demo-{dtype}", TARGET, DEMO_DRAFTS["model"], dtype)
         if engine == "onnxruntime" and device == "cpu" and dtype != "float32":
             continue  # it has no kernels for them
         found = engine_logits_of(bundle, engine, device, tokens)
@@ -192,7 +192,7 @@ def grown_pair(work: Path, name: str, dtype: str) -> str:
     folder = work / f"grown-{name}"
     if not (folder / "bundle" / "manifest.json").exists():
         for role, shape in zip(("target", "draft"), SHAPES[name], strict=True):
-            source = TARGET if role == "target" else DRAFT
+            source = TARGET if role == "target" else DEMO_DRAFTS["model"]
             say(f"{name}: {role}")
             if shape is None:
                 shutil.copytree(source, folder / role, dirs_exist_ok=True)
