@@ -121,7 +121,7 @@ def test_heads_give_the_text_of_onnx_runtime(tmp_path: Path, library: FakeTensor
     eagle = eagle3_head(tmp_path / "eagle3", target, 48, read=(0,), eagle_aux_hidden_state_layer_ids=[0])
     medusa = parallel_heads(tmp_path / "medusa", target, "medusa")
     path = export_pair(target, tmp_path / "bundle", [eagle, medusa]).bundle
-    write_plans(path, batch=(1, 3), siblings=4, draft_trees=drafter == "eagle3")
+    write_plans(path, batch=(1, 3), siblings=4, draft_trees=drafter == "eagle3", prefill_width=32)
     lengths = [1, 3, *(["3+4"] if drafter == "eagle3" else [])]
     for params in (RULES["greedy"], RULES["coupled"], RULES["rejection"]):
         with Decoder.open(path, max_batch=3) as decoder, open_decoder(path) as ours:

@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a tensor missing": (lambda head: edit(head, lambda each: each.pop("norm.weight")), "lacks the tensor norm.weight"),
     "a tensor too many": (
         lambda head: edit(head, lambda each: each.update(gate=torch.zeros(2))),
-        "has the tensor gate, which an EAGLE-3 head",
+        "has the tensor gate, which a head of its config.json does not have",
     ),
     "another shape": (
         lambda head: edit(head, lambda each: each.update({"norm.weight": torch.ones(7)})),

@@ -306,6 +306,8 @@ def test_every_draft_must_have_the_tokens_of_the_target(llama: Path, tmp_path: P
     assert not (tmp_path / "bundle").exists()
 
 
-def test_more_than_four_drafts_are_refused_before_any_is_read(tmp_path: Path) -> None:
+def test_more_than_four_drafts_are_refused_before_any_weight_is_read(tmp_path: Path) -> None:
+    draft = tiny_llama(tmp_path / "draft")
+    (draft / "model.safetensors").unlink()
     with pytest.raises(ExportError, match="there are 5 drafts, expected at most 4; leave the others out"):
-        export_bundle(tmp_path / "missing", tmp_path / "bundle", draft=5 * [tmp_path / "missing"])
+        export_bundle(tmp_path / "missing", tmp_path / "bundle", draft=5 * [draft])
