@@ -73,7 +73,7 @@ class ParallelHeads(PreTrainedModel):  # type: ignore[misc]
 class TracedParallel(nn.Module):
     """`(input_ids, start, depths, ancestors, logit_rows, past_hidden) -> (logits, present_hidden)`.
 
-    The heads read the last token of each row, and `logit_rows` says which heads speak.
+    The heads read the last token of each row. `logit_rows` says which heads speak; for what lies beyond, the last does.
     """
 
     def __init__(self, heads: ParallelHeads) -> None:
@@ -90,4 +90,5 @@ class TracedParallel(nn.Module):
         past_hidden: Tensor,
     ) -> tuple[Tensor, ...]:
         states, logits = self.heads(past_hidden[:, -1])
-        return only_rows(logit_rows, logits).float(), only_rows(logit_rows, states)
+        speaking = logit_rows.clamp(max=states.shape[1] - 1)
+        return only_rows(speaking, logits).float(), only_rows(speaking, states)

@@ -92,7 +92,7 @@ class ParallelHeads(Head):
         assert self.model is not None
         model, k, device = self.model, frame.draft_length, frame.proposed.device
         memory = model.logits(frame.batch, k)
-        speak = counting(k, device).clamp(max=model.engine.contract.layers - 1).expand(frame.batch, k).contiguous()
+        speak = counting(k, device).expand(frame.batch, k).contiguous()
         ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
         step = model.step(0, ids, frame.position[1], memory, frame.live, logit_rows=speak)
         logits = memory[..., : model.vocab_size]

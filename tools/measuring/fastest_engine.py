@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from statistics import geometric_mean, median
 
 from ...engines import ENGINES, GRANULE, Bundle, EngineError, blank_cache, blank_step, open_engine, together
-from ...engines.bundle import DRAFT, TARGET
+from ...engines.bundle import DRAFT, HEAD, TARGET
 from .clock import run_ms
 
-WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,)}  # tokens of each request in the steps that are timed
+WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,), HEAD: (1,)}  # tokens of each request in the steps that are timed
 PAST = 128  # tokens in the cache
 REPEATS = 15
 CLEARLY = 0.95  # smaller batches have another engine than larger ones if it takes less than this part of the time
