@@ -1,0 +1,128 @@
+"""Our EAGLE-3 says what the reference class of `speculators` says, in every form that this has.
+
+The package pins older libraries than ours, so it is installed without them, beside them. What it imports for training
+alone, and never runs here, is an empty module.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.kinds import open_head
+from trt_spec.export.oracle import hidden_states
+from trt_spec.export.quality import Sample
+
+from ..heads import eagle3_head
+from ..models import tiny_llama
+
+PACKAGES = ["speculators==0.9.0", "pydantic-settings", "python-dotenv", "loguru"]
+STEPS = 3
+REFERENCE = """
+import importlib.abc, importlib.machinery, importlib.metadata, sys, types
+
+FOR_TRAINING = "aiohttp datasets deepspeed hs_connectors openai pybase64 tensorboard trackio wandb".split()
+
+class Empty(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in FOR_TRAINING:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec):
+        return Empty(spec.name)
+    def exec_module(self, module):
+        module.__path__ = []
+
+sys.meta_path.insert(0, Finder())
+import torch
+from safetensors.torch import load_file, save_file
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+def say(head, given, out):
+    config = Eagle3SpeculatorConfig.from_pretrained(head)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model, inputs = Eagle3DraftModel(config), load_file(given)
+    left = model.load_state_dict(load_file(head + "/model.safetensors"), strict=False)
+    assert not left.unexpected_keys, left
+    assert set(left.missing_keys) <= {"embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight"}, left
+    model.embed_tokens.weight.data = inputs["embedding"]
+    said = []
+    model.lm_head.register_forward_hook(lambda module, given, logits: said.append(logits[0].clone()))
+    ids = inputs["ids"][None]
+    with torch.no_grad():
+        model.eval()(
+            hidden_states=inputs["hidden"][None], input_ids=ids, document_ids=torch.zeros_like(ids), ttt_steps=STEPS
+        )
+    save_file({str(step): logits for step, logits in enumerate(said)}, out)
+
+for folder in sys.argv[1:]:
+    say(folder + "/head", folder + "/given", folder + "/said")
+""".replace("STEPS", str(STEPS))
+LAYERS = (0, 1, 2)
+SPECULATORS = {
+    "algorithm": "eagle3",
+    "default_proposal_method": "greedy",
+    "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": STEPS}],
+    "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {"draft_vocab": 48},
+    "normed residual": {"draft_vocab": 48, "norm_before_residual": True},
+    "states behind the norm": {"draft_vocab": 48, "norm_output": True},
+    "one norm before fc": {"draft_vocab": 48, "norms": "input"},
+    "a norm of each": {"draft_vocab": 48, "norms": "each"},
+    "two layers": {"draft_vocab": 48, "layers": 2},
+    "layers of Qwen3": {"draft_vocab": 48, "kind": "qwen3"},
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speculators")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(folder)]
+    subprocess.run([*install, *PACKAGES], check=True)
+    return folder
+
+
+@pytest.mark.clients
+@torch.no_grad()
+def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_path: Path) -> None:
+    """All forms in one process, which takes long to load its libraries."""
+    target = tiny_llama(tmp_path / "target", initializer_range=0.2, num_hidden_layers=3)
+    teacher, tokens = load_model(open_checkpoint(target), "float32"), [(7 * i * i + 3 * i) % 64 for i in range(40)]
+    hidden, _ = hidden_states(teacher, torch.tensor([tokens]))
+    read = torch.cat([hidden[layer][0] for layer in LAYERS], -1)[:-1].contiguous()
+    given = {"ids": torch.tensor(tokens[1:]), "hidden": read, "embedding": teacher.get_input_embeddings().weight.data}
+    usual = {"norm_before_residual": False, "norm_output": False, "scale": 0.2, "speculators_config": SPECULATORS}
+    for form, fields in FORMS.items():
+        eagle3_head(tmp_path / form / "head", target, read=LAYERS, **usual | fields)
+        save_file(given, tmp_path / form / "given")
+    command = [sys.executable, "-P", "-c", REFERENCE, *(str(tmp_path / form) for form in FORMS)]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(package)})
+    contract = open_checkpoint(target).shape.contract(256, "float32")
+    for form in FORMS:
+        opened = open_head(tmp_path / form / "head")
+        assert opened is not None
+        head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
+        head.wiring = replace(head.wiring, layers=LAYERS)
+        features = head.encoder([hidden[layer][:, :-1] for layer in LAYERS])
+        steps, said = (
+            list(head.unrolled(torch.tensor([tokens[1:]]), features, STEPS)),
+            load_file(tmp_path / form / "said"),
+        )
+        assert len(said) == len(steps) == STEPS
+        for step, normed in enumerate(steps):
+            valid = len(tokens) - 1 - step  # the others lack their token
+            expected = said[str(step)][:valid]
+            torch.testing.assert_close(head.lm_head(normed)[0, :valid], expected, atol=1e-4, rtol=1e-4, msg=form)
