@@ -172,6 +172,7 @@ def test_a_head_is_written_as_speculators_reads_it(target: str, tmp_path: Path):
     assert verifier == {"name_or_path": "target", "architectures": ["LlamaForCausalLM"]}
     layer = config["transformer_layer_config"]
     assert (layer["model_type"], layer["num_hidden_layers"], layer["vocab_size"]) == ("llama", 1, 64)
+    assert (layer["bos_token_id"], layer["eos_token_id"]) == (0, 1), "as the target's"
     assert layer["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
     assert sorted(file.name for file in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
     assert found["bytes"] == sum(file.stat().st_size for file in (tmp_path / "head").iterdir())

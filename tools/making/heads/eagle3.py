@@ -31,6 +31,7 @@ RIDGE = 0.01  # by which its first linear map is held back, beside inputs of siz
 SHARPNESS = 8.0  # of its first attention: the score of a slot with itself
 FAINT = 0.1  # of what begins at random
 EPSILON, THETA = 1e-6, 10000.0  # where the target names none
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 ENCODER, EMBEDDING = "encoder.", "embed_tokens.weight"
 
 
@@ -56,6 +57,7 @@ class Eagle3Lesson(Lesson[Eagle3]):
             rms_norm_eps=getattr(self.teacher.config, "rms_norm_eps", EPSILON),
             rope_parameters={"rope_type": "default", "rope_theta": _theta(self.teacher.config)},
             tie_word_embeddings=False,
+            **{name: getattr(self.teacher.config, name, None) for name in SPECIAL},
         )
         draft_vocab = min(settings.draft_vocab, vocab_size)
         parts = Parts(width, len(self.layers), draft_vocab)
