@@ -161,12 +161,12 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         unknown = torch.full_like(own[..., :1], UNKNOWN)
         return torch.cat([own, unknown], -1).index_select(-1, self.places)
 
-    def unrolled(self, tokens: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    def unrolled(self, tokens: Tensor, features: Tensor, steps: int, later: Tensor | None = None) -> Iterator[Tensor]:
         """Give its hidden states behind the last norm [B, S, hidden] after one slot, two and so on, as many as steps.
 
         The first slots are those of `tokens` [B, S] from the second of a text on, with the `features` [B, S, hidden] of
         the tokens before them. Slot i of step s stands behind slot i of step s - 1, at the token s places later, and
-        sees of the first step what that saw.
+        sees of the first step what that saw. With `later` the steps after the first are taken by these slots alone.
         """
         batch, width = tokens.shape
         cache = DynamicCache()
@@ -174,11 +174,16 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         own = torch.eye(width, dtype=torch.bool, device=tokens.device)
         positions = torch.arange(1, width + 1, device=tokens.device).expand(batch, width)
         mask, lowest = seen, torch.finfo(features.dtype).min
-        for _ in range(steps):
+        chosen = tokens
+        for step in range(steps):
             floats = torch.zeros(mask.shape, dtype=features.dtype, device=tokens.device).masked_fill(~mask, lowest)
-            features, normed = self._run(tokens, features, positions, floats[None, None], cache)
+            features, normed = self._run(chosen, features, positions, floats[None, None], cache)
             yield normed
             tokens = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
+            if step == 0 and later is not None:
+                features, positions = features[:, later], positions[:, later]
+                mask, own = mask[later], own[later][:, later]
+            chosen = tokens if later is None else tokens[:, later]
             positions = positions + 1
             mask = torch.cat([mask, own], 1)
 

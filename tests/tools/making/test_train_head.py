@@ -1,0 +1,402 @@
+"""A head learns what its target says, goes on where it was cut off, and is written as others read it."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import DynamicCache
+from trt_spec.engines import ExportError, RequestError
+from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.tools.making import train_head as tool
+from trt_spec.tools.making.heads import spoken as spoken_rows
+from trt_spec.tools.making.heads.eagle3 import FIRST, Eagle3Lesson, known
+from trt_spec.tools.making.heads.measures import bigram, by_place
+from trt_spec.tools.making.heads.settings import Settings
+from trt_spec.tools.making.heads.spoken import Spoken
+from trt_spec.tools.making.heads.teacher import Teacher
+from trt_spec.tools.making.train_head import train_head
+from trt_spec.tools.program import _Terminated
+
+from ...models import tiny_gemma2, tiny_gpt2, tiny_llama
+
+PROMPTS = ["abc", "def f(", "x = 1"]
+SMALL = {"samples": 24, "length": 32, "steps": 40, "rate": 1e-2, "draft_vocab": 48, "mlp": 32}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("heads") / "target", num_hidden_layers=8))
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_at_once(monkeypatch: pytest.MonkeyPatch):
+    for module in (tool, spoken_rows):
+        monkeypatch.setattr(module, "TOGETHER", 8)
+
+
+def settings_of(target: str, **changed: Any) -> Settings:
+    own = {name: value for name, value in SMALL.items() if name != "steps"}
+    return Settings("eagle3", target, "", **own | changed)
+
+
+def taught(target: str, folder: Path, **changed: Any) -> tuple[Eagle3Lesson, Spoken]:
+    """A lesson, and what the target has said."""
+    lesson = Eagle3Lesson(Teacher(open_checkpoint(target), "cpu"))
+    spoken = Spoken(folder, settings_of(target, **changed), lesson.layers, lesson.teacher)
+    spoken.write(lesson.teacher, [[5, 6, 7], [8, 9]], lambda: True)
+    return lesson, spoken
+
+
+def test_a_trained_head_is_accepted_more_often_on_what_was_held_out(target: str, tmp_path: Path):
+    found = train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL | {"steps": 150, "samples": 128})
+    for place in range(4):
+        assert found["after"]["overlap"][place] > found["before"]["overlap"][place] + 0.02
+    assert found["after"]["overlap"][0] > found["bigram"]["overlap"]
+    assert [one["step"] for one in found["quarters"]] == [38, 75, 113]
+    assert (found["rows"], found["steps"]) == (128, 150)
+    assert [file.name for file in tmp_path.iterdir()] == ["head"], "what it kept while it learned is gone"
+
+
+@pytest.mark.parametrize(
+    ("place", "call", "error"),
+    [
+        ("spoken", 2, KeyboardInterrupt),
+        ("step", 1, KeyboardInterrupt),
+        ("step", 13, _Terminated),
+        ("step", 25, KeyboardInterrupt),
+    ],
+)
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, call: int, error: type[BaseException]
+):
+    whole = train_head("eagle3", target, tmp_path / "whole", PROMPTS, **SMALL)
+    owner, name = {"spoken": (Spoken, "_continue"), "step": (tool, "_step")}[place]
+    calls, real = 0, getattr(owner, name)
+
+    def cut_off(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, cut_off)
+        with pytest.raises(error):
+            train_head("eagle3", target, tmp_path / "again", PROMPTS, **SMALL)
+        assert not (tmp_path / "again").exists()
+        calls = call
+        again = train_head("eagle3", target, tmp_path / "again", PROMPTS, **SMALL)
+    rest = calls - call
+    assert rest == {"spoken": 3 - 1, "step": SMALL["steps"] - call + 1}[place], "what was done is not done again"
+    assert {**again, "minutes": 0} == {**whole, "minutes": 0}
+    first, second = (tmp_path / one / "model.safetensors" for one in ("whole", "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_run_that_was_killed_goes_on_from_what_it_saved_last(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is saved as it dies: it had saved after each fifth step."""
+    train_head("eagle3", target, tmp_path / "whole", PROMPTS, **SMALL)
+    real_save, real_step, last = tool.save_state, tool._step, []
+
+    def save_state(folder: Path, settings: Settings, now: Any, *parts: Any) -> None:
+        if now.step % 5 == 0 and not (last and last[-1] == "dead"):
+            real_save(folder, settings, now, *parts)
+            last.append(now.step)
+
+    def step(*arguments: Any) -> float:
+        if arguments[-1] == 18:
+            last.append("dead")
+            raise KeyboardInterrupt
+        return real_step(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tool, "SAVED", 0.0)
+        patched.setattr(tool, "save_state", save_state)
+        patched.setattr(tool, "_step", step)
+        with pytest.raises(KeyboardInterrupt):
+            train_head("eagle3", target, tmp_path / "again", PROMPTS, **SMALL)
+    assert last[-2:] == [15, "dead"]
+    train_head("eagle3", target, tmp_path / "again", PROMPTS, **SMALL)
+    first, second = (tmp_path / one / "model.safetensors" for one in ("whole", "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_head_is_written_as_speculators_reads_it(target: str, tmp_path: Path):
+    found = train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL | {"steps": 2})
+    weights = load_file(tmp_path / "head" / "model.safetensors")
+    layer, attention = "layers.0.", "layers.0.self_attn."
+    shapes = {
+        "fc.weight": (32, 96),
+        f"{attention}q_proj.weight": (64, 64),
+        f"{attention}k_proj.weight": (32, 64),
+        f"{attention}v_proj.weight": (32, 64),
+        f"{attention}o_proj.weight": (32, 64),
+        f"{layer}mlp.gate_proj.weight": (32, 32),
+        f"{layer}mlp.up_proj.weight": (32, 32),
+        f"{layer}mlp.down_proj.weight": (32, 32),
+        f"{layer}hidden_norm.weight": (32,),
+        f"{layer}input_layernorm.weight": (32,),
+        f"{layer}post_attention_layernorm.weight": (32,),
+        "norm.weight": (32,),
+        "lm_head.weight": (48, 32),
+        "d2t": (48,),
+        "t2d": (64,),
+    }
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == shapes
+    types = {"d2t": torch.int64, "t2d": torch.bool}
+    assert all(weight.dtype == types.get(name, torch.float16) for name, weight in weights.items())
+    ids = torch.arange(48) + weights["d2t"]
+    assert torch.equal(ids, weights["t2d"].nonzero()[:, 0])
+    assert found["parameters"] == sum(weight.numel() for name, weight in weights.items() if name not in types)
+
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    wanted = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": 48,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        "norm_before_residual": False,
+        "norm_output": False,
+    }
+    assert {name: config[name] for name in wanted} == wanted
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "target", "architectures": ["LlamaForCausalLM"]}
+    layer = config["transformer_layer_config"]
+    assert (layer["model_type"], layer["num_hidden_layers"], layer["vocab_size"]) == ("llama", 1, 64)
+    assert (layer["bos_token_id"], layer["eos_token_id"]) == (0, 1), "as the target's"
+    assert layer["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
+    assert sorted(file.name for file in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
+    assert found["bytes"] == sum(file.stat().st_size for file in (tmp_path / "head").iterdir())
+
+
+def test_a_head_that_knows_all_tokens_has_no_map_of_them(target: str, tmp_path: Path):
+    train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL | {"steps": 1, "draft_vocab": 1000})
+    weights = load_file(tmp_path / "head" / "model.safetensors")
+    assert not {"d2t", "t2d"} & set(weights)
+    assert weights["lm_head.weight"].shape == (64, 32)
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["draft_vocab_size"] == 64
+
+
+def test_a_head_knows_the_most_frequent_tokens(target: str, tmp_path: Path):
+    lesson, spoken = taught(target, tmp_path, draft_vocab=16)
+    ids = known(lesson.begin(spoken, settings_of(target, draft_vocab=16))).tolist()
+    counts = torch.bincount(spoken.tokens(spoken.learned).flatten(), minlength=64)
+    assert ids == sorted(ids)
+    assert sum(counts[ids]) == sum(counts.sort(descending=True)[0][:16])
+
+
+def test_what_the_target_said_is_kept_with_its_hidden_states_and_drawn_by_its_law(target: str, tmp_path: Path):
+    """Each row is read again at once: hidden states are the same up to bfloat16. A target that is sure is followed."""
+    lesson, spoken = taught(target, tmp_path / "kept")
+    rows = spoken.rows(range(24))
+    again = lesson.teacher.read(rows.tokens, lesson.layers)
+    torch.testing.assert_close(torch.cat([rows.hidden, rows.last[:, :, None]], 2), again, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(
+        lesson.teacher.logits(again[:, :, -1]), lesson.teacher.model(rows.tokens).logits, rtol=1e-4, atol=1e-4
+    )
+    assert rows.tokens[:, :2].unique(dim=0).tolist() == [[5, 6], [8, 9]], "cut to the shorter of a batch"
+    assert len(rows.tokens.unique(dim=0)) == 24, "each row has noise of its own"
+    sure = Teacher(open_checkpoint(target), "cpu")
+    sure.model.get_output_embeddings().weight.data *= 1e4  # all probability is on one token
+    other = Spoken(tmp_path / "sure", settings_of(target), lesson.layers, sure)
+    other.write(sure, [[5, 6, 7]], lambda: True)
+    text = other.rows(range(24)).tokens
+    assert torch.equal(text[:, 3:], sure.model(text).logits.argmax(-1)[:, 2:-1])
+
+
+def test_held_out_rows_are_not_learned_from(target: str, tmp_path: Path):
+    _, spoken = taught(target, tmp_path)
+    assert spoken.held_out.tolist() == [0, 10, 20]
+    assert not set(spoken.held_out.tolist()) & set(spoken.learned.tolist())
+    assert len(spoken.learned) == 21
+
+
+def test_acceptance_by_place_is_that_of_the_tokens_in_their_places(target: str, tmp_path: Path):
+    """A head that says the target's own law is accepted always, and one that says it a token late is not."""
+    lesson, spoken = taught(target, tmp_path)
+
+    class Told(Eagle3Lesson):
+        late = 0
+
+        def laws(self, head: Any, rows: Any, places: int) -> Any:
+            logits, width = self.teacher.logits(rows.last), rows.tokens.shape[1]
+            for place in range(places):
+                whose = torch.arange(place + 1, width)
+                yield whose, logits[:, whose - self.late]
+
+    told = Told(lesson.teacher)
+    assert by_place(told, torch.nn.Identity(), spoken) == {"overlap": [1.0] * 4, "greedy": [1.0] * 4}
+    told.late = 1
+    assert max(by_place(told, torch.nn.Identity(), spoken)["overlap"]) < 0.9
+
+
+def test_what_a_head_proposes_by_place_is_what_it_proposes_in_a_line(target: str, tmp_path: Path):
+    """Decoded step by step behind a text: real features as far as the target has read, then the head's own."""
+    lesson, spoken = taught(target, tmp_path)
+    head = lesson.begin(spoken, settings_of(target)).eval()
+    rows = spoken.rows([1])
+    committed = 20  # tokens; the target has read all but the last
+    with torch.no_grad():
+        found = dict(enumerate(lesson.laws(head, rows, 4)))
+        features = head.encoder(rows.hidden.unbind(2))
+        cache, places = DynamicCache(), torch.arange(committed)[None]
+        tokens = rows.tokens[:, :committed]
+        given = torch.cat([features[:, :1], features[:, : committed - 1]], 1)  # nothing sees place 0
+        for step in range(4):
+            hidden, normed = head(tokens, given, places, cache)
+            whose, logits = found[step]
+            last = committed - 1 + step  # the token behind which it proposes
+            place = whose.tolist().index(last)
+            torch.testing.assert_close(logits[:, place], head.logits(normed[:, -1]), rtol=1e-4, atol=1e-4)
+            tokens, given, places = rows.tokens[:, last + 1, None], hidden[:, -1:], places[:, -1:] + 1
+
+
+def test_the_bigram_is_counted_in_what_was_learned(target: str, tmp_path: Path):
+    """By hand, token by token."""
+    lesson, spoken = taught(target, tmp_path)
+    after: dict[int, Tensor] = {}
+    for row in spoken.tokens(spoken.learned).tolist():
+        for one, following in pairwise(row):
+            after.setdefault(one, torch.zeros(64))[following] += 1
+    rows = spoken.rows(spoken.held_out)
+    laws, overlap = lesson.teacher.logits(rows.last).softmax(-1), []
+    for row, law in zip(rows.tokens.tolist(), laws, strict=True):
+        for one, p in zip(row[:-1], law, strict=False):
+            counts = after.get(one)
+            overlap.append(0.0 if counts is None else float(torch.minimum(p, counts / counts.sum()).sum()))
+    assert bigram(lesson, spoken)["overlap"] == pytest.approx(sum(overlap) / len(overlap), abs=1e-4)
+
+
+def test_the_loss_vanishes_with_the_distance_to_the_law_it_is_taught(target: str, tmp_path: Path):
+    """To begin with it is the divergence of the first step alone; at the end what is not accepted of four."""
+    lesson, spoken = taught(target, tmp_path, draft_vocab=64)
+    head = lesson.begin(spoken, settings_of(target, draft_vocab=64))
+    rows, draw = spoken.rows(spoken.learned[:2]), torch.Generator()
+    with torch.no_grad():
+        found = list(lesson.laws(head, rows, 4))
+        laws = lesson.teacher.logits(rows.last).softmax(-1)
+        whose, logits = found[0]
+        p, q = laws[:, whose], logits.softmax(-1)
+        first = (p * (p / q).log()).sum(-1).mean()
+        assert float(lesson.loss(head, rows, FIRST, draw.manual_seed(3))) == pytest.approx(float(first), rel=1e-4)
+        at_the_end = float(lesson.loss(head, rows, 1.0, draw.manual_seed(3)))
+        begin = int(torch.randint(3, (1,), generator=draw.manual_seed(3)))
+        weighted = []
+        for step, (whose, logits) in enumerate(found):
+            accepted = torch.minimum(laws[:, whose], logits.softmax(-1)).sum(-1)  # [2, slots]
+            slots = slice(None) if step == 0 else slice(begin, 32 - 4, 3)
+            weighted.append(0.8**step * -float(accepted[:, slots].log().mean()))
+    assert at_the_end == pytest.approx(sum(weighted) / sum(0.8**step for step in range(4)), rel=1e-3)
+
+
+def test_a_head_begins_with_what_a_linear_map_foretells(target: str, tmp_path: Path):
+    lesson, spoken = taught(target, tmp_path, samples=64, draft_vocab=64)
+    torch.manual_seed(0)
+    begun = lesson.begin(spoken, settings_of(target, draft_vocab=64))
+    before = by_place(lesson, begun, spoken)["overlap"][0]
+    torch.nn.init.normal_(begun.encoder.fc.weight, std=0.02)
+    assert before > by_place(lesson, begun, spoken)["overlap"][0] + 0.03
+
+
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_gemma2])
+def test_heads_are_trained_for_targets_of_other_kinds(make: Any, tmp_path: Path):
+    """One has learned positions and no key-value groups, the other caps its logits and counts by windows."""
+    found = train_head("eagle3", str(make(tmp_path / "target")), tmp_path / "head", PROMPTS, **SMALL | {"steps": 3})
+    assert 0 < found["after"]["overlap"][0] < 1
+
+
+def test_a_target_whose_logits_are_more_than_a_projection_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = tiny_gemma2(tmp_path / "target")
+    monkeypatch.setattr(Teacher, "logits", lambda self, last: self.model.get_output_embeddings()(last))  # uncapped
+    with pytest.raises(RequestError, match="makes its logits of its last hidden state otherwise than by its vocabu"):
+        Teacher(open_checkpoint(str(made)), "cpu")
+
+
+def test_minutes_end_the_writing_and_the_training(target: str, tmp_path: Path):
+    endless = SMALL | {"samples": 1000, "steps": 10**6}
+    found = train_head("eagle3", target, tmp_path / "head", PROMPTS, minutes=1e-9, **endless)
+    assert (found["rows"], found["steps"]) == (16, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"draft_vocab": 32}, "holds a training with --draft-vocab 48, and not 32; say the same to go on, or remove"),
+        ({"prompts": ["other"]}, "holds a training with other --prompts; say the same to go on, or remove"),
+    ],
+)
+def test_a_training_with_other_settings_is_not_gone_on_with(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(tool, "_step", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        train_head("eagle3", target, tmp_path / "head", **{"prompts": PROMPTS} | SMALL | changed)
+    (tmp_path / ".head.training" / "state.safetensors").write_bytes(b"no state")
+    with pytest.raises(RequestError, match="is not the state of a training; remove "):
+        train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL)
+
+
+def _interrupted(*_: Any) -> float:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "medusa"}, "--kind is 'medusa', expected one of eagle3"),
+        ({"samples": 1}, "--samples is 1, expected at least 2"),
+        ({"length": 7}, "--length is 7, expected at least 8"),
+        ({"batch": 0}, "--batch is 0, expected at least 1"),
+        ({"steps": 0}, "--steps is 0, expected at least 1"),
+        ({"draft_vocab": 1}, "--draft-vocab is 1, expected at least 2"),
+        ({"minutes": 0}, "--minutes is 0, expected more than 0"),
+        ({"rate": float("nan")}, "--rate is nan, expected a number between 0 and 1"),
+        ({"device": "warp"}, "--device is 'warp', which torch cannot use here"),
+        ({"prompts": [""]}, "the longest prompt has 0 tokens, expected 1 to 31: --length is 32"),
+        ({"prompts": ["a" * 40]}, "the longest prompt has 40 tokens, expected 1 to 31: --length is 32"),
+        ({"length": 1000}, "--length is 1000, expected at most 256, the positions of the target"),
+        ({"samples": 10**13}, "what the target says takes "),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_and_nothing_is_written(
+    target: str, tmp_path: Path, settings: dict[str, Any], said: str
+):
+    given = {"kind": "eagle3", "prompts": PROMPTS} | SMALL | settings
+    with pytest.raises(RequestError, match=re.escape(said)):
+        train_head(target=target, out=tmp_path / "head", **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_holds_other_things_is_refused_before_anything_is_learned(target: str, tmp_path: Path):
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "mine").write_text("mine")
+    with pytest.raises(ExportError, match="holds other things than a bundle"):
+        train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL)
+    assert [file.name for file in tmp_path.iterdir()] == ["head"]
+
+
+def test_the_program_prints_json_and_says_how_long_is_left(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "prompts").write_text("abc\ndef f(\n")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    own = ["--kind", "eagle3", "--target", target, "--prompts", str(tmp_path / "prompts"), "--out"]
+    assert tool.main([*own, str(tmp_path / "head"), *flags]) == 0
+    said = capsys.readouterr()
+    assert set(json.loads(said.out)) >= {"before", "quarters", "after", "bigram", "bytes", "minutes"}
+    assert re.search(r"step \d+: loss [\d.]+, about \d+ s left", said.err)
+    assert tool.main([*own, str(tmp_path / "other"), *flags, "--kind", "mtp"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--kind is 'mtp', expected one of eagle3" in line

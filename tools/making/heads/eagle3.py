@@ -1,0 +1,226 @@
+"""EAGLE-3: the head reads three hidden states of the target, and is written as speculators 0.9 writes it.
+
+It begins as the best linear map from what it reads to the target's last hidden state one token later, and with the
+target's vocabulary projection. For two fifths of the time it learns its first step alone. Then it learns four, the
+later ones on a third of the slots, and from divergence its loss goes over to what is wanted: that proposals are
+accepted.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ....export.kinds.eagle3 import Eagle3, Parts, Wiring
+from ..training import NEGLIGIBLE, divergence
+from .lesson import Lesson
+from .settings import Settings
+from .spoken import Rows, Spoken
+
+STEPS = 4  # that it learns to go
+FIRST = 0.4  # share of the training in which it learns the first of them alone
+SLOTS = 3  # one in so many takes the later steps
+LATER = 0.8  # what a step counts beside the one before it
+MEASURED = 32  # rows by which its beginning is scaled
+OF_THE_TARGET = 0.25  # rate of what begins as the target's
+RIDGE = 0.01  # by which its first linear map is held back, beside inputs of size 1
+SHARPNESS = 8.0  # of its first attention: the score of a slot with itself
+FAINT = 0.1  # of what begins at random
+EPSILON, THETA = 1e-6, 10000.0  # where the target names none
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+ENCODER, EMBEDDING = "encoder.", "embed_tokens.weight"
+
+
+class Eagle3Lesson(Lesson[Eagle3]):
+    @property
+    def layers(self) -> tuple[int, ...]:
+        count = self.teacher.checkpoint.shape.layers
+        return tuple(sorted({min(max(0, layer), count - 1) for layer in (2, count // 2, count - 3)}))
+
+    def begin(self, spoken: Spoken, settings: Settings) -> Eagle3:
+        from transformers import LlamaConfig
+
+        shape, (vocab_size, width) = self.teacher.checkpoint.shape, self.teacher.projection.shape
+        config = LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=width,
+            intermediate_size=settings.mlp or 2 * width,
+            num_hidden_layers=1,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.positions,
+            rms_norm_eps=getattr(self.teacher.config, "rms_norm_eps", EPSILON),
+            rope_parameters={"rope_type": "default", "rope_theta": _theta(self.teacher.config)},
+            tie_word_embeddings=False,
+            **{name: getattr(self.teacher.config, name, None) for name in SPECIAL},
+        )
+        draft_vocab = min(settings.draft_vocab, vocab_size)
+        parts = Parts(width, len(self.layers), draft_vocab)
+        head: Eagle3 = Eagle3(config, parts, Wiring(self.layers)).to(self.teacher.device, torch.float32)
+        head.embed_tokens.weight = nn.Parameter(self.teacher.embedding, requires_grad=False)
+        ids = _frequent(spoken.tokens(spoken.learned), vocab_size, draft_vocab)
+        know(head, ids)
+        self._prime(head, spoken.rows(spoken.learned[:MEASURED]))
+        return head
+
+    @torch.no_grad()
+    def _prime(self, head: Eagle3, rows: Rows) -> None:
+        """Begin with what the best linear map foretells of the target's next last hidden state.
+
+        Of what the slot reads, the features take their part as it is, and the attention takes the embedding's: each
+        slot attends to itself, and values and output are that part's main axes.
+        """
+        layer: Any = head.layers[0]
+        width, inputs = head.config.hidden_size, len(self.layers)
+        embedded = layer.input_layernorm(head.embed_tokens(rows.tokens[:, 1:])).flatten(0, 1)
+        hidden = rows.hidden[:, :-1].flatten(0, 1).flatten(1)  # [N, n * H]
+        scale = _rms(hidden)
+        known_of = torch.cat([hidden / scale, embedded], 1)
+        last = rows.last[:, 1:].flatten(0, 1)
+        weight = _rms(last)
+        square = known_of.T @ known_of
+        square.diagonal().add_(RIDGE * len(known_of))
+        best = torch.linalg.solve(square, known_of.T @ (last / weight)).T  # [H, n * H + H]
+        self._fc_rate = min(1.0, 1 / float(scale.median()))  # a step of AdamW moves all weights as far
+        head.encoder.fc.weight.copy_(best[:, : inputs * width] / scale)
+        foretold = known_of @ best.T
+        head.norm.weight.copy_(weight * float(_rms(foretold.flatten())))  # the norm undoes that it is shorter
+        head.lm_head.weight.copy_(self.teacher.projection[known(head)])
+        self._attend_to_itself(head, best[:, inputs * width :], embedded)
+
+    def _attend_to_itself(self, head: Eagle3, wanted: Tensor, embedded: Tensor) -> None:
+        """Let each slot look at itself, and bring as much of wanted [H, H] times its embedding as the values hold."""
+        layer: Any = head.layers[0]
+        width, attention = head.config.hidden_size, layer.self_attn
+        size, groups, heads = attention.head_dim, head.config.num_key_value_heads, head.config.num_attention_heads
+        axes = torch.linalg.eigh(embedded.T @ embedded)[1].flip(1).T[: size * groups]  # by which embeddings differ
+        left, strength, right = torch.linalg.svd(wanted)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+            projection.weight.mul_(FAINT)
+        layer.mlp.down_proj.weight.mul_(FAINT)
+        for group in range(groups):
+            mine = axes[group::groups]
+            score = (embedded @ mine.T).square().sum(-1).mean() / size**0.5
+            sharp = (SHARPNESS / (score + NEGLIGIBLE)).sqrt()
+            place = slice(group * size, group * size + len(mine))
+            attention.k_proj.weight[place, :width] += sharp * mine
+            main = torch.arange(group, len(strength), groups, device=wanted.device)[:size]
+            value = slice(group * size, group * size + len(main))
+            attention.v_proj.weight[value, :width] += right[main]
+            for one in range(group * heads // groups, (group + 1) * heads // groups):
+                place, value = (slice(one * size, one * size + len(of)) for of in (mine, main))
+                attention.q_proj.weight[place, :width] += sharp * mine
+                attention.o_proj.weight[:, value] += (left[:, main] * strength[main]) * groups / heads
+
+    def rates(self, head: Eagle3) -> list[tuple[Tensor, float]]:
+        return [(head.lm_head.weight, OF_THE_TARGET), (head.encoder.fc.weight, self._fc_rate)]
+
+    def loss(self, head: Eagle3, rows: Rows, done: float, draw: Any) -> Tensor:
+        laws = self.teacher.logits(rows.last).softmax(-1)[..., known(head)]
+        over = max(0.0, (done - FIRST) / (1 - FIRST))
+        width = rows.tokens.shape[1]
+        last = width - STEPS
+        steps = STEPS if over and last > 0 else 1
+        begins = torch.randint(min(SLOTS, max(1, last)), (1,), generator=draw)
+        later = torch.arange(int(begins), max(1, last), SLOTS, device=rows.tokens.device)
+        slots = torch.arange(width - 1, device=rows.tokens.device)
+        total, weights = torch.zeros((), device=rows.tokens.device), 0.0
+        for step, normed in enumerate(
+            head.unrolled(rows.tokens[:, 1:], self._features(head, rows), steps, later=later)
+        ):
+            p, log_q = laws[:, (slots if step == 0 else later) + step + 1], head.lm_head(normed).log_softmax(-1)
+            accepted = torch.minimum(p, log_q.exp()).sum(-1)
+            reached = p.sum(-1)
+            apart = divergence(p, log_q) - torch.special.xlogy(reached, reached)  # 0 where q is the law of these tokens
+            missed = (1 - over) * apart - over * accepted.clamp(min=NEGLIGIBLE).log()
+            total = total + LATER**step * missed.mean()
+            weights += LATER**step
+        return total / weights
+
+    def laws(self, head: Eagle3, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
+        slots = torch.arange(rows.tokens.shape[1] - 1, device=rows.tokens.device)
+        for step, normed in enumerate(head.unrolled(rows.tokens[:, 1:], self._features(head, rows), places)):
+            valid = slots[: len(slots) - step]
+            yield valid + step + 1, head.logits(normed[:, valid])
+
+    def _features(self, head: Eagle3, rows: Rows) -> Tensor:
+        found: Tensor = head.encoder(rows.hidden[:, :-1].unbind(2))
+        return found
+
+    def write(self, head: Eagle3, folder: Path) -> None:
+        kept = {
+            name.removeprefix(ENCODER): weight.detach().to("cpu", torch.float16).contiguous()
+            for name, weight in head.named_parameters()
+            if name != EMBEDDING
+        }
+        if head.parts.draft_vocab < self.teacher.vocab_size:
+            ids = known(head).cpu()
+            kept["d2t"] = ids - torch.arange(len(ids))
+            kept["t2d"] = torch.zeros(self.teacher.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self._fields(head), indent=2) + "\n", encoding="utf-8")
+
+    def _fields(self, head: Eagle3) -> dict[str, Any]:
+        target = self.teacher.checkpoint
+        local = Path(target.name).exists()
+        verifier = {
+            "name_or_path": target.label if local else target.name.partition("@")[0],
+            "architectures": list(target.config.architectures or []),
+        }
+        method = {"proposal_type": "greedy", "speculative_tokens": STEPS, "verifier_accept_k": 1}
+        layer = head.config.to_diff_dict()
+        return {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.9.0",
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "proposal_methods": [method | {"accept_tolerance": 0.0}],
+                "default_proposal_method": "greedy",
+                "verifier": verifier,
+            },
+            "transformer_layer_config": {"model_type": "llama", **layer},
+            "draft_vocab_size": head.parts.draft_vocab,
+            "target_hidden_size": head.parts.target_hidden,
+            "eagle_aux_hidden_state_layer_ids": list(head.wiring.layers),
+            "norm_before_residual": head.wiring.norm_before_residual,
+            "norm_before_fc": head.parts.norm_before_fc,
+            "fc_norm": head.parts.fc_norm,
+            "norm_output": head.wiring.norm_output,
+            "embed_requires_grad": False,
+            "tie_word_embeddings": False,
+            "dtype": "float16",
+        }
+
+
+def known(head: Eagle3) -> Tensor:
+    """Return the tokens that the head may propose, in its own order."""
+    places: Tensor = head.places
+    return (places < head.parts.draft_vocab).nonzero()[:, 0]
+
+
+def know(head: Eagle3, ids: Tensor) -> None:
+    """Let the head propose these tokens, in ascending order."""
+    head.places.fill_(head.parts.draft_vocab)
+    head.places[ids.to(head.places.device)] = torch.arange(len(ids), device=head.places.device)
+
+
+def _frequent(tokens: Tensor, vocab_size: int, count: int) -> Tensor:
+    """Return the most frequent tokens in ascending order; of equally frequent ones the lower."""
+    often = torch.bincount(tokens.flatten(), minlength=vocab_size)
+    return often.sort(descending=True, stable=True)[1][:count].sort()[0]
+
+
+def _rms(values: Tensor) -> Tensor:
+    """Return the size of each column of values [N, C], or of all values [N]."""
+    return values.square().mean(0).sqrt() + NEGLIGIBLE
+
+
+def _theta(config: Any) -> float:
+    found = (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
+    return float(found) if isinstance(found, int | float) else THETA

@@ -1,0 +1,274 @@
+"""Train a head on what its target itself says: a part that reads the target's hidden states and proposes tokens.
+
+    python -m trt_spec.tools.making.train_head --kind eagle3 --target T --out H --prompts FILE
+        [--minutes 60] [--draft-vocab 2048]
+
+The target continues the lines of the prompt file at temperature 1 in rows of --length tokens, prompts among them; every
+tenth row is held out. What a head reads of the target is kept beside --out while it learns, in .NAME.training with the
+state of the training: a run that was killed goes on from there if it is started again with the same flags. The folder
+is removed at the end.
+
+With --minutes the target writes for a fifth of them at most, and training ends when they are over, or after --steps.
+The last line is JSON: how often proposals at place 1 to 4 of a round are accepted on what was held out, before, at each
+quarter and after, as Σ min(p, q) at temperature 1 and as greedy agreement, beside the same of a counted bigram.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...engines import RequestError
+from ...export.aside import built_aside, refuse_foreign
+from ...export.checkpoint import open_checkpoint
+from ...export.quiet import quiet_libraries
+from ...export.vocabulary import read_vocabulary
+from ..console import progress
+from ..flags.sampling import add_number, positive
+from ..program import program
+from ..text_files import read_prompts
+from .heads import LESSONS
+from .heads.lesson import Lesson
+from .heads.measures import bigram, by_place, measured_rows
+from .heads.settings import Settings, digest
+from .heads.spoken import HELD_OUT, TOGETHER, Spoken
+from .heads.state import Progress, restore_progress, restore_weights, save_state
+from .heads.teacher import Teacher
+from .training import NEGLIGIBLE, SAID, WARM_UP, refuse_below, refuse_device
+
+WRITING = 1 / 5  # share of --minutes in which the target may write
+AVERAGED = 0.998  # of the running mean of the weights, which is what is written
+SAVED = 30.0  # seconds after which the state is saved again
+QUARTERS = 4
+
+
+def train_head(
+    kind: str,
+    target: str,
+    out: Path,
+    prompts: Sequence[str],
+    steps: int = 4000,
+    minutes: float = math.inf,
+    **options: Any,  # fields of Settings
+) -> dict[str, Any]:
+    """Write the trained head to `out` and return what it brings."""
+    if kind not in LESSONS:
+        raise RequestError(f"--kind is {kind!r}, expected one of {', '.join(LESSONS)}")
+    settings = Settings(kind, target, digest(prompts), **options)
+    refuse_below(1, steps=steps)
+    if not minutes > 0:
+        raise RequestError(f"--minutes is {minutes:g}, expected more than 0")
+    refuse_device(settings.device)
+    refuse_foreign(out)
+    with quiet_libraries():
+        checkpoint = open_checkpoint(target)
+        tokenizer = read_vocabulary(checkpoint).tokenizer
+        ids = [ids for prompt in prompts if (ids := tokenizer.encode(prompt).ids)]
+        _refuse_lengths(ids, settings.length, checkpoint.shape.positions)
+        folder = out.with_name(f".{out.name}.training")
+        begun = restore_progress(folder, settings) or Progress()
+        lesson = LESSONS[kind](Teacher(checkpoint, settings.device))
+        spoken = Spoken(folder, settings, lesson.layers, lesson.teacher)
+        run = Run(folder, settings, begun, lesson, spoken, 60 * minutes)
+        run.let_write(ids)
+        head, brought = run.learn(steps)
+        with built_aside(out) as aside:
+            lesson.write(head, aside)
+            size = sum(file.stat().st_size for file in aside.iterdir())
+        shutil.rmtree(folder)
+    return {
+        "parameters": sum(weight.numel() for weight in head.parameters() if weight.requires_grad),
+        "bytes": size,
+        "rows": spoken.count,
+        "steps": begun.step,
+        "minutes": round(run.seconds / 60, 1),
+        "held_out_tokens": len(measured_rows(spoken)) * settings.length,
+        **brought,
+    }
+
+
+class Run:
+    """One training from its first row to its last step, whatever number of processes it takes."""
+
+    def __init__(
+        self, folder: Path, settings: Settings, begun: Progress, lesson: Lesson[Any], spoken: Spoken, limit: float
+    ) -> None:
+        self.folder, self.settings, self.progress = folder, settings, begun
+        self.lesson, self.spoken, self.limit = lesson, spoken, limit
+        self._began, self._before = monotonic(), begun.seconds
+
+    @property
+    def seconds(self) -> float:
+        """So far, of all processes together."""
+        return self._before + monotonic() - self._began
+
+    def let_write(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Let the target write, in a share of the time at most."""
+        now, spoken, total = self.progress, self.spoken, self.settings.samples
+        spoken.count = now.written
+        if now.writing is not None:
+            return
+        allowed = WRITING * self.limit
+        with progress("target", total=-(-total // TOGETHER), ticking=True) as show:
+
+            def goes_on() -> bool:
+                now.written = spoken.count
+                self._save()
+                done = max(now.written / total, self.seconds / allowed)
+                left = f", {_left(self.seconds, done)} left of writing" if now.written else ""
+                show(f"writes rows {now.written + 1} to {min(total, now.written + TOGETHER)} of {total}{left}")
+                return now.written < HELD_OUT or self.seconds < allowed
+
+            spoken.write(self.lesson.teacher, prompts, goes_on)
+        now.written, now.writing = spoken.count, self.seconds
+        self._save()
+
+    def learn(self, steps: int) -> tuple[nn.Module, dict[str, Any]]:
+        """Train, and return the running mean of the head with its measures."""
+        now, lesson, settings = self.progress, self.lesson, self.settings
+        torch.manual_seed(settings.seed)
+        head = lesson.begin(self.spoken, settings)
+        mean = deepcopy(head, {id(one): one for one in head.parameters() if not one.requires_grad})
+        optimizer = _optimizer(head, lesson.rates(head), settings.rate)
+        parts = {"head": head, "mean": mean}, optimizer
+        if now.step:
+            restore_weights(self.folder, *parts, now.step)
+        elif not now.measured:
+            self._measure(head, "before")
+        learned, saved, said = self.spoken.learned, self.seconds, 0
+        with progress(settings.kind, total=1 + SAID, ticking=True) as show, _ending_with(lambda: self._save(*parts)):
+            while now.step == 0 or self._share(steps) < 1:
+                done = self._share(steps)
+                draw = torch.Generator().manual_seed(2 * settings.seed * 2**32 + now.step)
+                rows = self.spoken.rows(learned[torch.randint(len(learned), (settings.batch,), generator=draw)])
+                _set_rates(optimizer, now.step, done, steps)
+                value = _step(lesson, head, mean, optimizer, rows, done, draw, now.step)
+                now.step += 1
+                done = self._share(steps)
+                if done * SAID >= said:
+                    show(f"step {now.step}: loss {value:.3f}, {_left(self._learning, done)} left")
+                    said = int(done * SAID) + 1
+                if len(now.measured) < QUARTERS and done * QUARTERS >= len(now.measured):
+                    self._measure(mean, f"{len(now.measured)}/{QUARTERS}")
+                if self.seconds >= saved + SAVED:
+                    self._save(*parts)
+                    saved = self.seconds
+        self._measure(mean, "after")
+        before, *between, after = now.measured
+        brought = {"before": before, "quarters": between, "after": after, "bigram": bigram(lesson, self.spoken)}
+        return mean, brought
+
+    def _measure(self, head: nn.Module, when: str) -> None:
+        found = by_place(self.lesson, head, self.spoken)
+        self.progress.measured.append({"at": when, "step": self.progress.step, **found})
+
+    @property
+    def _learning(self) -> float:
+        return self.seconds - (self.progress.writing or 0.0)
+
+    def _share(self, steps: int) -> float:
+        """How much of the training is done: of its steps or of its time, whichever is nearer its end."""
+        time = max(self.limit - (self.progress.writing or 0.0), NEGLIGIBLE)
+        return min(1.0, max(self.progress.step / steps, self._learning / time))
+
+    def _save(self, *parts: Any) -> None:
+        self.progress.seconds = self.seconds
+        save_state(self.folder, self.settings, self.progress, *parts)
+
+
+@contextmanager
+def _ending_with(last: Callable[[], None]) -> Iterator[None]:
+    """Do this also where Ctrl-C or SIGTERM ends the block."""
+    try:
+        yield
+    finally:
+        last()
+
+
+def _optimizer(head: nn.Module, apart: Sequence[tuple[Tensor, float]], rate: float) -> torch.optim.Optimizer:
+    shares = {id(weight): share for weight, share in apart}
+    groups = [
+        {"params": [weight], "weight_decay": 0.0, "peak": rate * shares.get(id(weight), 1.0)}
+        for weight in head.parameters()
+        if weight.requires_grad
+    ]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, step: int, done: float, steps: int) -> None:
+    """Rise to the peak, and come down with a cosine to nothing."""
+    rising = max((step + 1) / max(1, round(WARM_UP * steps)), done / WARM_UP)
+    at = min(1.0, rising, 0.5 * (1 + math.cos(math.pi * done)))
+    for group in optimizer.param_groups:
+        group["lr"] = at * group["peak"]
+
+
+def _step(
+    lesson: Lesson[Any], head: Any, mean: Any, optimizer: Any, rows: Any, done: float, draw: Any, step: int
+) -> float:
+    loss = lesson.loss(head, rows, done, draw)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.nn.utils.clip_grad_norm_([weight for weight in head.parameters() if weight.requires_grad], 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    kept = min(AVERAGED, (step + 1) / (step + 10))  # the first weights shall not linger
+    with torch.no_grad():
+        for ours, theirs in zip(mean.parameters(), head.parameters(), strict=True):
+            if theirs.requires_grad:
+                ours.lerp_(theirs, 1 - kept)
+    return float(loss.detach())
+
+
+def _left(seconds: float, done: float) -> str:
+    left = seconds * (1 - min(1.0, done)) / max(done, NEGLIGIBLE)
+    return f"about {left / 60:.0f} min" if left >= 90 else f"about {left:.0f} s"
+
+
+def _refuse_lengths(ids: Sequence[Sequence[int]], length: int, positions: int) -> None:
+    longest = max(map(len, ids), default=0)
+    if not 0 < longest < length:
+        raise RequestError(f"the longest prompt has {longest} tokens, expected 1 to {length - 1}: --length is {length}")
+    if length > positions:
+        raise RequestError(f"--length is {length}, expected at most {positions}, the positions of the target")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", required=True, metavar="KIND", help=f"of head: {', '.join(LESSONS)}")
+    parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the head is written")
+    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
+    for name, default, meaning in (
+        ("draft-vocab", 2048, "tokens that the head may propose: the most frequent"),
+        ("samples", 2000, "rows that the target writes"),
+        ("length", 256, "tokens of each, its prompt among them"),
+        ("batch", 2, "rows of a step"),
+        ("steps", 4000, "of training"),
+        ("seed", 0, "of everything drawn"),
+    ):
+        add_number(parser, f"--{name}", default, meaning, int)
+    parser.add_argument("--mlp", type=positive, metavar="N", help="width of its MLP (default twice the hidden size)")
+    add_number(parser, "--rate", 3e-3, "peak learning rate", float, letter="X")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="end training after so long")
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    arguments.prompts = read_prompts(arguments.prompts)
+    print(json.dumps(train_head(**vars(arguments))))
+    return 0
+
+
+main = program("train_head", __doc__, add_arguments, run)
+
+if __name__ == "__main__":
+    sys.exit(main())
