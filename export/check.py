@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engines import FEATURES, Contract, Engine, ExportError, cache_rows, make_step, open_engine
-from .hidden_states import Features
+from .hidden_states import NO_FEATURES, Features
 from .oracle import branch_features, branch_logits, cached_rows, continued_logits
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
@@ -48,7 +48,7 @@ def make_reference(
     window: int | None,
     sample: Sample,
     sample_logits: Tensor,
-    features: Mapping[str, Features],
+    features: Mapping[str, Features] = NO_FEATURES,
 ) -> Reference:
     contract = contract.in_dtype("float32")  # in which both sides compute
     script = write_script(sample.vocab_size, contract.max_length)

@@ -11,7 +11,7 @@ import torch
 from ..engines import CALL, Contract, ExportError, TensorSpec
 from ..engines.bundle import GRAPH, WEIGHTS
 from .decomposing import decomposed_in_place
-from .hidden_states import Features
+from .hidden_states import NO_FEATURES, Features
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
 from .passes.merge_projections import merge_projections
@@ -23,7 +23,6 @@ from .repeating import repeat_layers
 from .tracing import OPSET, TracedModel, ready_to_trace
 
 WIDE = Quantisation()
-NO_FEATURES: Mapping[str, Features] = {}
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
 
 

@@ -25,6 +25,9 @@ class Features(nn.Module):
         return features
 
 
+NO_FEATURES: Mapping[str, Features] = {}
+
+
 def all_features(features: Iterable[nn.Module], hidden: Mapping[int, Tensor]) -> Tensor:
     """Return what all heads read [B, S, size], side by side in the order of the heads."""
     return torch.cat([one(hidden) for one in features], -1)

@@ -65,8 +65,8 @@ class Drafter:
     @classmethod
     def model_name(cls, bundle: Bundle) -> str | None:
         """Return the name of the bundle's model that it runs; None if it runs none, or the bundle has none."""
-        drafts = bundle.drafts
-        return drafts[cls.which_draft] if cls.needs_model and cls.which_draft < len(drafts) else None
+        able = cls.needs_model and cls.which_draft < len(bundle.drafts)
+        return bundle.drafts[cls.which_draft] if able else None
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:

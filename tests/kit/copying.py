@@ -35,7 +35,7 @@ class Asking:
 def suffix_drafter(*ended: Asking) -> Suffix:
     """A drafter of its own, which has seen these requests end."""
     target = SimpleNamespace(engine=SimpleNamespace(device="cpu"))
-    drafter = Suffix(0, Resources(None, target, (), max_batch=1))
+    drafter = Suffix(0, Resources(None, target, {}, max_batch=1))
     for one in ended:
         drafter.suggest(one, 0)
         drafter.ended(one)

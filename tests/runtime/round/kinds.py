@@ -190,6 +190,6 @@ def idle_models(bundle: Bundle, device: str, max_batch: int) -> tuple[Model, Mod
     target, draft = (
         Model(IdleEngine(entry.contract, device), vocab, max_batch, bundle.capacity) for entry in bundle.models.values()
     )
-    drafters, _ = open_drafters(Resources(bundle, target, [draft], max_batch))
+    drafters, _ = open_drafters(Resources(bundle, target, {"draft": draft}, max_batch))
     assert list(drafters) == DRAFTERS_OF_A_PAIR
     return target, draft, drafters
