@@ -189,4 +189,4 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
 
 
 def _behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
-    return (key > 0) | (key == query)  # a place that saw nothing would have no number at all
+    return query.clamp(max=1) <= key  # the first place sees itself: seeing nothing, it would have no number at all

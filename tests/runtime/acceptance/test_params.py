@@ -162,8 +162,8 @@ def decoder(tmp_path: Path):
         ),
         (
             [1],
-            {"drafter": "medusa"},
-            "drafter is 'medusa', expected one of model, lookup, suffix, ngram, random, cascade, none, mixed; or "
+            {"drafter": "hydra"},
+            "drafter is 'hydra', expected one of model, lookup, suffix, ngram, random, cascade, none, mixed; or "
             "several, as model+suffix",
         ),
         ([1], {"drafter": "ngram"}, NO_NGRAMS),
