@@ -1,6 +1,7 @@
 """EAGLE-3 heads in every form in which people publish them: read, wired by measurement, traced, checked, or refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
 from trt_spec.export.kinds.eagle3_files import in_words, measured
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.quality import Sample
 from trt_spec.export.quiet import quiet_libraries
+from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.measuring.pair_fit import examine_pair
 
 from ..heads import eagle3_head
@@ -297,3 +301,23 @@ def test_a_head_alone_is_no_target_and_doctor_says_where_it_is_measured(target: 
         export_bundle(head, tmp_path / "bundle")
     with pytest.raises(PairError, match="is a head of the kind eagle3, which export-models measures"):
         examine_pair(str(target), str(head), None)
+
+
+def test_the_shipped_head_is_wired_as_it_was_trained_whatever_its_configuration_leaves_out(tmp_path: Path) -> None:
+    """Ids one too small, as readers that count from one write them, and no word of its norms."""
+    head = shutil.copytree(DEMO_DRAFTS["eagle3"], tmp_path / "head")
+    fields = json.loads((head / "config.json").read_text())
+    for name in ("norm_before_residual", "norm_output"):
+        fields.pop(name, None)
+    fields["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]
+    (head / "config.json").write_text(json.dumps(fields))
+    opened = open_checkpoint(TARGET)
+    tokens = read_vocabulary(opened).tokenizer.encode(SHIPPED_SAMPLE.read_text()).ids[:1024]
+    found, contract = open_head(head), opened.shape.contract(1024, "float32")
+    assert found is not None
+    joined = found.kind.load(found, load_model(opened, "float32"), contract, Sample(tokens, 4096))
+    assert joined.module.wiring == Wiring((2, 4, 5))
+    assert len(joined.readings) == 8
+    best, *others = sorted(joined.readings.values(), reverse=True)
+    assert best[0] > 0.3
+    assert sum(best) > 1.05 * sum(others[0])
