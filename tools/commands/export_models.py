@@ -59,9 +59,8 @@ def shown(report: "ExportReport") -> str:
     if any(model.entry.check.get("as_float32_copy") for model in report.models):
         lines.append("checked as float32 copy: the same weights file, computed in float32")
     checks = {model.role: model.entry.check for model in report.models}
-    lines += [
-        _quality(role, check["quality"]) for role, check in checks.items() if "quality" in check
-    ]  # heads have none
+    # Of heads nothing is said on running text but their overlap.
+    lines += [_quality(role, check["quality"]) for role, check in checks.items() if "quality" in check]
     for role, alphas in report.overlap.items():
         accepted = ", ".join(f"{alpha:.3f} at temperature {t:g}" for t, alpha in alphas.items())
         which = "the draft" if len(report.overlap) == 1 else role
