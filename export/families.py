@@ -59,7 +59,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
 
 def shape_of(name: str, config: Any) -> ModelShape:
     """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
-    _refuse_moving_positions(name, config)
+    refuse_moving_positions(name, config)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
     if getattr(config, "use_bidirectional_attention", False):
@@ -97,7 +97,7 @@ def _window(config: Any, layer_types: set[str]) -> int | None:
     return window if getattr(config, "use_sliding_window", True) else None
 
 
-def _refuse_moving_positions(name: str, config: Any) -> None:
+def refuse_moving_positions(name: str, config: Any) -> None:
     """Keys are cached as rotated when they were written: a rotation that changes later would make them wrong."""
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]

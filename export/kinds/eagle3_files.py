@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...engines import CALL, Contract, ExportError, State, keys_and_values
 from ...engines.errors import one_line
+from ..families import refuse_moving_positions
 from ..hidden_states import LAST, Features
 from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
@@ -196,9 +197,7 @@ def _layer_config(name: str, kind: str, fields: Mapping[str, Any], tensors: Mapp
     except Exception as error:  # each configuration class raises its own
         raise ExportError(f"config.json of head {name} is refused by transformers: {one_line(error)}") from error
     config.tie_word_embeddings = False
-    from ..families import _refuse_moving_positions
-
-    _refuse_moving_positions(name, config)
+    refuse_moving_positions(name, config)
     return config
 
 

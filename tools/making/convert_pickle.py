@@ -47,7 +47,7 @@ def convert(checkpoint: Path) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder that holds them")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder of the pickled weights")
 
 
 def run(arguments: argparse.Namespace) -> int:
