@@ -136,5 +136,5 @@ def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
             with safe_open(file, "pt") as opened:
                 shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise ExportError(f"the weights of head {name} cannot be read: {first_line(error)}") from error
+            raise ExportError(f"the weights of checkpoint {name} cannot be read: {first_line(error)}") from error
     return shapes
