@@ -144,7 +144,13 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
         raise ExportError(
             f"checkpoint {checkpoint.name} lacks {len(missing)} tensors, the first is {missing[0]}; download it again"
         )
-    extra = sorted(key for key in report["unexpected_keys"] if not (checkpoint.reads_more and OTHERS.search(key)))
+    behind = re.compile(rf"model\.layers\.{checkpoint.shape.layers}\.|mtp\.")  # a layer of MTP, which is a head
+    extra = sorted(
+        key
+        for key in report["unexpected_keys"]
+        if not (checkpoint.reads_more and OTHERS.search(key))
+        and not (getattr(checkpoint.config, "num_mtp_layers", 0) and behind.match(key))
+    )
     if any(key.startswith("v_head.") for key in extra):
         raise ExportError(
             f"checkpoint {checkpoint.name} has a value head (v_head), as TRL trains it beside the model; save the "

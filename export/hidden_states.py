@@ -25,6 +25,14 @@ class Features(nn.Module):
         return features
 
 
+class Last(nn.Module):
+    """The features of a token that are its hidden state as it is."""
+
+    def forward(self, hidden: Sequence[Tensor]) -> Tensor:
+        [one] = hidden
+        return one
+
+
 NO_FEATURES: Mapping[str, Features] = {}
 
 

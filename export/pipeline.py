@@ -78,7 +78,7 @@ def export_bundle(
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
     have the names of their kinds. LoRA adapters are merged into target and drafts, in their order.
     """
-    drafts, heads = _told_apart([] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
+    drafts, heads = _told_apart(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):
@@ -139,11 +139,11 @@ def export_bundle(
     return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, time.perf_counter() - begun)
 
 
-def _told_apart(drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
+def _told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
     """Tell models of their own from heads, of which a bundle holds one of each kind."""
     models, heads = list[str | Path](), dict[str, HeadCheckpoint]()
     for draft in drafts:
-        head = open_head(draft)
+        head = open_head(draft, target)
         if head is None:
             models.append(draft)
         elif head.kind.name in heads:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from trt_spec.export.kinds.eagle3 import Eagle3, Parts, Wiring
+from trt_spec.export.kinds.layers import LAYERS
+from trt_spec.export.kinds.mtp import Mtp
 
 LAYER_FIELDS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
@@ -121,3 +123,63 @@ def parallel_heads(
     (folder / "config.json").write_text(json.dumps(written | fields))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def mtp_head(
+    folder: Path,
+    target: Path,
+    form: str = "speculators",  # or "qwen", in its names
+    kind: str = "qwen3",
+    seed: int = 0,
+    scale: float = 0.1,
+    **fields: Any,
+) -> Path:
+    """Write a layer of multi-token prediction of random weights for the Llama checkpoint `target`."""
+    theirs = AutoConfig.from_pretrained(target)
+    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own |= {"num_hidden_layers": theirs.num_hidden_layers, "model_type": kind}
+    names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+    names |= {"post_norm": "final_layernorm"}
+    written = {"speculators_model_type": "mtp", "transformer_layer_config": own, "num_nextn_predict_layers": 1}
+    if form == "qwen":
+        names = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
+        written = own
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(**own | {"num_hidden_layers": 1, "layer_types": None})
+    head = Mtp(config, LAYERS[kind])
+    tensors = {}
+    for name, weight in head.layer.state_dict().items():
+        part, _, rest = name.partition(".")
+        inner, prefix = f"{names.get(part, part)}.{rest}".removeprefix("mtp_block."), "mtp_layers.0."
+        if form == "qwen":
+            prefix = "mtp." if part in names else "mtp.layers.0."
+        random = 1 + 0.1 * torch.randn_like(weight) if "norm" in name else scale * torch.randn_like(weight)
+        tensors[prefix + inner] = random.contiguous()
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(written | fields))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def with_mtp_layer(checkpoint: Path, seed: int = 0, scale: float = 0.1) -> Path:
+    """Give a GLM-4-MoE checkpoint a layer of multi-token prediction behind its own, in the names of its authors."""
+    file = checkpoint / "model.safetensors"
+    tensors, config = load_file(file), AutoConfig.from_pretrained(checkpoint)
+    last, behind = config.num_hidden_layers - 1, config.num_hidden_layers
+    size, generator = config.hidden_size, torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    prefix = f"model.layers.{behind}."
+    for name in [name for name in tensors if name.startswith(f"model.layers.{last}.")]:
+        own = tensors[name]
+        tensors[name.replace(f"layers.{last}.", f"layers.{behind}.")] = own + 0.1 * random(*own.shape)
+    tensors |= {f"{prefix}{norm}.weight": 1 + random(size) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    tensors[f"{prefix}eh_proj.weight"] = random(size, 2 * size)
+    tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    fields = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(fields | {"num_nextn_predict_layers": 1}))
+    return checkpoint

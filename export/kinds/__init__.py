@@ -5,19 +5,31 @@ from pathlib import Path
 from ..checkpoint import find_config, require_weights
 from .eagle3_files import Eagle3Kind
 from .heads import HeadCheckpoint, HeadKind, LoadedHead, shapes_of, with_features
+from .mtp_files import MtpKind, MtpOfTarget, lives_in
 from .parallel_files import BlockwiseKind, MedusaKind
 
-HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (Eagle3Kind(), MedusaKind(), BlockwiseKind())}
+HEADS: dict[str, HeadKind] = {kind.name: kind for kind in (Eagle3Kind(), MtpKind(), MedusaKind(), BlockwiseKind())}
+IN_TARGETS: tuple[HeadKind, ...] = (MtpOfTarget(),)  # those that may be in a checkpoint of their target
 
 
-def open_head(name: str | Path) -> HeadCheckpoint | None:
-    """Read all of a head but its weights; None for a model of its own."""
+def open_head(name: str | Path, target: str | Path | None = None) -> HeadCheckpoint | None:
+    """Read all of a head but its weights; None for a model of its own.
+
+    A draft that is named as its target is the head in the target's checkpoint, if that has one.
+    """
     found = find_config(str(name))
     if found is None:
         return None
     path, fields = found
     shapes = shapes_of(str(name), path)
-    kind = next((kind for kind in HEADS.values() if kind.recognises(fields, shapes)), None)
+    kind = next(
+        (
+            kind
+            for kind in (IN_TARGETS if lives_in(name, target) else HEADS.values())
+            if kind.recognises(fields, shapes)
+        ),
+        None,
+    )
     if kind is None:
         return None
     require_weights(str(name), path)

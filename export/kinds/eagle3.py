@@ -1,40 +1,15 @@
-"""EAGLE-3: a layer or a few that read the target's features beside each token, and then their own in their place.
+"""EAGLE-3: a layer or a few that read an embedding beside features which its encoder makes of several hidden states."""
 
-The slot of token i reads the embedding of that token and the features of the one before it, and says what follows. A
-slot beyond what the target has read takes what the head itself has made for the one before, its own hidden state. The
-slot stands at the place of its token; the first token of a text has none, so nothing sees place 0.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
-from transformers.models.llama import modeling_llama
-from transformers.models.qwen3 import modeling_qwen3
 
 from ..checkpoint import UNKNOWN
-from ..tracing import TracedHead
-
-
-@dataclass(frozen=True)
-class LayerClasses:
-    layer: Any
-    norm: Any
-    rotary: Any
-
-
-LAYERS = {
-    "llama": LayerClasses(
-        modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm, modeling_llama.LlamaRotaryEmbedding
-    ),
-    "qwen3": LayerClasses(
-        modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm, modeling_qwen3.Qwen3RotaryEmbedding
-    ),
-}
+from .layers import LAYERS
+from .slots import SlotHead
 
 
 @dataclass(frozen=True)
@@ -83,11 +58,7 @@ class Encoder(nn.Module):
         return self.fc(joined) if hasattr(self, "fc") else joined
 
 
-class Eagle3(PreTrainedModel):  # type: ignore[misc]
-    """The head, over the target's vocabulary."""
-
-    _supports_sdpa = True
-
+class Eagle3(SlotHead):
     def __init__(self, config: Any, parts: Parts, wiring: Wiring) -> None:
         super().__init__(config)
         self.parts, self.wiring = parts, wiring
@@ -106,30 +77,6 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         self.encoder = Encoder(parts, config, classes.norm)
         # Of each token of the target its place among those that the head may propose, or the place behind them.
         self.register_buffer("places", torch.arange(config.vocab_size).clamp(max=parts.draft_vocab), persistent=False)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def forward(
-        self,
-        input_ids: Tensor,  # [B, S]
-        features: Tensor,  # [B, S, hidden], of the token before each
-        position_ids: Tensor,
-        cache: Any = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states [B, S, hidden] of these slots, and what their logits are made of."""
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=features,
-            attention_mask=None,
-            cache=cache,
-            position_ids=position_ids,
-            and_mask_function=_behind_the_first,
-        )
-        return self._run(input_ids, features, position_ids, mask, cache)
 
     def _run(
         self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Any, cache: Any
@@ -150,9 +97,6 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
         normed = self.norm(hidden)
         return (normed if self.wiring.norm_output else hidden), normed
 
-    def traced(self) -> nn.Module:
-        return TracedHead(self)
-
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [B, S, V] over the target's vocabulary."""
         own: Tensor = self.lm_head(normed)
@@ -160,33 +104,3 @@ class Eagle3(PreTrainedModel):  # type: ignore[misc]
             return own
         unknown = torch.full_like(own[..., :1], UNKNOWN)
         return torch.cat([own, unknown], -1).index_select(-1, self.places)
-
-    def unrolled(self, tokens: Tensor, features: Tensor, steps: int, later: Tensor | None = None) -> Iterator[Tensor]:
-        """Give its hidden states behind the last norm [B, S, hidden] after one slot, two and so on, as many as steps.
-
-        The first slots are those of `tokens` [B, S] from the second of a text on, with the `features` [B, S, hidden] of
-        the tokens before them. Slot i of step s stands behind slot i of step s - 1, at the token s places later, and
-        sees of the first step what that saw. With `later` the steps after the first are taken by these slots alone.
-        """
-        batch, width = tokens.shape
-        cache = DynamicCache()
-        seen = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
-        own = torch.eye(width, dtype=torch.bool, device=tokens.device)
-        positions = torch.arange(1, width + 1, device=tokens.device).expand(batch, width)
-        mask, lowest = seen, torch.finfo(features.dtype).min
-        chosen = tokens
-        for step in range(steps):
-            floats = torch.zeros(mask.shape, dtype=features.dtype, device=tokens.device).masked_fill(~mask, lowest)
-            features, normed = self._run(chosen, features, positions, floats[None, None], cache)
-            yield normed
-            tokens = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
-            if step == 0 and later is not None:
-                features, positions = features[:, later], positions[:, later]
-                mask, own = mask[later], own[later][:, later]
-            chosen = tokens if later is None else tokens[:, later]
-            positions = positions + 1
-            mask = torch.cat([mask, own], 1)
-
-
-def _behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
-    return query.clamp(max=1) <= key  # the first place sees itself: seeing nothing, it would have no number at all

@@ -13,37 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import CALL, Contract, ExportError, State, keys_and_values
-from ...engines.errors import one_line
-from ..families import refuse_moving_positions
+from ...engines import Contract, ExportError
 from ..hidden_states import LAST, Features
-from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
 from .check_head import check_head
-from .eagle3 import LAYERS, Eagle3, Parts, Wiring
+from .eagle3 import Eagle3, Parts, Wiring
 from .heads import HeadCheckpoint, LoadedHead, filled
+from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, layer_config, refuse_unknown
+from .slots import loaded, measured
 
 OLDER_THETA = 10000.0  # of rotary positions, where readers of a head have not found what it says
-WINDOW = 256  # tokens of the sample that are read together
-PLACES = 2  # slots in a row that are measured: the second reads the head's own hidden state
-WEAK = 0.2  # an overlap below which a head is probably wired wrong
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-LAYER_FIELDS = {  # of the layers, which transformers reads
-    "attention_bias", "attention_dropout", "head_dim", "hidden_act", "hidden_size", "initializer_range",
-    "intermediate_size", "max_position_embeddings", "mlp_bias", "num_attention_heads", "num_hidden_layers",
-    "num_key_value_heads", "pretraining_tp", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
-    "vocab_size",
-}  # fmt: skip
 OWN_FIELDS = {
     "draft_vocab_size", "eagle_config", LAYER_IDS, "embed_requires_grad", "fc_norm", "norm_before_fc",
     "norm_before_residual", "norm_output", "speculators_config", "speculators_model_type", "speculators_version",
     "target_hidden_size", "transformer_layer_config", "use_aux_hidden_state",
-}  # fmt: skip
-MEANINGLESS = {  # here
-    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "layer_types", "model_type",
-    "pad_token_id", "sliding_window", "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
-    "use_sliding_window", "max_window_layers", "has_no_defaults_at_init", "is_decoder", "target_model_type",
-    "target_vocab_size",
 }  # fmt: skip
 EAGLE_FIELDS = {LAYER_IDS, "use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
 OURS = ("fc.", "fc_norm.", "input_norm.")  # tensors of the encoder
@@ -64,38 +48,14 @@ class Eagle3Kind:
     def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
         given = _Given.read(checkpoint, target, contract.layers, sample.vocab_size)
         head = _filled(given, target, contract.dtype)
-        found = {way: measured(head, way, target, sample) for way in given.wirings()}
+        found = {
+            way: measured(wired(head, way), Features(head.encoder, way.layers), target, sample)
+            for way in given.wirings()
+        }
         chosen = max(found, key=lambda way: sum(found[way]))
-        layer = given.config
-        return LoadedHead(
-            wired(head, chosen),
-            Features(head.encoder, chosen.layers),
-            layers=layer.num_hidden_layers,
-            heads=layer.num_attention_heads,
-            hidden=layer.hidden_size,
-            vocab_size=layer.vocab_size,
-            states=(
-                State("hidden", (layer.hidden_size,), contract.dtype, CALL),
-                *keys_and_values(layer.num_hidden_layers, layer.num_key_value_heads, layer.head_dim, contract.dtype),
-            ),
-            notes=_notes(checkpoint.name, found, chosen),
-            readings={in_words(way): shares for way, shares in found.items()},
-        )
-
-
-def _notes(name: str, found: Mapping[Wiring, list[float]], chosen: Wiring) -> list[str]:
-    notes = [f"{name} {in_words(chosen)}: it overlaps with its target by {_shares(found[chosen])}"]
-    notes += [f"not taken: {in_words(way)}, by {_shares(own)}" for way, own in found.items() if way != chosen]
-    if found[chosen][0] < WEAK:
-        notes.append(
-            f"{name} agrees with this target on few tokens, however it is wired; it was probably trained for another "
-            "target, or for other text"
-        )
-    return notes
-
-
-def _shares(found: list[float]) -> str:
-    return ", then ".join(f"{share:.3f}" for share in found)
+        readings = {in_words(way): own for way, own in found.items()}
+        features = Features(head.encoder, chosen.layers)
+        return loaded(checkpoint.name, wired(head, chosen), features, contract, readings, in_words(chosen))
 
 
 @dataclass(frozen=True)
@@ -112,17 +72,15 @@ class _Given:
     @classmethod
     def read(cls, checkpoint: HeadCheckpoint, target: Any, layers: int, tokens: int) -> "_Given":
         name, fields = checkpoint.name, dict(checkpoint.fields)
-        _refuse_unknown(name, fields)
-        inner, eagle = (dict(fields.get(key) or {}) for key in ("transformer_layer_config", "eagle_config"))
-        layer = inner or fields
-        kind = str(layer.get("model_type", "llama"))
-        if kind not in LAYERS:
-            raise ExportError(f"head {name} has layers of the type {kind!r}, expected {' or '.join(LAYERS)}")
-        if "sliding_attention" in (layer.get("layer_types") or ()):
-            raise ExportError(f"head {name} has layers that see a sliding window, which this version cannot run")
+        inner, eagle = fields.get("transformer_layer_config") or {}, fields.get("eagle_config") or {}
+        known = (fields, LAYER_FIELDS | OWN_FIELDS | MEANINGLESS), (inner, LAYER_FIELDS | MEANINGLESS)
+        refuse_unknown(name, *known, (eagle, EAGLE_FIELDS))
         flags = {key: value for key, value in (fields | eagle).items() if value is not None}
         tensors = {_renamed(key): value for key, value in checkpoint.tensors().items()}
-        config = _layer_config(name, kind, layer, tensors, target.config.vocab_size)
+        vocab = target.config.vocab_size
+        for key in ("t2d", "embed_tokens.weight"):
+            vocab = tensors[key].shape[0] if key in tensors else vocab
+        config = layer_config(name, inner or fields, vocab)
         parts = _parts(name, flags, tensors, config, target.config.hidden_size)
         if config.vocab_size < tokens:
             raise ExportError(
@@ -162,43 +120,9 @@ class _Given:
         return able
 
 
-def _refuse_unknown(name: str, fields: Mapping[str, Any]) -> None:
-    inner = fields.get("transformer_layer_config") or {}
-    eagle = fields.get("eagle_config") or {}
-    if not isinstance(inner, dict) or not isinstance(eagle, dict):
-        raise ExportError(f"config.json of head {name} is damaged; download it again")
-    unknown = sorted(set(fields) - LAYER_FIELDS - OWN_FIELDS - MEANINGLESS)
-    unknown += sorted(set(inner) - LAYER_FIELDS - MEANINGLESS) + sorted(set(eagle) - EAGLE_FIELDS)
-    if unknown:
-        raise ExportError(
-            f"head {name} has the field {unknown[0]!r} in its config.json, which this version does not know and which "
-            "may change what it computes"
-        )
-
-
 def _renamed(key: str) -> str:
     key = key.removeprefix("model.").replace("midlayer.", "layers.0.")
     return f"encoder.{key}" if key.startswith(OURS) else key
-
-
-def _layer_config(name: str, kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], vocab: int) -> Any:
-    from transformers import AutoConfig
-
-    known = {key: value for key, value in fields.items() if key in LAYER_FIELDS and value is not None}
-    for key in ("t2d", "embed_tokens.weight"):
-        if key in tensors:
-            vocab = tensors[key].shape[0]
-    known["vocab_size"] = vocab
-    if "head_dim" not in known and "hidden_size" in known and "num_attention_heads" in known:
-        known["head_dim"] = known["hidden_size"] // known["num_attention_heads"]
-    known.setdefault("num_hidden_layers", 1)
-    try:
-        config = AutoConfig.for_model(kind, **known, attn_implementation="eager")
-    except Exception as error:  # each configuration class raises its own
-        raise ExportError(f"config.json of head {name} is refused by transformers: {one_line(error)}") from error
-    config.tie_word_embeddings = False
-    refuse_moving_positions(name, config)
-    return config
 
 
 def _parts(name: str, flags: Mapping[str, Any], tensors: Mapping[str, Tensor], config: Any, hidden: int) -> Parts:
@@ -261,26 +185,6 @@ def wired(head: Eagle3, wiring: Wiring) -> Eagle3:
         config.rope_parameters = config.rope_parameters | {"rope_theta": wiring.theta}
     head.wiring, head.rotary_emb = wiring, LAYERS[config.model_type].rotary(config)
     return head
-
-
-@torch.no_grad()
-def measured(head: Eagle3, wiring: Wiring, target: Any, sample: Sample) -> list[float]:
-    """Return the overlap of a head's law with its target's at temperature 1, Σ min(p, q), at its first places."""
-    found, count = [0.0] * PLACES, 0
-    wired(head, wiring)
-    for begin in range(0, len(sample.tokens) - PLACES - 3, WINDOW):
-        window = torch.tensor(sample.tokens[begin : begin + WINDOW])
-        states, logits = hidden_states(target, window[None])
-        law = logits[0, :, : sample.vocab_size].softmax(-1)
-        with computing_in_float32(head):
-            features = head.encoder([states[layer] for layer in wiring.layers])
-            for place, normed in enumerate(head.unrolled(window[None, 1:], features[:, :-1], PLACES)):
-                proposed = head.logits(normed)[0, :, : sample.vocab_size].softmax(-1)
-                length = len(window) - 1 - PLACES  # slots of which every step has a token
-                own = slice(1 + place, 1 + place + length)
-                found[place] += float(torch.minimum(law[own], proposed[:length]).sum())
-        count += length
-    return [share / max(count, 1) for share in found]
 
 
 def in_words(wiring: Wiring) -> str:

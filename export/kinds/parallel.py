@@ -13,14 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..tracing import only_rows
 
 
-class Last(nn.Module):
-    """The features of a token that are its hidden state as it is."""
-
-    def forward(self, hidden: Sequence[Tensor]) -> Tensor:
-        [one] = hidden
-        return one
-
-
 class ResidualBlocks(nn.Module):
     """A head of Medusa, before its projection: layers that each add to what they read."""
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ...engines import CALL, Contract, ExportError, State, blank_cache, make_step, open_engine
 from ..check import Errors, in_float32
-from ..hidden_states import LAST, Features
+from ..hidden_states import LAST, Features, Last
 from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
 from .heads import HeadCheckpoint, LoadedHead, filled
-from .parallel import FeedForward, Last, ParallelHeads, ResidualBlocks
+from .parallel import FeedForward, ParallelHeads, ResidualBlocks
 
 AUTHORS = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
 KNOWN_FIELDS = {

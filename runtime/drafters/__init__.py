@@ -4,7 +4,7 @@ from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from .cascade import Cascade
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
-from .head import Blockwise, Eagle3, Medusa
+from .head import Blockwise, Eagle3, Medusa, Mtp
 from .lookup import Lookup
 from .model import DraftModel, further_draft
 from .ngram import NGram
@@ -12,7 +12,7 @@ from .random import Random
 from .suffix import Suffix
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
-DRAFTERS |= {one.name: one for one in (Eagle3, Medusa, Blockwise)}
+DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, Medusa, Blockwise)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 NONE = "none"  # the name that means no drafter
 

@@ -78,6 +78,10 @@ class Eagle3(Head):
     name = "eagle3"
 
 
+class Mtp(Head):
+    name = "mtp"
+
+
 class ParallelHeads(Head):
     """Heads that say the token of one place each, all in one pass; they read the last features and keep nothing."""
 

@@ -15,11 +15,12 @@ from trt_spec.engines import Bundle, ExportError, PairError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import build_graph, write_graph
-from trt_spec.export.hidden_states import LAST
+from trt_spec.export.hidden_states import LAST, Features
 from trt_spec.export.kinds import LoadedHead, open_head
 from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
-from trt_spec.export.kinds.eagle3_files import in_words, measured
+from trt_spec.export.kinds.eagle3_files import in_words, wired
+from trt_spec.export.kinds.slots import measured
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
@@ -103,7 +104,7 @@ def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_p
         said = logits(self, normed)
         return said.index_select(-1, self.places.clamp(max=VOCAB - 1)) if fault == "map applied twice" else said
 
-    seen = "trt_spec.export.kinds.eagle3._behind_the_first"
+    seen = "trt_spec.export.kinds.slots._behind_the_first"
     everything = (lambda batch, head, query, key: key >= 0) if fault == "sees the first place" else None
     with quiet_libraries(), patch.object(Eagle3, "forward", faulty), patch.object(Eagle3, "logits", mapped):
         if everything is None:
@@ -204,7 +205,8 @@ def test_overlap_is_that_of_slots_that_see_what_the_runtime_shows_them(
             ahead = last + place + 1
             made, normed = head(ids[:, ahead : ahead + 1], made[:, -1:], torch.tensor([[ahead]]), cache)
     expected = [sum(own) / len(own) for own in overlaps]
-    assert measured(head, wiring, teacher, Sample(tokens, VOCAB)) == pytest.approx(expected, abs=1e-5)
+    features = Features(head.encoder, wiring.layers)
+    assert measured(wired(head, wiring), features, teacher, Sample(tokens, VOCAB)) == pytest.approx(expected, abs=1e-5)
 
 
 # What is refused.

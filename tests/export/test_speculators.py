@@ -1,4 +1,4 @@
-"""Our EAGLE-3 says what the reference class of `speculators` says, in every form that this has.
+"""Our EAGLE-3 and MTP say what the reference classes of `speculators` say, in every form that these have.
 
 The package pins older libraries than ours, so it is installed without them, beside them. What it imports for training
 alone, and never runs here, is an empty module.
@@ -15,11 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.hidden_states import LAST
 from trt_spec.export.kinds import open_head
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
 
-from ..heads import eagle3_head
+from ..heads import eagle3_head, mtp_head
 from ..models import tiny_llama
 
 PACKAGES = ["speculators==0.9.0", "pydantic-settings", "python-dotenv", "loguru"]
@@ -66,8 +67,23 @@ def say(head, given, out):
         )
     save_file({str(step): logits for step, logits in enumerate(said)}, out)
 
+from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
+
+def say_mtp(head, given, out):
+    config = MTPSpeculatorConfig.from_pretrained(head)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model, inputs = MTPDraftModel(config), load_file(given)
+    left = model.load_state_dict(load_file(head + "/model.safetensors"), strict=False)
+    assert not left.unexpected_keys, left
+    assert not any(key.startswith("mtp_layers") for key in left.missing_keys), left
+    model.embed_tokens.weight.data, model.lm_head.weight.data = inputs["embedding"], inputs["projection"]
+    ids = inputs["text"][None]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids, hidden_states=inputs["last"][None])[0]
+    save_file({str(step): one[0].contiguous() for step, one in enumerate(logits)}, out)
+
 for folder in sys.argv[1:]:
-    say(folder + "/head", folder + "/given", folder + "/said")
+    (say_mtp if folder.endswith("mtp") else say)(folder + "/head", folder + "/given", folder + "/said")
 """.replace("STEPS", str(STEPS))
 LAYERS = (0, 1, 2)
 SPECULATORS = {
@@ -108,7 +124,11 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
     for form, fields in FORMS.items():
         eagle3_head(tmp_path / form / "head", target, read=LAYERS, **usual | fields)
         save_file(given, tmp_path / form / "given")
-    command = [sys.executable, "-P", "-c", REFERENCE, *(str(tmp_path / form) for form in FORMS)]
+    last = hidden[LAST][0].contiguous()
+    text = {"text": torch.tensor(tokens), "last": last, "embedding": given["embedding"]}
+    mtp_head(tmp_path / "mtp" / "head", target, scale=0.2, speculators_config=SPECULATORS | {"algorithm": "mtp"})
+    save_file(text | {"projection": teacher.lm_head.weight.data}, tmp_path / "mtp" / "given")
+    command = [sys.executable, "-P", "-c", REFERENCE, *(str(tmp_path / form) for form in [*FORMS, "mtp"])]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(package)})
     contract = open_checkpoint(target).shape.contract(256, "float32")
     for form in FORMS:
@@ -126,3 +146,14 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
             valid = len(tokens) - 1 - step  # the others lack their token
             expected = said[str(step)][:valid]
             torch.testing.assert_close(head.lm_head(normed)[0, :valid], expected, atol=1e-4, rtol=1e-4, msg=form)
+    opened = open_head(tmp_path / "mtp" / "head")
+    assert opened is not None
+    head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
+    said, made = load_file(tmp_path / "mtp" / "said"), last[None]
+    assert len(said) == STEPS
+    for step in range(STEPS):  # in training a step sees its own slots alone; before the first stands one that none sees
+        valid = said[str(step)].shape[0]
+        ids = torch.tensor([[0, *tokens[step + 1 : step + 1 + valid]]])
+        read = torch.cat([torch.zeros_like(made[:, :1]), made[:, :valid]], 1)
+        made = head(ids, read, torch.arange(valid + 1)[None])[0][:, 1:]
+        torch.testing.assert_close(head.lm_head(made)[0], said[str(step)], atol=1e-4, rtol=1e-4, msg=f"mtp {step}")

@@ -59,7 +59,7 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
 
 
 def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any], list[Side]]:
-    if (head := open_head(draft)) is not None:
+    if (head := open_head(draft, target)) is not None:
         raise PairError(
             f"draft {draft} is a head of the kind {head.kind.name}, which export-models measures on its target as it "
             "joins them; name a model of its own"

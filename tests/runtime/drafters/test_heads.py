@@ -25,7 +25,7 @@ from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
 
 from ...bundles import export_pair
-from ...heads import eagle3_head, parallel_heads
+from ...heads import eagle3_head, mtp_head, parallel_heads
 from ...models import tiny_llama
 
 VOCAB, KNOWN = 64, 48  # tokens of the target, and those that the head proposes
@@ -53,7 +53,7 @@ class Headed:
     def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
         """Return the head's law behind each of these paths of proposals, after `tokens`; shorter ones come first."""
         cache, count = DynamicCache(), len(tokens)
-        if self.name != "eagle3":  # each head says one place, whatever the others have said
+        if self.name in ("medusa", "blockwise"):  # each head says one place, whatever the others have said
             [said] = self.head(features[count - 2 : count - 1])[1]
             return [said[len(path)].softmax(-1) for path in paths]
         given = torch.cat([torch.zeros_like(features[:1]), features[: count - 1]])
@@ -77,6 +77,7 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
         "eagle3": eagle3_head(
             folder / "eagle3", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False
         ),
+        "mtp": mtp_head(folder / "mtp", target, scale=0.25),
         "medusa": parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
         "blockwise": parallel_heads(folder / "blockwise", target, "blockwise", scale=0.3),
     }
@@ -170,9 +171,14 @@ def kept_bytes(headed: Headed, tokens: int) -> int:
     return tokens * sum(model.contract.cache_bytes_per_token for model in bundle.models.values())
 
 
-@pytest.mark.parametrize("memory", ["ample", "prefixes", "short"])
-def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(headed: Headed, memory: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "memory"), [*(("eagle3", memory) for memory in ("ample", "prefixes", "short")), ("mtp", "prefixes")]
+)
+def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
+    every_kind: dict[str, Headed], name: str, memory: str
+) -> None:
     """In lines and trees, beside copies, after rounds without it, after a prefix was found and places were given up."""
+    headed = every_kind[name]
     options = {
         "ample": {},
         "prefixes": {"prefix_bytes": kept_bytes(headed, 512)},
@@ -238,7 +244,7 @@ def test_what_was_read_without_features_is_read_again_or_it_would_show(headed: H
 
 
 @pytest.mark.parametrize("length", [1, 4, "3+3", "4/8", "3x2x1"])
-@pytest.mark.parametrize("drafter", ["eagle3", "medusa", "blockwise"])
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "medusa", "blockwise"])
 def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, drafter: str, length: int | str) -> None:
     prompts = [[3], [5, 9], [7, 1, 30, 2], [11] * 40]
     for params in (
@@ -267,9 +273,9 @@ def test_a_bundle_without_heads_refuses_them_in_a_sentence(llama: Any) -> None:
 
 def test_the_target_keeps_features_of_each_token_and_the_head_reads_hidden_states(headed: Headed) -> None:
     bundle = Bundle.open(headed.bundle)
-    assert bundle.heads == ("eagle3", "medusa", "blockwise")
-    assert bundle.target.contract.states[0] == State("features", (1, 96), "float32")
-    assert bundle.features("blockwise") == slice(64, 96)
+    assert bundle.heads == ("eagle3", "mtp", "medusa", "blockwise")
+    assert bundle.target.contract.states[0] == State("features", (1, 128), "float32")
+    assert bundle.features("blockwise") == slice(96, 128)
     assert bundle.models["medusa"].contract.states == (State("hidden", (32,), "float32", "call"),)
     states = bundle.models["eagle3"].contract.states
     assert states == (State("hidden", (32,), "float32", "call"), *keys_and_values(1, 2, 16, "float32"))

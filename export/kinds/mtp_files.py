@@ -1,0 +1,148 @@
+"""Reads the layers of multi-token prediction (MTP): from a file of their own, or from their target's own checkpoint.
+
+speculators      tensors `mtp_layers.0.…`; the fields of the layer lie in `transformer_layer_config`
+Qwen             tensors `mtp.…`; the fields are the model's own
+in a target      tensors `model.layers.N.…` behind its N layers, or `mtp.…`, which transformers reads
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_layers import MtpModel
+
+from ...engines import Contract, ExportError
+from ...engines.errors import first_line, one_line
+from ..hidden_states import LAST, Features, Last
+from ..quality import Sample
+from .check_head import check_head
+from .heads import HeadCheckpoint, LoadedHead, filled
+from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, LayerClasses, layer_config, refuse_unknown
+from .mtp import Mtp
+from .slots import loaded, measured
+
+OWN_FIELDS = {
+    "draft_vocab_size", "num_nextn_predict_layers", "speculators_config", "speculators_model_type",
+    "speculators_version", "transformer_layer_config",
+}  # fmt: skip
+PREFIX = re.compile(r"(model\.)?(mtp_layers\.0|mtp\.layers\.0|mtp)\.")
+NAMES = {  # of ours, by those that others have
+    "enorm": ("token_layernorm", "pre_fc_norm_embedding"),
+    "hnorm": ("hidden_layernorm", "pre_fc_norm_hidden"),
+    "eh_proj": ("input_proj", "fc"),
+    "post_norm": ("final_layernorm", "norm"),
+}
+UNREAD = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # they are the target's
+PLAIN, NORMED = "reads its own states before its norm", "reads its own states behind its norm"
+
+
+class MtpKind:
+    """A layer in a checkpoint of its own."""
+
+    name = "mtp"
+    check = staticmethod(check_head)
+
+    def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        if fields.get("speculators_model_type") == "mtp":
+            return True
+        return bool(shapes) and all(PREFIX.match(key) or key in UNREAD for key in shapes)
+
+    def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
+        config, classes, tensors = self._read(checkpoint, target)
+        if config.hidden_size != target.config.hidden_size:
+            raise ExportError(
+                f"head {checkpoint.name} reads {config.hidden_size} numbers of each token of its target, whose hidden "
+                f"states have {target.config.hidden_size}; take the head of this target"
+            )
+        with torch.device("meta"):
+            head: Mtp = Mtp(config, classes)
+        tensors = {f"layer.{key}": value for key, value in tensors.items()}
+        tensors["embed_tokens.weight"] = target.get_input_embeddings().weight.detach()
+        tensors["lm_head.weight"] = target.get_output_embeddings().weight.detach()
+        filled(head, tensors, checkpoint.name, contract.dtype)
+        head.rotary_emb = classes.rotary(config)
+        features = Features(Last(), (LAST,))
+        readings = {}
+        for way, normed in self._ways(checkpoint).items():
+            head.norm_output = normed
+            readings[way] = measured(head, features, target, sample)
+        chosen = max(readings, key=lambda way: sum(readings[way]))
+        head.norm_output = chosen == NORMED
+        return loaded(checkpoint.name, head, features, contract, readings, chosen)
+
+    def _ways(self, checkpoint: HeadCheckpoint) -> dict[str, bool]:
+        """Return the ways to go on behind its own hidden states, of which readers take one or the other."""
+        if "speculators_model_type" in checkpoint.fields:  # as it was trained
+            return {NORMED: True}
+        return {NORMED: True, PLAIN: False}
+
+    def _read(self, checkpoint: HeadCheckpoint, target: Any) -> tuple[Any, LayerClasses, dict[str, Tensor]]:
+        name, fields = checkpoint.name, checkpoint.fields
+        inner = fields.get("transformer_layer_config") or {}
+        refuse_unknown(name, (fields, LAYER_FIELDS | OWN_FIELDS | MEANINGLESS), (inner, LAYER_FIELDS | MEANINGLESS))
+        _refuse_several(name, fields.get("num_nextn_predict_layers", 1))
+        alone = {"num_hidden_layers": 1, "layer_types": None}
+        config = layer_config(name, dict(inner or fields) | alone, target.config.vocab_size)
+        tensors = {_renamed(key): value for key, value in checkpoint.tensors().items() if key not in UNREAD}
+        return config, LAYERS[config.model_type], tensors
+
+
+class MtpOfTarget(MtpKind):
+    """The layer that a target's own checkpoint has behind those of the target."""
+
+    def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return _count(fields) > 0
+
+    def _read(self, checkpoint: HeadCheckpoint, target: Any) -> tuple[Any, LayerClasses, dict[str, Tensor]]:
+        name = checkpoint.name
+        _refuse_several(name, _count(checkpoint.fields))
+        if checkpoint.fields.get("quantization_config"):
+            raise ExportError(f"{name} is quantised, and its layer of MTP with it, which this version cannot read")
+        try:
+            config = target.config.get_mtp_config()
+            found: Any = _from_checkpoint_of(target)
+        except Exception as error:  # transformers and safetensors each have their own
+            raise ExportError(f"the layer of MTP in {name} cannot be read: {one_line(first_line(error))}") from error
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"} or not found.use_post_norm or found.rotary_emb is None:
+            raise ExportError(f"the layer of MTP in {name} is of another kind than this version can run")
+        config._attn_implementation = "eager"
+        layer = found.layers[0]
+        classes = LayerClasses(type(layer.mtp_block), type(layer.enorm), type(found.rotary_emb))
+        return config, classes, dict(layer.state_dict())
+
+
+def _from_checkpoint_of(target: Any) -> MtpModel:
+    """Let transformers read the layer; it knows by number those of published sizes alone."""
+    known = target._keys_to_ignore_on_load_unexpected or []
+    target._keys_to_ignore_on_load_unexpected = [*known, rf"(^|\.)layers\.{target.config.num_hidden_layers}\."]
+    try:
+        return MtpModel.from_pretrained(target)
+    finally:
+        del target._keys_to_ignore_on_load_unexpected  # its class has its own
+
+
+def _count(fields: Mapping[str, Any]) -> int:
+    count = fields.get("num_nextn_predict_layers") or fields.get("num_mtp_layers") or 0
+    return count if isinstance(count, int) else 0
+
+
+def _refuse_several(name: str, count: Any) -> None:
+    if count != 1:
+        raise ExportError(f"{name} has {count} layers of MTP, one behind the other; this version runs a single one")
+
+
+def _renamed(key: str) -> str:
+    inner, _, rest = PREFIX.sub("", key).partition(".")
+    own = next((own for own, theirs in NAMES.items() if inner in theirs), None)
+    return f"{own}.{rest}" if own else f"mtp_block.{inner}.{rest}"
+
+
+def lives_in(name: str | Path, target: str | Path | None) -> bool:
+    """Say whether a draft is named as its target is."""
+    if target is None:
+        return False
+    return str(name) == str(target) or (Path(name).exists() and Path(name).resolve() == Path(target).resolve())

@@ -1,0 +1,159 @@
+"""Heads of slots: they read a token beside the hidden state of the one before it, then their own in its place.
+
+The slot of token i reads the embedding of that token and the features of the one before it, and says what follows. A
+slot beyond what the target has read takes what the head itself has made for the one before, its own hidden state. The
+slot stands at the place of its token; the first token of a text has none, so nothing sees place 0.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+
+from ...engines import CALL, Contract, State, keys_and_values
+from ..hidden_states import Features
+from ..oracle import computing_in_float32, hidden_states
+from ..quality import Sample
+from ..tracing import TracedHead
+from .heads import LoadedHead
+
+WINDOW = 256  # tokens of the sample that are read together
+WEAK = 0.2  # an overlap below which a head is probably wired wrong
+PLACES = 2  # slots in a row that are measured: the second reads the head's own hidden state
+
+
+class SlotHead(PreTrainedModel):  # type: ignore[misc]
+    """A head over the target's vocabulary."""
+
+    _supports_sdpa = True
+    embed_tokens: nn.Embedding
+    lm_head: nn.Linear
+    rotary_emb: nn.Module
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [B, S]
+        features: Tensor,  # [B, S, hidden], of the token before each
+        position_ids: Tensor,
+        cache: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden states [B, S, hidden] of these slots, and what their logits are made of."""
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=features,
+            attention_mask=None,
+            cache=cache,
+            position_ids=position_ids,
+            and_mask_function=_behind_the_first,
+        )
+        return self._run(input_ids, features, position_ids, mask, cache)
+
+    def _run(
+        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Any, cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def traced(self) -> nn.Module:
+        return TracedHead(self)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return logits [B, S, V] over the target's vocabulary."""
+        logits: Tensor = self.lm_head(normed)
+        return logits
+
+    def unrolled(self, tokens: Tensor, features: Tensor, steps: int, later: Tensor | None = None) -> Iterator[Tensor]:
+        """Give its hidden states behind the last norm [B, S, hidden] after one slot, two and so on, as many as steps.
+
+        The first slots are those of `tokens` [B, S] from the second of a text on, with the `features` [B, S, hidden] of
+        the tokens before them. Slot i of step s stands behind slot i of step s - 1, at the token s places later, and
+        sees of the first step what that saw. With `later` the steps after the first are taken by these slots alone.
+        """
+        batch, width = tokens.shape
+        cache = DynamicCache()
+        seen = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
+        own = torch.eye(width, dtype=torch.bool, device=tokens.device)
+        positions = torch.arange(1, width + 1, device=tokens.device).expand(batch, width)
+        mask, lowest = seen, torch.finfo(features.dtype).min
+        chosen = tokens
+        for step in range(steps):
+            floats = torch.zeros(mask.shape, dtype=features.dtype, device=tokens.device).masked_fill(~mask, lowest)
+            features, normed = self._run(chosen, features, positions, floats[None, None], cache)
+            yield normed
+            tokens = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
+            if step == 0 and later is not None:
+                features, positions = features[:, later], positions[:, later]
+                mask, own = mask[later], own[later][:, later]
+            chosen = tokens if later is None else tokens[:, later]
+            positions = positions + 1
+            mask = torch.cat([mask, own], 1)
+
+
+@torch.no_grad()
+def measured(head: SlotHead, features: Features, target: Any, sample: Sample) -> list[float]:
+    """Return the overlap of a head's law with its target's at temperature 1, Σ min(p, q), at its first places."""
+    found, count = [0.0] * PLACES, 0
+    for begin in range(0, len(sample.tokens) - PLACES - 3, WINDOW):
+        window = torch.tensor(sample.tokens[begin : begin + WINDOW])
+        states, logits = hidden_states(target, window[None])
+        law = logits[0, :, : sample.vocab_size].softmax(-1)
+        with computing_in_float32(head):
+            read = features(states)
+            for place, normed in enumerate(head.unrolled(window[None, 1:], read[:, :-1], PLACES)):
+                proposed = head.logits(normed)[0, :, : sample.vocab_size].softmax(-1)
+                length = len(window) - 1 - PLACES  # slots of which every step has a token
+                own = slice(1 + place, 1 + place + length)
+                found[place] += float(torch.minimum(law[own], proposed[:length]).sum())
+        count += length
+    return [share / max(count, 1) for share in found]
+
+
+def loaded(
+    name: str,
+    head: SlotHead,
+    features: Features,
+    contract: Contract,
+    readings: Mapping[str, list[float]],  # overlap by place of each way to wire it, in words
+    chosen: str,
+) -> LoadedHead:
+    """Return a head that is wired as chosen beside its target of this contract, and say what was chosen among."""
+    layer, found = head.config, readings[chosen]
+    notes = [f"{name} {chosen}: it overlaps with its target by {_shares(found)}"]
+    notes += [f"not taken: {way}, by {_shares(own)}" for way, own in readings.items() if way != chosen]
+    if found[0] < WEAK:
+        notes.append(
+            f"{name} agrees with this target on few tokens, however it is wired; it was probably trained for another "
+            "target, or for other text"
+        )
+    size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+    count = layer.num_hidden_layers
+    return LoadedHead(
+        head,
+        features,
+        layers=count,
+        heads=layer.num_attention_heads,
+        hidden=layer.hidden_size,
+        vocab_size=layer.vocab_size,
+        states=(
+            State("hidden", (layer.hidden_size,), contract.dtype, CALL),
+            *keys_and_values(count, layer.num_key_value_heads, size, contract.dtype),
+        ),
+        notes=notes,
+        readings=dict(readings),
+    )
+
+
+def _shares(found: list[float]) -> str:
+    return ", then ".join(f"{share:.3f}" for share in found)
+
+
+def _behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+    return query.clamp(max=1) <= key  # the first place sees itself: seeing nothing, it would have no number at all

@@ -1,0 +1,210 @@
+"""Layers of multi-token prediction: read from files of their own and from their target's checkpoint, or refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
+from trt_spec.engines import Bundle, ExportError
+from trt_spec.export import export_bundle
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.kinds import LoadedHead, open_head
+from trt_spec.export.kinds.check_head import check_head
+from trt_spec.export.kinds.mtp_files import NORMED, PLAIN
+from trt_spec.export.kinds.slots import measured
+from trt_spec.export.oracle import hidden_states
+from trt_spec.export.quality import Sample
+from trt_spec.export.quiet import quiet_libraries
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ..families import tiny_checkpoint
+from ..heads import mtp_head, with_mtp_layer
+from ..models import tiny_llama
+
+VOCAB, HIDDEN = 64, 32
+TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
+SAMPLE = Sample(TOKENS, VOCAB)
+FORMS: dict[str, dict[str, Any]] = {
+    "speculators": {},
+    "layers of Llama": {"kind": "llama"},
+    "names of Qwen": {"form": "qwen"},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("target") / "target", initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def teacher(target: Path) -> Any:
+    return load_model(open_checkpoint(target), "float32")
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with such a layer behind its own two."""
+    return with_mtp_layer(tiny_checkpoint("glm4_moe", tmp_path_factory.mktemp("glm") / "glm"))
+
+
+def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
+    opened = open_head(head, target)
+    assert opened is not None
+    assert opened.kind.name == "mtp"
+    return opened.kind.load(opened, teacher, open_checkpoint(target).shape.contract(256, "float32"), SAMPLE)
+
+
+def written(head: LoadedHead, target: Path, folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
+    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    with quiet_libraries():
+        graph, _ = build_graph(head.module, contract, 256)
+    write_graph(graph, folder / "mtp")
+    features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
+    return check_head(folder / "mtp" / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_graph_of_every_form_computes_what_the_layer_does(
+    form: str, target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    """Reading ragged rows, the last tokens again, its own states in a line and in a tree."""
+    head = loaded(mtp_head(tmp_path / "head", target, **FORMS[form]), target, teacher)
+    report, said = written(head, target, tmp_path)
+    assert report["worst_error"] < report["tolerance"] / 10
+    assert set(report["errors"]) == {"reading", "hidden states", "last tokens again", "line", "tree"}
+    assert said.shape == (len(TOKENS) - 1, VOCAB)
+    assert set(head.readings) == ({NORMED} if form != "names of Qwen" else {NORMED, PLAIN})
+
+
+def test_names_of_others_are_told_apart(target: Path, teacher: Any, tmp_path: Path) -> None:
+    one, other = (loaded(mtp_head(tmp_path / form, target, form), target, teacher) for form in ("speculators", "qwen"))
+    for name, weight in one.module.state_dict().items():
+        torch.testing.assert_close(weight, other.module.state_dict()[name], msg=name)
+
+
+def test_what_is_read_behind_its_own_states_is_decided_by_overlap(target: Path, teacher: Any, tmp_path: Path) -> None:
+    head = loaded(mtp_head(tmp_path / "head", target, "qwen", scale=0.4), target, teacher)
+    assert len(head.notes) >= 2
+    assert head.module.norm_output == (sum(head.readings[NORMED]) >= sum(head.readings[PLAIN]))
+    found = {}
+    for way, normed in ((NORMED, True), (PLAIN, False)):
+        head.module.norm_output = normed
+        found[way] = measured(head.module, head.features, teacher, SAMPLE)
+    assert found == head.readings
+    assert found[NORMED][0] == found[PLAIN][0]
+    assert found[NORMED][1] != found[PLAIN][1], "the second place reads its own state"
+
+
+@torch.no_grad()
+def test_a_layer_in_its_targets_checkpoint_says_what_transformers_says(glm: Path, tmp_path: Path) -> None:
+    teacher = load_model(open_checkpoint(glm), "float32")
+    head = loaded(glm, glm, teacher)
+    report, _ = written(head, glm, tmp_path)
+    assert report["worst_error"] < report["tolerance"] / 10
+    theirs = AutoModelForCausalLM.from_pretrained(glm, dtype=torch.float32).eval()
+    theirs._keys_to_ignore_on_load_unexpected = [r"layers\.2\."]
+    layers = MtpModel.from_pretrained(theirs)
+    ids = torch.tensor([TOKENS])
+    last = hidden_states(theirs, ids)[0][-1]
+    positions = torch.arange(1, len(TOKENS))[None]
+    expected = layers.forward_layer(0, last[:, :-1], positions, None, input_ids=ids[:, 1:])
+    [said] = head.module.unrolled(ids[:, 1:], head.features(hidden_states(teacher, ids)[0])[:, :-1], 1)
+    torch.testing.assert_close(said, expected, atol=1e-4, rtol=1e-4)
+    assert len(head.readings) == 2
+
+
+@pytest.mark.long
+def test_a_target_drafts_for_itself(glm: Path, tmp_path: Path) -> None:
+    report = export_bundle(glm, tmp_path / "bundle", glm, text="abc def " * 40)
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert (bundle.names, bundle.heads) == (("target", "mtp"), ("mtp",))
+    assert 0 < report.overlap["mtp"][1.0] < 1
+    prompts, params = [[5, 9, 17], [3]], SamplingParams(max_new_tokens=24)
+    with Decoder.open(bundle.path) as decoder:
+        alone = decoder.generate(prompts, params, draft_length=0)
+        found = decoder.generate(prompts, params, draft_length=3)
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+    assert all(one.speculation.proposed for one in found)
+
+
+def test_the_layer_changes_nothing_of_its_target(glm: Path, tmp_path: Path) -> None:
+    plain = tiny_checkpoint("glm4_moe", tmp_path / "plain")
+    one, other = (load_model(open_checkpoint(path), "float32").state_dict() for path in (glm, plain))
+    assert set(one) == set(other)
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+# What is refused.
+
+
+def change(head: Path, **fields: Any) -> None:
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | fields))
+
+
+def edit(head: Path, change_tensors: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(head / "model.safetensors")
+    change_tensors(tensors)
+    save_file(tensors, head / "model.safetensors", metadata={"format": "pt"})
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "an unknown field": (lambda head: change(head, gate=True), "has the field 'gate'"),
+    "another kind of layers": (
+        lambda head: change(head, transformer_layer_config={"model_type": "qwen3_next"}),
+        "has layers of the type 'qwen3_next', expected llama or qwen3",
+    ),
+    "several layers": (lambda head: change(head, num_nextn_predict_layers=3), "has 3 layers of MTP"),
+    "a tensor missing": (
+        lambda head: edit(head, lambda each: each.pop("mtp_layers.0.input_proj.weight")),
+        "lacks the tensor layer.eh_proj.weight",
+    ),
+    "another target": (
+        lambda head: change(
+            head,
+            transformer_layer_config={"model_type": "qwen3", "hidden_size": 48, "num_attention_heads": 4},
+        ),
+        "reads 48 numbers of each token of its target, whose hidden states have 32",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_layer_for_this_target_is_refused_in_a_sentence(
+    what: str, target: Path, teacher: Any, tmp_path: Path
+) -> None:
+    damage, message = REFUSED[what]
+    head = mtp_head(tmp_path / "head", target)
+    damage(head)
+    with pytest.raises(ExportError, match=message):
+        loaded(head, target, teacher)
+
+
+OF_TARGET: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no weights": (
+        lambda path: edit(path, lambda each: [each.pop(key) for key in list(each) if "layers.2." in key]),
+        "the layer of MTP in .* cannot be read: .* are missing",
+    ),
+    "several": (lambda path: change(path, num_nextn_predict_layers=2), "has 2 layers of MTP"),
+    "quantised": (lambda path: change(path, quantization_config={"quant_method": "fp8"}), "is quantised"),
+}
+
+
+@pytest.mark.parametrize("what", OF_TARGET)
+def test_a_target_whose_layer_cannot_be_read_is_refused_in_a_sentence(what: str, tmp_path: Path) -> None:
+    damage, message = OF_TARGET[what]
+    target = with_mtp_layer(tiny_checkpoint("glm4_moe", tmp_path / "glm"))
+    teacher = load_model(open_checkpoint(target), "float32")
+    damage(target)
+    with pytest.raises(ExportError, match=message):
+        loaded(target, target, teacher)
+
+
+def test_a_target_without_such_a_layer_drafts_for_itself_as_a_model(target: Path) -> None:
+    assert open_head(target, target) is None
