@@ -26,6 +26,7 @@ from trt_spec.runtime.memory.model import Model
 
 from ...bundles import export_pair
 from ...heads import eagle3_head, mtp_head, parallel_heads
+from ...kit.costs import LENGTHS, known_costs, table
 from ...models import tiny_llama
 
 VOCAB, KNOWN = 64, 48  # tokens of the target, and those that the head proposes
@@ -256,6 +257,26 @@ def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, draf
             found = decoder.generate(prompts, params, draft_length=length, drafter=drafter)
             assert [one.token_ids for one in found] == [one.token_ids for one in alone]
             assert sum(one.speculation.proposed for one in found) > 30
+
+
+def test_auto_and_mixed_run_heads_as_their_costs_say(headed: Headed) -> None:
+    prompts, params = [[7, 1, 30, 2], [11] * 40], SamplingParams(max_new_tokens=40, ignore_eos=True)
+    steps = {"eagle3": 0.1, "medusa": 0.3, "lookup": 2.0, "suffix": 2.0}  # copies never pay
+    costs = table(
+        acceptance=0.9,
+        reading_ms={"eagle3": (0.5, 0.01), "medusa": (0.0, 0.0)},
+        **{name: [[1.0 + step * k * batch for k in LENGTHS] for batch in (1, 8)] for name, step in steps.items()},
+    )
+    for drafter, able in (("eagle3", {"eagle3"}), ("medusa", {"medusa"}), ("mixed", {"eagle3", "medusa"})):
+        with known_costs(costs), Decoder.open(headed.bundle, max_batch=2) as decoder:
+            requests = [decoder.submit(prompt, params, drafter=drafter) for prompt in prompts]
+            chosen = set()
+            while decoder.step():
+                chosen |= {row.chooser.wanted.drafter for row in decoder.live if row.chooser.wanted.length}
+            alone = decoder.generate(prompts, params, draft_length=0)
+        assert [tuple(request.token_ids) for request in requests] == [one.token_ids for one in alone]
+        assert chosen
+        assert chosen <= able
 
 
 def test_a_head_is_what_requests_draft_with_where_a_bundle_has_no_draft(headed: Headed) -> None:
