@@ -1,6 +1,6 @@
 """Engines run a bundle's graphs. Bundle, contract and errors live here as well, since export and runtime share them."""
 
-from .bundle import Bundle, ModelEntry, TokenizerEntry
+from .bundle import Bundle, Masks, ModelEntry, TokenizerEntry
 from .contract import (
     ALIGNMENT,
     BLOCK_TOKENS,
@@ -64,6 +64,7 @@ __all__ = [
     "EngineError",
     "EngineKind",
     "ExportError",
+    "Masks",
     "ModelEntry",
     "PairError",
     "RequestError",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Bundle, Contract, ExportError, ModelEntry
+from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry
 from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS
 from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
@@ -215,9 +215,25 @@ def _export_model(
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
     kind = TARGET if role == TARGET else DRAFT
     was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
-    entry = ModelEntry(kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check, was)
+    masks = _masks(checkpoint, contract) if kind == DRAFT else None
+    entry = ModelEntry(
+        kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check, was, masks
+    )
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits, joined
+
+
+def _masks(checkpoint: Checkpoint, contract: Contract) -> Masks | None:
+    """Say what a draft reads in place of tokens that are not known yet, if it was trained to (PARD)."""
+    token = getattr(checkpoint.config, "pard_token", None)
+    if token is None:
+        return None
+    if type(token) is not int or not 0 <= token < contract.vocab_size:
+        raise ExportError(
+            f"config.json of checkpoint {checkpoint.name} has the pard_token {token!r}, expected one of its "
+            f"{contract.vocab_size:,} tokens; download it again"
+        )
+    return Masks(token)
 
 
 @dataclass(frozen=True)
@@ -252,7 +268,7 @@ def _export_head(
             folder / name / GRAPH, contract, head.module, tokens, joined.features, quantised
         )
         check |= {"overlap": head.readings}
-    entry = ModelEntry(HEAD, joined.checkpoint.label, name, parameters, contract, weights.kind, check)
+    entry = ModelEntry(HEAD, joined.checkpoint.label, name, parameters, contract, weights.kind, check, masks=head.masks)
     size = (folder / name / WEIGHTS).stat().st_size
     return ModelReport(name, entry, nodes, fired, size, time.perf_counter() - begun), logits
 

@@ -81,7 +81,11 @@ class Decoder:
             make = partial(make, most_tokens=room, kept_blocks=kept)
             self.target = target = make(opens[0])
             self.drafts = tuple(
-                make(one, features=Features(target.cache, bundle.features(name)) if name in bundle.heads else None)
+                make(
+                    one,
+                    features=Features(target.cache, bundle.features(name)) if name in bundle.heads else None,
+                    masks=bundle.models[name].masks,
+                )
                 for name, one in zip(bundle.names[1:], opens[1:], strict=True)
             )
             self.draft = self.drafts[0] if bundle.drafts else None

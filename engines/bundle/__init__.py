@@ -1,7 +1,7 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import Bundle, ModelEntry, TokenizerEntry
+from .bundle import Bundle, Masks, ModelEntry, TokenizerEntry
 from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, MANIFEST, PLANS, TARGET, WEIGHTS
 from .manifest import graph_identity
 
@@ -16,6 +16,7 @@ __all__ = [
     "TARGET",
     "WEIGHTS",
     "Bundle",
+    "Masks",
     "ModelEntry",
     "TokenizerEntry",
     "graph_identity",

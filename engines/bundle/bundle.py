@@ -13,6 +13,26 @@ from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escap
 
 
 @dataclass(frozen=True)
+class Masks:
+    """How a draft says all tokens of a round in one pass: behind the last committed token it reads masks."""
+
+    token: int  # that stands for one not known yet
+    count: int | None = None  # in each pass; None: as many as what is asked for needs
+    repeats: bool = False  # the last committed token is read once more before them
+    first: int = 0  # how far behind the last committed token stands the one that says the first proposal
+
+    @property
+    def most(self) -> int | None:
+        """How many proposals it can make."""
+        return None if self.count is None else self.count + int(self.repeats) + 1 - self.first
+
+    def behind(self, proposals: int) -> int:
+        """How many tokens it reads behind the last committed one, to say so many proposals."""
+        masks = proposals - 1 if self.count is None else self.count
+        return masks + int(self.repeats)
+
+
+@dataclass(frozen=True)
 class ModelEntry:
     """One model of a bundle: where it came from, what its graph promises, and how it was checked."""
 
@@ -24,6 +44,7 @@ class ModelEntry:
     weights: str = "none"  # how they are quantised
     check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
     dequantised: str = ""  # how the checkpoint was quantised, if it was
+    masks: Masks | None = None  # of a draft that can propose in one pass
 
 
 @dataclass(frozen=True)
@@ -195,7 +216,8 @@ class Bundle:
 def _model(fields: dict[str, Any]) -> ModelEntry:
     if fields["kind"] not in KINDS:
         raise ValueError(f"a model of the kind {fields['kind']!r}, expected one of {', '.join(KINDS)}")
-    return ModelEntry(**{**fields, "contract": Contract.from_json(fields["contract"])})
+    masks = Masks(**fields["masks"]) if fields.get("masks") else None
+    return ModelEntry(**fields | {"contract": Contract.from_json(fields["contract"]), "masks": masks})
 
 
 def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...engines import FEATURES, Contract, ExportError, State
+from ...engines import FEATURES, Contract, ExportError, Masks, State
 from ...engines.errors import first_line
 from ..hidden_states import Features
 from ..quality import Sample
@@ -55,6 +55,7 @@ class LoadedHead:
     hidden: int
     vocab_size: int
     states: tuple[State, ...]
+    masks: Masks | None = None  # that it reads, if it proposes in one pass behind some
     notes: list[str] = field(default_factory=list)  # how it was wired, for its user
     readings: dict[str, list[float]] = field(default_factory=dict)  # overlap by place, of each way to wire it
 

@@ -82,8 +82,29 @@ class Mtp(Head):
     name = "mtp"
 
 
-class ParallelHeads(Head):
-    """Heads that say the token of one place each, all in one pass; they read the last features and keep nothing."""
+class OnePass(Head):
+    """Says all proposals of a round in one pass, so that none knows what the others are."""
+
+    def said(self, step: Step, logits: Tensor, frame: Frame) -> PreparedDraft:
+        """Give the logits [A, K, V] of a step to the proposals; in a tree all nodes of a level have the same."""
+        nodes = [level.shape[1] for level in frame.levels]
+        nodes += [1] * (frame.draft_length - len(nodes))
+        return PreparedDraft([step], [logits[:, i : i + 1].expand(-1, n, -1) for i, n in enumerate(nodes)])
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        prepared = frame.prepared[self.name]
+        assert isinstance(prepared, PreparedDraft)
+
+        def of_proposal(i: int) -> Tensor:
+            if i == 0:
+                prepared.steps[0].run()
+            return prepared.logits[i]
+
+        return of_proposal
+
+
+class ParallelHeads(OnePass):
+    """Heads that say the token of one place each; they read the last features and keep nothing."""
 
     def ready(self, request: Asking, most: int, turn: int) -> int:
         assert self.model is not None
@@ -99,21 +120,7 @@ class ParallelHeads(Head):
         speak = counting(k, device).expand(frame.batch, k).contiguous()
         ids = torch.zeros(frame.batch, 1, dtype=torch.int64, device=device)
         step = model.step(0, ids, frame.position[1], memory, frame.live, logit_rows=speak)
-        logits = memory[..., : model.vocab_size]
-        nodes = [level.shape[1] for level in frame.levels]
-        nodes += [1] * (k - len(nodes))
-        return PreparedDraft([step], [logits[:, i : i + 1].expand(-1, n, -1) for i, n in enumerate(nodes)])
-
-    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
-        prepared = frame.prepared[self.name]
-        assert isinstance(prepared, PreparedDraft)
-
-        def of_proposal(i: int) -> Tensor:
-            if i == 0:
-                prepared.steps[0].run()
-            return prepared.logits[i]
-
-        return of_proposal
+        return self.said(step, memory[..., : model.vocab_size], frame)
 
 
 class Medusa(ParallelHeads):

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...engines import ROW, Bundle, BundleError, Engine, RequestError, Step, last_rows, line, make_step
+from ...engines import ROW, Bundle, BundleError, Engine, Masks, RequestError, Step, last_rows, line, make_step
 from ...engines.engine import chunks
 from .block_cache import BlockCache
 from .bucket import bucket
@@ -38,9 +38,11 @@ class Model:
         most_tokens: int | None = None,
         kept_blocks: int = 0,
         features: Features | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.engine = engine
         self._features = features  # of a head: what its target keeps for it
+        self._masks = masks
         self._capacity = capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
         self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks)
@@ -51,8 +53,15 @@ class Model:
 
     @property
     def reads_again(self) -> bool:
-        """Whether it is a head that must read again what it has read, and kept, without its target's features."""
-        return self._features is not None and bool(self.engine.contract.cache_names)
+        """Whether it must read again what it has read, and kept, as its own proposals.
+
+        That were masks, or a head's own states where its target's features belong.
+        """
+        return bool((self._features or self._masks) and self.engine.contract.cache_names)
+
+    def behind(self, proposals: int) -> int:
+        """Return how many tokens behind the last committed one its steps may read, to make so many proposals."""
+        return proposals + (0 if self._masks is None else self._masks.behind(proposals))
 
     def logits(self, batch: int, rows: int) -> Tensor:
         """Return memory for logits [B, R, V]."""

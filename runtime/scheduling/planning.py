@@ -120,7 +120,8 @@ class Planner:
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
         width = self._plan.draft_length + self._plan.beyond + 1
-        return self._bucket(max(request.length for request in live) + 2 * width)
+        behind = max((draft.behind(self._plan.draft_length) + 1 for draft in self._plan.drafts), default=0)
+        return self._bucket(max(request.length for request in live) + width + max(width, behind))
 
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
         """Leave out what the target's widest step has no room for behind the longest line.

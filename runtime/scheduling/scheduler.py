@@ -178,7 +178,7 @@ class Scheduler:
         self.target.cache.make_room(0, lengths, widths)
         for draft in plan.drafts:
             beyond = plan.beyond if plan.levels else 0
-            draft.cache.make_room(0, lengths, [plan.draft_length + beyond + 1] * plan.batch)
+            draft.cache.make_room(0, lengths, [draft.behind(plan.draft_length) + beyond + 1] * plan.batch)
         refresh_uniforms(self._rows, plan, live)
         for source in plan.drafters:
             source.load(requests, plan.draft_length)

@@ -1,0 +1,93 @@
+"""Drafters that read masks behind the last committed token, and say what stands in their places, all in one pass.
+
+pard, peagle    a mask for each proposal but the first, which the last committed token says
+dflash          a block of as many as the head was trained with, all of which see each other
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...engines import Bundle, Masks
+from ..memory.model import preceded
+from ..state.frame import Frame
+from ..state.indexing import counting
+from .drafter import Asking, Resources
+from .head import OnePass
+from .model import PreparedDraft
+
+
+class Masked(OnePass):
+    def __init__(self, place: int, resources: Resources) -> None:
+        super().__init__(place, resources)
+        name = self.model_name(resources.bundle)
+        assert name is not None
+        masks = resources.bundle.models[name].masks
+        assert masks is not None
+        self._masks = masks
+
+    def ready(self, request: Asking, most: int, turn: int) -> int:
+        return most if self._masks.most is None else min(most, self._masks.most)
+
+    def prepare(self, frame: Frame) -> PreparedDraft:
+        assert self.model is not None
+        k, device, window = frame.draft_length, frame.proposed.device, frame.window
+        most = k if self._masks.most is None else min(k, self._masks.most)
+        if window is None:
+            tokens, start = frame.recent, frame.position[0]
+            last = torch.ones(frame.batch, 1, dtype=torch.int64, device=device)
+        else:
+            tokens, start, last = window.tokens, window.start, window.last
+        ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.behind(most), dtype=torch.int64, device=device)
+        memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
+        step = self.model.step(0, ids, start, memory, frame.live, logit_rows=rows)
+        step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
+        return self.said(step, memory[..., : self.model.vocab_size], frame)
+
+
+def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, rows: Tensor) -> Callable[[], None]:
+    """Make a function that fills the ids [A, W + …] and the rows [A, K] that give logits.
+
+    Of the tokens [A, W] those up to `last` [A, 1] are committed. Places beyond what is read are token 0, which nothing
+    sees. Proposals beyond the `most` have the last logits, and nobody asks for them.
+    """
+    device, width = ids.device, tokens.shape[1]
+    places = counting(ids.shape[1], device)
+    offsets = counting(rows.shape[1], device).clamp(max=most - 1) + masks.first
+    behind, repeated = masks.behind(most), int(masks.repeats)
+
+    def fill() -> None:
+        beyond = places - last  # [A, W + …]
+        ids.fill_(masks.token)
+        ids[:, :width].copy_(torch.where(beyond[:, :width] <= 0, tokens, masks.token))
+        if repeated:
+            torch.where(beyond == 1, tokens.gather(1, last), ids, out=ids)
+        ids.masked_fill_(beyond > behind, 0)
+        torch.add(last, offsets, out=rows)
+
+    return fill
+
+
+class Pard(Masked):
+    """A draft model of its own that was trained to read masks; drafter model runs it token by token."""
+
+    name = "pard"
+
+    @classmethod
+    def model_name(cls, bundle: Bundle) -> str | None:
+        return next((name for name in bundle.drafts if bundle.models[name].masks is not None), None)
+
+    @classmethod
+    def unavailable(cls, resources: Resources) -> str | None:
+        if cls.model_name(resources.bundle) is not None:
+            return None
+        return "the bundle has no draft that reads masks, as PARD trains them; use drafter model, lookup or none"
+
+
+class PEagle(Masked):
+    name = "peagle"
+
+
+class DFlash(Masked):
+    name = "dflash"
