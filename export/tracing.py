@@ -155,7 +155,7 @@ def ready_to_trace(model: Any) -> Iterator[None]:
         model.set_attn_implementation(attention)
 
 
-def _mask(
+def seen_by(
     q_length: int,
     kv_length: int,
     q_offset: Places,
@@ -250,5 +250,5 @@ def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
-AttentionMaskInterface.register(IMPLEMENTATION, _mask)
+AttentionMaskInterface.register(IMPLEMENTATION, seen_by)
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
+from trt_spec.export.kinds.dflash import Block, DFlash
 from trt_spec.export.kinds.eagle3 import Eagle3, Parts, Wiring
 from trt_spec.export.kinds.layers import LAYERS
 from trt_spec.export.kinds.mtp import Mtp
@@ -30,6 +31,7 @@ def eagle3_head(
     own_embedding: bool = False,
     norms: str = "",  # "input" or "each"
     bias: bool = False,
+    mask: int | None = None,  # of P-EAGLE
     **fields: Any,
 ) -> Path:
     """Write a head of random weights for the Llama checkpoint `target`."""
@@ -45,6 +47,7 @@ def eagle3_head(
         fc_bias=bias,
         norm_before_fc=norms == "input",
         fc_norm=norms == "each",
+        mask_token=mask,
     )
     torch.manual_seed(seed)
     head = Eagle3(config, parts, Wiring(read))
@@ -75,6 +78,8 @@ def eagle3_head(
             "fc_norm": norms == "each",
             **head_fields,
         }
+    if mask is not None:
+        written |= {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": mask}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(written | fields))
     save_file(tensors, folder / "model.safetensors")
@@ -183,3 +188,53 @@ def with_mtp_layer(checkpoint: Path, seed: int = 0, scale: float = 0.1) -> Path:
     fields = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(fields | {"num_nextn_predict_layers": 1}))
     return checkpoint
+
+
+def dflash_head(
+    folder: Path,
+    target: Path,
+    form: str = "speculators",  # or "authors"
+    draft_vocab: int | None = None,
+    read: tuple[int, ...] = (1, 2),
+    size: int = 5,
+    mask: int = 63,
+    layers: int = 2,
+    seed: int = 0,
+    scale: float = 0.1,
+    **fields: Any,
+) -> Path:
+    """Write a DFlash head of random weights for the Llama checkpoint `target`."""
+    theirs = AutoConfig.from_pretrained(target)
+    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own |= {"num_hidden_layers": layers, "model_type": "qwen3"}
+    vocab = theirs.vocab_size
+    torch.manual_seed(seed)
+    block = Block(size, mask, False)
+    head = DFlash(AutoConfig.for_model(**own), len(read), theirs.hidden_size, draft_vocab or vocab, block)
+    tensors = {}
+    for name, weight in head.state_dict().items():
+        if name.startswith("embed_tokens") or (name.startswith("lm_head") and not draft_vocab):
+            continue
+        random = 1 + 0.1 * torch.randn_like(weight) if "norm" in name else scale * torch.randn_like(weight)
+        tensors[name.removeprefix("encoder.")] = random.contiguous()
+    if draft_vocab:
+        chosen = torch.randperm(vocab)[:draft_vocab].sort().values
+        tensors["d2t"] = chosen - torch.arange(draft_vocab)
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).scatter_(0, chosen, True)
+    written: dict[str, Any] = {
+        "speculators_model_type": "dflash",
+        "architectures": ["DFlashSpeculator"],
+        "transformer_layer_config": own,
+        "draft_vocab_size": draft_vocab or vocab,
+        "block_size": size,
+        "aux_hidden_state_layer_ids": list(read),
+        "mask_token_id": mask,
+        "sample_from_anchor": False,
+    }
+    if form == "authors":
+        written = own | {"architectures": ["DFlashDraftModel"], "block_size": size, "auto_map": {"AutoModel": "d.D"}}
+        written["dflash_config"] = {"mask_token_id": mask, "target_layer_ids": [layer - 1 for layer in read]}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(written | fields))
+    save_file(tensors, folder / "model.safetensors")
+    return folder

@@ -17,6 +17,7 @@ SLACK = 8
 GARBAGE = 1e3  # what no slot may read
 TREE = [-1, 0, 0, 1, 2, 2]  # the node that each follows; node 0 is the last committed token
 CHUNK = 64
+MASKS = 3  # that one pass reads
 
 
 @torch.no_grad()
@@ -110,6 +111,15 @@ def _compare(engine: Engine, head: Any, tokens: Tensor, features: Tensor, errors
             errors.compare("line", logits[row, 0], its_logits[place + 1])
             errors.compare("hidden states", made[row, 0], its_states[place + 1], size)
     _compare_trees(call, head, tokens, features, ends, errors)
+    if head.mask_token is not None:
+        ids, given = windows(starts, WINDOW)
+        masks = torch.full((len(ends), MASKS), head.mask_token)
+        given = torch.cat([given, torch.full((len(ends), MASKS, given.shape[2]), GARBAGE)], 1)
+        rows = torch.arange(WINDOW - 1, WINDOW + MASKS).expand(len(ends), -1).contiguous()
+        logits, _ = call(torch.cat([ids, masks], 1), starts, given, rows)
+        for row, end in enumerate(ends):
+            own = (head.mask_token,) * MASKS
+            errors.compare("masks", logits[row], _said(head, tokens[:end], features, own)[1])
 
 
 def _at(windows: tuple[Tensor, Tensor], starts: list[int]) -> tuple[Tensor, list[int], Tensor]:

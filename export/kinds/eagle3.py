@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import UNKNOWN
 from .layers import LAYERS
 from .slots import SlotHead
 
@@ -33,6 +32,7 @@ class Parts:
     fc_bias: bool = False
     norm_before_fc: bool = False  # one norm of all that it reads
     fc_norm: bool = False  # one norm of each
+    mask_token: int | None = None  # that it reads in place of one not known yet (P-EAGLE)
 
 
 class Encoder(nn.Module):
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
 class Eagle3(SlotHead):
     def __init__(self, config: Any, parts: Parts, wiring: Wiring) -> None:
         super().__init__(config)
-        self.parts, self.wiring = parts, wiring
+        self.parts, self.wiring, self.mask_token = parts, wiring, parts.mask_token
         classes = LAYERS[config.model_type]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(classes.layer(config, place) for place in range(config.num_hidden_layers))
@@ -75,12 +75,17 @@ class Eagle3(SlotHead):
         self.lm_head = nn.Linear(config.hidden_size, parts.draft_vocab, bias=False)
         self.rotary_emb = classes.rotary(config)
         self.encoder = Encoder(parts, config, classes.norm)
-        # Of each token of the target its place among those that the head may propose, or the place behind them.
-        self.register_buffer("places", torch.arange(config.vocab_size).clamp(max=parts.draft_vocab), persistent=False)
+        self.knows(config.vocab_size, parts.draft_vocab)
+        if parts.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, parts.inputs * parts.target_hidden))
+            # What is read in place of features that there are none of: the encoder's of `mask_hidden`.
+            self.register_buffer("mask_features", torch.zeros(1, 1, config.hidden_size), persistent=False)
 
     def _run(
         self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Any, cache: Any
     ) -> tuple[Tensor, Tensor]:
+        if self.mask_token is not None:
+            features = torch.where((input_ids == self.mask_token)[..., None], self.mask_features, features)
         rotary = self.rotary_emb(features, position_ids)
         hidden = features
         for place, layer in enumerate(list[Any](self.layers)):
@@ -96,11 +101,3 @@ class Eagle3(SlotHead):
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         normed = self.norm(hidden)
         return (normed if self.wiring.norm_output else hidden), normed
-
-    def logits(self, normed: Tensor) -> Tensor:
-        """Return logits [B, S, V] over the target's vocabulary."""
-        own: Tensor = self.lm_head(normed)
-        if self.parts.draft_vocab == self.config.vocab_size:
-            return own
-        unknown = torch.full_like(own[..., :1], UNKNOWN)
-        return torch.cat([own, unknown], -1).index_select(-1, self.places)

@@ -13,21 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import Contract, ExportError
+from ...engines import Contract, ExportError, Masks
 from ..hidden_states import LAST, Features
+from ..oracle import computing_in_float32
 from ..quality import Sample
 from .check_head import check_head
 from .eagle3 import Eagle3, Parts, Wiring
 from .heads import HeadCheckpoint, LoadedHead, filled
 from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, layer_config, refuse_unknown
-from .slots import loaded, measured
+from .slots import draft_vocabulary, loaded, measured
 
 OLDER_THETA = 10000.0  # of rotary positions, where readers of a head have not found what it says
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OWN_FIELDS = {
     "draft_vocab_size", "eagle_config", LAYER_IDS, "embed_requires_grad", "fc_norm", "norm_before_fc",
-    "norm_before_residual", "norm_output", "speculators_config", "speculators_model_type", "speculators_version",
-    "target_hidden_size", "transformer_layer_config", "use_aux_hidden_state",
+    "mask_token_id", "norm_before_residual", "norm_output", "speculators_config", "speculators_model_type",
+    "speculators_version", "target_hidden_size", "transformer_layer_config", "use_aux_hidden_state",
 }  # fmt: skip
 EAGLE_FIELDS = {LAYER_IDS, "use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
 OURS = ("fc.", "fc_norm.", "input_norm.")  # tensors of the encoder
@@ -54,8 +55,18 @@ class Eagle3Kind:
         }
         chosen = max(found, key=lambda way: sum(found[way]))
         readings = {in_words(way): own for way, own in found.items()}
-        features = Features(head.encoder, chosen.layers)
-        return loaded(checkpoint.name, wired(head, chosen), features, contract, readings, in_words(chosen))
+        features, mask = Features(head.encoder, chosen.layers), given.parts.mask_token
+        masks = None if mask is None else Masks(mask)
+        return loaded(checkpoint.name, wired(head, chosen), features, contract, readings, in_words(chosen), masks)
+
+
+class PEagleKind(Eagle3Kind):
+    """EAGLE-3 that says all tokens of a round in one pass, behind masks: `mask_hidden` stands for their features."""
+
+    name = "peagle"
+
+    def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return fields.get("speculators_model_type") == "peagle" or "mask_hidden" in shapes
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class _Given:
     def wirings(self) -> Iterator[Wiring]:
         """Give every way to wire the head that its configuration leaves open."""
         before = self._open("norm_before_residual")
-        after = self._open("norm_output")
+        after = self._open("norm_output") if self.parts.mask_token is None else [False]  # it reads none of its own
         thetas: list[float | None] = [None]
         if self.config.rope_parameters.get("rope_theta") != OLDER_THETA:
             thetas.append(OLDER_THETA)
@@ -141,7 +152,18 @@ def _parts(name: str, flags: Mapping[str, Any], tensors: Mapping[str, Tensor], c
         fc_bias="encoder.fc.bias" in tensors,
         norm_before_fc="encoder.input_norm.weight" in tensors or bool(flags.get("norm_before_fc")),
         fc_norm="encoder.fc_norm.0.weight" in tensors or bool(flags.get("fc_norm")),
+        mask_token=_mask_token(name, flags, config.vocab_size) if "mask_hidden" in tensors else None,
     )
+
+
+def _mask_token(name: str, flags: Mapping[str, Any], vocab: int) -> int:
+    token = flags.get("mask_token_id")
+    if type(token) is not int or not 0 <= token < vocab:
+        raise ExportError(
+            f"config.json of head {name} has the mask_token_id {token!r}, expected one of its {vocab:,} tokens; "
+            "download it again"
+        )
+    return token
 
 
 def _filled(given: _Given, target: Any, dtype: str) -> Eagle3:
@@ -149,7 +171,8 @@ def _filled(given: _Given, target: Any, dtype: str) -> Eagle3:
     with torch.device("meta"):
         head = Eagle3(given.config, given.parts, Wiring(()))
     tensors = {key: value for key, value in given.tensors.items() if key not in UNREAD and key != "d2t"}
-    places, chosen = _places(given), given.tensors.get("d2t")
+    places = draft_vocabulary(given.name, given.tensors, given.config.vocab_size)
+    chosen = given.tensors.get("d2t")
     for key, module in (
         ("embed_tokens.weight", target.get_input_embeddings()),
         ("lm_head.weight", target.get_output_embeddings()),
@@ -161,21 +184,11 @@ def _filled(given: _Given, target: Any, dtype: str) -> Eagle3:
             tensors[key] = theirs[ids if own is None else own + ids]
     filled(head, tensors, given.name, dtype)
     head.places = places
+    if given.parts.mask_token is not None:
+        with torch.no_grad(), computing_in_float32(head.encoder):
+            made = head.encoder(torch.split(head.mask_hidden.float(), given.parts.target_hidden, -1))
+        head.mask_features = made.to(head.lm_head.weight.dtype)
     return wired(head, Wiring(()))
-
-
-def _places(given: _Given) -> Tensor:
-    """Return the place of each of the target's tokens among those that the head proposes, or the place behind them."""
-    vocab, offsets = given.config.vocab_size, given.tensors.get("d2t")
-    if offsets is None:
-        return torch.arange(vocab)
-    count = len(offsets)
-    ids = offsets + torch.arange(count)
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(set(ids.tolist())) != count:
-        raise ExportError(f"tensor d2t of head {given.name} names no {count} tokens of {vocab:,}; download it again")
-    if "t2d" in given.tensors and not torch.equal(given.tensors["t2d"].nonzero()[:, 0], ids.sort().values):
-        raise ExportError(f"tensors d2t and t2d of head {given.name} name different tokens; download it again")
-    return torch.full((vocab,), count).scatter_(0, ids, torch.arange(count))
 
 
 def wired(head: Eagle3, wiring: Wiring) -> Eagle3:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
-from ...engines import CALL, Contract, State, keys_and_values
+from ...engines import CALL, Contract, ExportError, Masks, State, keys_and_values
+from ..checkpoint import UNKNOWN
 from ..hidden_states import Features
 from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
@@ -32,6 +33,7 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
     embed_tokens: nn.Embedding
     lm_head: nn.Linear
     rotary_emb: nn.Module
+    mask_token: int | None = None  # that it reads in place of tokens not known yet, instead of its own states
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -53,7 +55,7 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
             attention_mask=None,
             cache=cache,
             position_ids=position_ids,
-            and_mask_function=_behind_the_first,
+            and_mask_function=behind_the_first,
         )
         return self._run(input_ids, features, position_ids, mask, cache)
 
@@ -67,8 +69,15 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [B, S, V] over the target's vocabulary."""
-        logits: Tensor = self.lm_head(normed)
-        return logits
+        own: Tensor = self.lm_head(normed)
+        if own.shape[-1] == self.config.vocab_size:
+            return own
+        unknown = torch.full_like(own[..., :1], UNKNOWN)
+        return torch.cat([own, unknown], -1).index_select(-1, self.places)
+
+    def knows(self, vocab: int, count: int) -> None:
+        """Let it propose `count` of the target's tokens: `places` says of each its own number, or `count`."""
+        self.register_buffer("places", torch.arange(vocab).clamp(max=count), persistent=False)
 
     def unrolled(self, tokens: Tensor, features: Tensor, steps: int, later: Tensor | None = None) -> Iterator[Tensor]:
         """Give its hidden states behind the last norm [B, S, hidden] after one slot, two and so on, as many as steps.
@@ -89,6 +98,8 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
             features, normed = self._run(chosen, features, positions, floats[None, None], cache)
             yield normed
             tokens = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
+            if self.mask_token is not None:
+                tokens = torch.full_like(tokens, self.mask_token)
             if step == 0 and later is not None:
                 features, positions = features[:, later], positions[:, later]
                 mask, own = mask[later], own[later][:, later]
@@ -116,6 +127,19 @@ def measured(head: SlotHead, features: Features, target: Any, sample: Sample) ->
     return [share / max(count, 1) for share in found]
 
 
+def draft_vocabulary(name: str, tensors: Mapping[str, Tensor], vocab: int) -> Tensor:
+    """Return the place of each of the target's tokens among those that a head proposes, or the place behind them."""
+    if "d2t" not in tensors:
+        return torch.arange(vocab)
+    offsets, count = tensors["d2t"], len(tensors["d2t"])
+    ids = offsets + torch.arange(count)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(set(ids.tolist())) != count:
+        raise ExportError(f"tensor d2t of head {name} names no {count} tokens of {vocab:,}; download it again")
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].nonzero()[:, 0], ids.sort().values):
+        raise ExportError(f"tensors d2t and t2d of head {name} name different tokens; download it again")
+    return torch.full((vocab,), count).scatter_(0, ids, torch.arange(count))
+
+
 def loaded(
     name: str,
     head: SlotHead,
@@ -123,6 +147,7 @@ def loaded(
     contract: Contract,
     readings: Mapping[str, list[float]],  # overlap by place of each way to wire it, in words
     chosen: str,
+    masks: Masks | None = None,
 ) -> LoadedHead:
     """Return a head that is wired as chosen beside its target of this contract, and say what was chosen among."""
     layer, found = head.config, readings[chosen]
@@ -146,6 +171,7 @@ def loaded(
             State("hidden", (layer.hidden_size,), contract.dtype, CALL),
             *keys_and_values(count, layer.num_key_value_heads, size, contract.dtype),
         ),
+        masks=masks,
         notes=notes,
         readings=dict(readings),
     )
@@ -155,5 +181,5 @@ def _shares(found: list[float]) -> str:
     return ", then ".join(f"{share:.3f}" for share in found)
 
 
-def _behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+def behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
     return query.clamp(max=1) <= key  # the first place sees itself: seeing nothing, it would have no number at all

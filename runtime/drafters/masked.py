@@ -49,21 +49,21 @@ class Masked(OnePass):
 def filling(masks: Masks, most: int, tokens: Tensor, last: Tensor, ids: Tensor, rows: Tensor) -> Callable[[], None]:
     """Make a function that fills the ids [A, W + …] and the rows [A, K] that give logits.
 
-    Of the tokens [A, W] those up to `last` [A, 1] are committed. Places beyond what is read are token 0, which nothing
-    sees. Proposals beyond the `most` have the last logits, and nobody asks for them.
+    Of the tokens [A, W] those up to `last` [A, 1] are committed. Places beyond what is read are no masks, and nothing
+    sees them. Proposals beyond the `most` have the last logits, and nobody asks for them.
     """
     device, width = ids.device, tokens.shape[1]
     places = counting(ids.shape[1], device)
     offsets = counting(rows.shape[1], device).clamp(max=most - 1) + masks.first
-    behind, repeated = masks.behind(most), int(masks.repeats)
+    behind, no_mask = masks.behind(most), int(masks.token == 0)
 
     def fill() -> None:
         beyond = places - last  # [A, W + …]
         ids.fill_(masks.token)
         ids[:, :width].copy_(torch.where(beyond[:, :width] <= 0, tokens, masks.token))
-        if repeated:
+        if masks.repeats:
             torch.where(beyond == 1, tokens.gather(1, last), ids, out=ids)
-        ids.masked_fill_(beyond > behind, 0)
+        ids.masked_fill_(beyond > behind, no_mask)
         torch.add(last, offsets, out=rows)
 
     return fill

@@ -25,11 +25,11 @@ from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
 
 from ...bundles import export_pair
-from ...heads import eagle3_head, mtp_head, parallel_heads
+from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
 from ...kit.costs import LENGTHS, known_costs, table
 from ...models import tiny_llama
 
-VOCAB, KNOWN = 64, 48  # tokens of the target, and those that the head proposes
+VOCAB, KNOWN, MASK = 64, 48, 70  # tokens of the target, those that the head proposes, and one that no text has
 ENOUGH = 40  # rounds that are compared
 CLOSE = 2e-4
 
@@ -41,14 +41,13 @@ class Headed:
     bundle: Path
     target: Any
     head: Any
-    layers: tuple[int, ...]
+    reads: Any  # its features of the target's hidden states
     name: str = "eagle3"
 
     def features(self, tokens: list[int]) -> torch.Tensor:
         """Return what the head reads in the slot of each token but the first [L - 1, size]."""
         hidden, _ = hidden_states(self.target, torch.tensor([tokens]))
-        each = [hidden[layer] for layer in self.layers]
-        found: torch.Tensor = self.head.encoder(each) if self.name == "eagle3" else each[0]
+        found: torch.Tensor = self.reads(hidden)
         return found[0, :-1]
 
     def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
@@ -56,7 +55,12 @@ class Headed:
         cache, count = DynamicCache(), len(tokens)
         if self.name in ("medusa", "blockwise"):  # each head says one place, whatever the others have said
             [said] = self.head(features[count - 2 : count - 1])[1]
-            return [said[len(path)].softmax(-1) for path in paths]
+            return [said[len(path), :VOCAB].softmax(-1) for path in paths]
+        if self.name == "dflash":
+            [said] = self.head.said(torch.tensor(tokens), features[: count - 1], [count - 1])
+            return [said[len(path), :VOCAB].softmax(-1) for path in paths]
+        if self.head.mask_token is not None:
+            paths = [[self.head.mask_token] * len(path) for path in paths]
         given = torch.cat([torch.zeros_like(features[:1]), features[: count - 1]])
         made, normed = self.head(torch.tensor([tokens]), given[None], torch.arange(count)[None], cache)
         known = {(): (made[:, -1:], normed[:, -1:], cache)}
@@ -66,19 +70,23 @@ class Headed:
                 cache = deepcopy(before)
                 place = torch.tensor([[count + len(path) - 1]])
                 known[path] = (*self.head(torch.tensor([[path[-1]]]), made, place, cache), cache)
-        return [self.head.logits(known[tuple(path)][1])[0, -1].softmax(-1) for path in paths]
+        return [self.head.logits(known[tuple(path)][1])[0, -1, :VOCAB].softmax(-1) for path in paths]
 
 
 @pytest.fixture(scope="module")
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
     """A target with heads of all kinds, all in one bundle."""
     folder = tmp_path_factory.mktemp("headed")
-    target = tiny_llama(folder / "target", initializer_range=0.2, num_hidden_layers=3)
+    target = tiny_llama(folder / "target", padded_vocab=72, initializer_range=0.2, num_hidden_layers=3)
     heads = {
         "eagle3": eagle3_head(
             folder / "eagle3", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False
         ),
         "mtp": mtp_head(folder / "mtp", target, scale=0.25),
+        "peagle": eagle3_head(
+            folder / "peagle", target, KNOWN, mask=MASK, layers=2, scale=0.25, norm_before_residual=False
+        ),
+        "dflash": dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2),
         "medusa": parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
         "blockwise": parallel_heads(folder / "blockwise", target, "blockwise", scale=0.3),
     }
@@ -90,7 +98,7 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
         opened = open_head(head)
         assert opened is not None
         loaded = opened.kind.load(opened, model, contract, sample)
-        found[name] = Headed(bundle, model, loaded.module, loaded.features.layers, name)
+        found[name] = Headed(bundle, model, loaded.module, loaded.features, name)
     return found
 
 
@@ -173,7 +181,13 @@ def kept_bytes(headed: Headed, tokens: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "memory"), [*(("eagle3", memory) for memory in ("ample", "prefixes", "short")), ("mtp", "prefixes")]
+    ("name", "memory"),
+    [
+        *(("eagle3", memory) for memory in ("ample", "prefixes", "short")),
+        ("mtp", "prefixes"),
+        ("peagle", "short"),
+        *(("dflash", memory) for memory in ("ample", "prefixes", "short")),
+    ],
 )
 def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
     every_kind: dict[str, Headed], name: str, memory: str
@@ -201,7 +215,7 @@ def test_heads_that_say_a_place_each_read_the_last_features_and_nothing_else(
         assert compared(every_kind[name])[0] > 20 * CLOSE
 
 
-@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
 def test_the_torch_engine_runs_heads(every_kind: dict[str, Headed], name: str) -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=12, seed=4, ignore_eos=True)
     headed = every_kind[name]
@@ -245,7 +259,7 @@ def test_what_was_read_without_features_is_read_again_or_it_would_show(headed: H
 
 
 @pytest.mark.parametrize("length", [1, 4, "3+3", "4/8", "3x2x1"])
-@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "medusa", "blockwise"])
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "peagle", "dflash", "medusa", "blockwise"])
 def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, drafter: str, length: int | str) -> None:
     prompts = [[3], [5, 9], [7, 1, 30, 2], [11] * 40]
     for params in (
@@ -294,9 +308,9 @@ def test_a_bundle_without_heads_refuses_them_in_a_sentence(llama: Any) -> None:
 
 def test_the_target_keeps_features_of_each_token_and_the_head_reads_hidden_states(headed: Headed) -> None:
     bundle = Bundle.open(headed.bundle)
-    assert bundle.heads == ("eagle3", "mtp", "medusa", "blockwise")
-    assert bundle.target.contract.states[0] == State("features", (1, 128), "float32")
-    assert bundle.features("blockwise") == slice(96, 128)
+    assert bundle.heads == ("eagle3", "mtp", "peagle", "dflash", "medusa", "blockwise")
+    assert bundle.target.contract.states[0] == State("features", (1, 192), "float32")
+    assert bundle.features("blockwise") == slice(160, 192)
     assert bundle.models["medusa"].contract.states == (State("hidden", (32,), "float32", "call"),)
     states = bundle.models["eagle3"].contract.states
     assert states == (State("hidden", (32,), "float32", "call"), *keys_and_values(1, 2, 16, "float32"))

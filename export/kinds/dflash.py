@@ -1,0 +1,145 @@
+"""DFlash: layers that read the target's features as context, and a block of masks that all see each other.
+
+A block is the last token that is known, its anchor, and masks; each of them says what stands in its place, or behind
+it. Every layer makes its keys and values of a token's features where the target has read it, and of the block's own
+hidden states in the block.
+
+In a call of the graph the slot of token i holds the features of the token before it, so all stand a place later than
+in the text. The anchor comes twice: in its slot, with the features of the token before, and as the first of the block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3 import modeling_qwen3
+
+from ..tracing import Places, ScatterCache, only_rows, seen_by
+from .slots import SlotHead, behind_the_first
+
+
+@dataclass(frozen=True)
+class Block:
+    size: int  # with its anchor
+    mask: int  # the token that stands for the others
+    from_anchor: bool  # the anchor says the first token behind it, else the first mask does
+
+    @property
+    def proposals(self) -> int:
+        return self.size if self.from_anchor else self.size - 1
+
+
+class Context(nn.Module):
+    """Makes a token's features of the target's hidden states; it is computed in the target's graph."""
+
+    def __init__(self, config: Any, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, config.hidden_size, bias=False)
+        self.hidden_norm = modeling_qwen3.Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden: Sequence[Tensor]) -> Tensor:
+        found: Tensor = self.hidden_norm(self.fc(torch.cat(list(hidden), -1)))
+        return found
+
+
+class DFlash(SlotHead):
+    def __init__(self, config: Any, inputs: int, target_hidden: int, draft_vocab: int, block: Block) -> None:
+        super().__init__(config)
+        self.block = block
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            modeling_qwen3.Qwen3DecoderLayer(config, place) for place in range(config.num_hidden_layers)
+        )
+        self.norm = modeling_qwen3.Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, draft_vocab, bias=False)
+        self.rotary_emb = modeling_qwen3.Qwen3RotaryEmbedding(config)
+        self.encoder = Context(config, inputs * target_hidden)
+        self.knows(config.vocab_size, draft_vocab)
+
+    def states(
+        self, input_ids: Tensor, features: Tensor, position_ids: Tensor, in_block: Tensor, mask: Tensor, cache: Any
+    ) -> Tensor:
+        """Return the last hidden states [B, S, hidden], normed; those of the context mean nothing."""
+        hidden = self.embed_tokens(input_ids)
+        rotary = self.rotary_emb(hidden, position_ids)
+        for layer in list[Any](self.layers):
+            asking = layer.input_layernorm(hidden)
+            read = torch.where(in_block[..., None], asking, features)
+            hidden = hidden + self._attend(layer.self_attn, asking, read, rotary, mask, cache)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def _attend(self, attention: Any, asking: Tensor, read: Tensor, rotary: Any, mask: Tensor, cache: Any) -> Tensor:
+        shape = (*asking.shape[:2], -1, attention.head_dim)
+        query = attention.q_norm(attention.q_proj(asking).view(shape)).transpose(1, 2)
+        key = attention.k_norm(attention.k_proj(read).view(shape)).transpose(1, 2)
+        value = attention.v_proj(read).view(shape).transpose(1, 2)
+        query, key = modeling_qwen3.apply_rotary_pos_emb(query, key, *rotary)
+        if cache is not None:
+            key, value = cache.update(key, value, attention.layer_idx)
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, modeling_qwen3.eager_attention_forward
+        )
+        found, _ = run(attention, query, key, value, mask, scaling=attention.scaling, dropout=0.0)
+        out: Tensor = attention.o_proj(found.reshape(*asking.shape[:2], -1))
+        return out
+
+    def said(self, tokens: Tensor, features: Tensor, anchors: Sequence[int]) -> Tensor:
+        """Return the logits [N, proposals, V] of blocks behind these anchors, places in the tokens [L].
+
+        Each sees the features [L, hidden] of the tokens before its anchor.
+        """
+        size, device = self.block.size, tokens.device
+        length, count = len(features), len(anchors)
+        ids = torch.full((count, size), self.block.mask, device=device)
+        ids[:, 0] = tokens[list(anchors)]
+        at = torch.tensor(list(anchors), device=device)
+        positions = torch.cat([torch.arange(length, device=device), (at[:, None] + torch.arange(size)).flatten()])
+        ids = torch.cat([torch.zeros(length, dtype=ids.dtype, device=device), ids.flatten()])
+        in_block = torch.arange(len(ids), device=device) >= length
+        of = torch.arange(count, device=device).repeat_interleave(size)
+        seen = torch.eye(len(ids), dtype=torch.bool, device=device)
+        seen[length:, :length] = torch.arange(length, device=device) < at[of][:, None]
+        seen[length:, length:] = of[:, None] == of
+        mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, torch.finfo(features.dtype).min)
+        read = torch.cat([features, features.new_zeros(count * size, features.shape[1])])
+        found = self.states(ids[None], read[None], positions[None], in_block[None], mask[None, None], None)
+        speaking = found[0, length:].view(count, size, -1)[:, size - self.block.proposals :]
+        return self.logits(speaking)
+
+    def traced(self) -> nn.Module:
+        return TracedBlocks(self)
+
+
+class TracedBlocks(nn.Module):
+    """`(input_ids, start, depths, ancestors, logit_rows, past_hidden, past_…) -> (logits, present_hidden, present_…)`.
+
+    The block is its masks and the token before the first of them.
+    """
+
+    def __init__(self, head: DFlash) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        start: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        logit_rows: Tensor,
+        past_hidden: Tensor,  # [B, S, hidden], the features of the token before each
+        *past: Tensor,
+    ) -> tuple[Tensor, ...]:
+        masks = input_ids == self.head.block.mask
+        in_block = masks | torch.cat([masks[:, 1:], torch.zeros_like(masks[:, :1])], 1)
+        within = in_block[:, :, None] & in_block[:, None, :]
+        cache = ScatterCache(Places(start, depths, ancestors | within), list(past[0::2]), list(past[1::2]))
+        mask = seen_by(input_ids.shape[1], cache.keys[0].shape[2], cache.places, behind_the_first)
+        positions = (start[:, None] + depths - 1).clamp(min=0)
+        normed = only_rows(logit_rows, self.head.states(input_ids, past_hidden, positions, in_block, mask, cache))
+        return (self.head.logits(normed).float(), normed, *cache.present)
