@@ -48,7 +48,9 @@ def build_plans(
     for capability in capabilities:
         _refuse_unknown(capability, library)
     with _compiler(options.engine) as compile_:
-        for role in roles(options, bundle.drafts, {name: bundle.models[name].contract for name in bundle.heads}):
+        heads = {name: bundle.models[name].contract for name in bundle.heads}
+        masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
+        for role in roles(options, bundle.drafts, heads, masks):
             for capability in capabilities:  # for all of which the graph is rewritten once
                 key = PlanKey(
                     model=role.model,

@@ -4,10 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError
+from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError, Masks
 from ...engines.tensorrt import LIBRARIES
 
 NO_HEADS: Mapping[str, Contract] = {}
+NO_MASKS: Mapping[str, Masks] = {}
 CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 
 
@@ -59,11 +60,17 @@ class BuildOptions:
         return 1 + self.draft_length + self.siblings
 
 
-def roles(options: BuildOptions, drafts: Sequence[str], heads: Mapping[str, Contract] = NO_HEADS) -> list[Role]:
+def roles(
+    options: BuildOptions,
+    drafts: Sequence[str],
+    heads: Mapping[str, Contract] = NO_HEADS,
+    masks: Mapping[str, Masks] = NO_MASKS,
+) -> list[Role]:
     """The target verifies, drafts decode after a first step of two tokens; all prefill, one row at a time.
 
     With `draft_trees` the drafts also run steps as wide as those that verify, which hold whatever a round proposes. The
-    first step of a head reads all that a round may commit; heads that keep nothing speak all at once.
+    first step of a head reads all that a round may commit; heads that keep nothing speak all at once. So do drafts and
+    heads that read masks, behind all that a round may commit.
     """
     k, prefill, verify = options.draft_length, options.prefill_width, options.verify_width
     found = [Role("verify", "target", verify, verify, options.batch)]
@@ -72,10 +79,16 @@ def roles(options: BuildOptions, drafts: Sequence[str], heads: Mapping[str, Cont
     if not k:
         return found
     first = dict.fromkeys(drafts, 2) | {name: k + 1 for name, contract in heads.items() if contract.cache_names}
+    for name, own in masks.items():
+        found.append(Role("masks", name, k + 1 + own.behind(k), k, options.batch))
+        if name in heads:
+            first.pop(name)
+            if prefill:
+                found.append(Role("prefill", name, prefill, 1, (1, 1)))
     for draft, width in first.items():
         found += [Role("first", draft, width, 1, options.batch), Role("decode", draft, 1, 1, options.batch)]
         if options.draft_trees:
             found.append(Role("tree", draft, verify, verify, options.batch))
         if prefill:
             found.append(Role("prefill", draft, prefill, 1, (1, 1)))
-    return found + [Role("decode", head, 1, k, options.batch) for head in heads if head not in first]
+    return found + [Role("decode", head, 1, k, options.batch) for head in heads if not heads[head].cache_names]

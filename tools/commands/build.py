@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engines import MAX_DRAFT_LENGTH, Contract
+from ...engines import MAX_DRAFT_LENGTH, Contract, Masks
 from ...engines.bundle import DRAFT, HEAD
 from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
@@ -111,7 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     models = read_manifest(arguments.bundle)["models"]  # build_plans verifies the bundle
     drafts = [name for name in models if models[name]["kind"] == DRAFT]
     heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
-    plans = len(roles(options, drafts, heads)) * max(1, len(options.compute_capabilities))
+    masks = {name: Masks(**own) for name in models if (own := models[name].get("masks"))}
+    plans = len(roles(options, drafts, heads, masks)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)
     if arguments.json:

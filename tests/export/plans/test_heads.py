@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from trt_spec.engines import Bundle
+from trt_spec.engines import Bundle, Contract, Masks, keys_and_values
 from trt_spec.engines.tensorrt import PlanKey
 from trt_spec.export.plans.compiler import Compiler
 from trt_spec.export.plans.roles import BuildOptions, Role, roles
 
 from ...bundles import export_pair
-from ...heads import eagle3_head, parallel_heads
+from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
 from ...models import tiny_llama
 
 
@@ -25,6 +25,40 @@ def test_a_head_has_a_first_step_for_all_that_a_round_commits_and_heads_that_kee
         Role("prefill", "eagle3", 32, 1, (1, 1)),
         Role("decode", "medusa", 1, 3, (1, 4)),
     ]
+
+
+def test_what_reads_masks_says_all_of_a_round_behind_all_that_one_commits() -> None:
+    contract = Contract(1, 2, keys_and_values(1, 2, 16, "float32"), 64, 256, "float32")
+    options = BuildOptions("tensorrt-rtx", ["8.9"], batch=(1, 4), draft_length=3, prefill_width=32)
+    masks = {"draft": Masks(63), "dflash": Masks(63, 7, repeats=True, first=2)}
+    found = roles(options, ["draft"], {"dflash": contract}, masks)
+    assert [role for role in found if role.model != "target"] == [
+        Role("masks", "draft", 6, 3, (1, 4)),
+        Role("masks", "dflash", 12, 3, (1, 4)),
+        Role("prefill", "dflash", 32, 1, (1, 1)),
+        Role("first", "draft", 2, 1, (1, 4)),
+        Role("decode", "draft", 1, 1, (1, 4)),
+        Role("prefill", "draft", 32, 1, (1, 1)),
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["peagle", "dflash", pytest.param("mtp", marks=pytest.mark.exhaustive)])
+def test_plans_of_a_head_compile(tmp_path: Path, kind: str) -> None:
+    target = tiny_llama(tmp_path / "target", num_hidden_layers=2)
+    head = {
+        "peagle": lambda path: eagle3_head(path, target, 48, read=(0, 1), mask=63),
+        "dflash": lambda path: dflash_head(path, target, read=(1,), layers=1),
+        "mtp": lambda path: mtp_head(path, target),
+    }[kind](tmp_path / "head")
+    bundle = Bundle.open(export_pair(target, tmp_path / "bundle", [head], dtype="float16").bundle)
+    contract, masks = bundle.models[kind].contract, bundle.models[kind].masks
+    options = BuildOptions("tensorrt-rtx", ["8.9"], batch=(1, 4), draft_length=3, prefill_width=0)
+    for role in roles(options, [], {kind: contract}, {} if masks is None else {kind: masks})[1:]:
+        sizes = (role.width, role.rows, role.batch, bundle.capacity)
+        key = PlanKey(role.model, "any", "tensorrt-rtx", "any", "8.9", *sizes, unfused_attention=True)
+        plan = Compiler("tensorrt-rtx").compile(bundle.graph(kind), contract, key, tmp_path / "timings")
+        assert len(bytes(plan)) > 10_000
 
 
 @pytest.mark.long
