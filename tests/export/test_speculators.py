@@ -1,4 +1,4 @@
-"""Our EAGLE-3 and MTP say what the reference classes of `speculators` say, in every form that these have.
+"""Our EAGLE-3, MTP, P-EAGLE and DFlash say what the reference classes of `speculators` say.
 
 The package pins older libraries than ours, so it is installed without them, beside them. What it imports for training
 alone, and never runs here, is an empty module.
@@ -20,7 +20,7 @@ from trt_spec.export.kinds import open_head
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
 
-from ..heads import eagle3_head, mtp_head
+from ..heads import dflash_head, eagle3_head, mtp_head
 from ..models import tiny_llama
 
 PACKAGES = ["speculators==0.9.0", "pydantic-settings", "python-dotenv", "loguru"]
@@ -82,8 +82,68 @@ def say_mtp(head, given, out):
         logits = model.eval()(input_ids=ids, hidden_states=inputs["last"][None])[0]
     save_file({str(step): one[0].contiguous() for step, one in enumerate(logits)}, out)
 
+class Said(Exception):
+    "raised where the loss would begin"
+
+def stops(said):
+    def hook(module, given, logits):
+        said.append(logits[0].clone())
+        raise Said
+    return hook
+
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+import speculators.models.peagle.core as peagle
+
+def say_peagle(head, given, out):
+    config = PEagleSpeculatorConfig.from_pretrained(head)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model, inputs = PEagleDraftModel(config), load_file(given)
+    left = model.load_state_dict(load_file(head + "/model.safetensors"), strict=False)
+    assert not left.unexpected_keys, left
+    model.embed_tokens.weight.data = inputs["embedding"]
+    ids = inputs["ids"][None]
+    count, kept = ids.shape[1], ids.shape[1] - STEPS + 1
+    anchors = torch.cat([torch.arange(count), *[torch.arange(kept)] * (STEPS - 1)])
+    depths = torch.cat([torch.zeros(count), *[torch.full((kept,), step) for step in range(1, STEPS)]]).long()
+    peagle.generate_cod_sample_indices = lambda **_: (anchors, depths)
+    said = []
+    model.lm_head.register_forward_hook(stops(said))
+    with torch.no_grad():
+        try:
+            model.eval()(hidden_states=inputs["hidden"][None], input_ids=ids, document_ids=torch.zeros_like(ids),
+                         verifier_last_hidden_states=inputs["hidden"][None])
+        except Said:
+            pass
+    save_file({str(step): said[0][depths == step] for step in range(STEPS)}, out)
+
+from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+import speculators.models.dflash.core as dflash
+
+def say_dflash(head, given, out):
+    config = DFlashSpeculatorConfig.from_pretrained(head)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model, inputs = DFlashDraftModel(config), load_file(given)
+    left = model.load_state_dict(load_file(head + "/model.safetensors"), strict=False)
+    assert not left.unexpected_keys, left
+    model.embed_tokens.weight.data = inputs["embedding"]
+    anchors = inputs["anchors"]
+    dflash.select_anchors = lambda *_: (anchors, torch.ones_like(anchors, dtype=torch.bool))
+    ids, said = inputs["text"][None], []
+    for wanted in (model.verifier_lm_head, model.verifier_norm):
+        wanted.weight.data.zero_()
+    model.lm_head.register_forward_hook(stops(said))
+    with torch.no_grad():
+        try:
+            model.eval()(hidden_states=inputs["all"][None], input_ids=ids, loss_mask=torch.ones_like(ids),
+                         verifier_last_hidden_states=inputs["last"][None], document_ids=torch.zeros_like(ids),
+                         max_anchors=len(anchors))
+        except Said:
+            pass
+    save_file({"0": said[0].view(len(anchors), config.block_size, -1).contiguous()}, out)
+
+KINDS = {"mtp": say_mtp, "peagle": say_peagle, "dflash": say_dflash}
 for folder in sys.argv[1:]:
-    (say_mtp if folder.endswith("mtp") else say)(folder + "/head", folder + "/given", folder + "/said")
+    KINDS.get(folder.rpartition("/")[2], say)(folder + "/head", folder + "/given", folder + "/said")
 """.replace("STEPS", str(STEPS))
 LAYERS = (0, 1, 2)
 SPECULATORS = {
@@ -92,6 +152,7 @@ SPECULATORS = {
     "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": STEPS}],
     "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
 }
+OF_DFLASH = {"speculators_config": SPECULATORS | {"algorithm": "dflash"}}
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {"draft_vocab": 48},
     "normed residual": {"draft_vocab": 48, "norm_before_residual": True},
@@ -128,10 +189,21 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
     text = {"text": torch.tensor(tokens), "last": last, "embedding": given["embedding"]}
     mtp_head(tmp_path / "mtp" / "head", target, scale=0.2, speculators_config=SPECULATORS | {"algorithm": "mtp"})
     save_file(text | {"projection": teacher.lm_head.weight.data}, tmp_path / "mtp" / "given")
-    command = [sys.executable, "-P", "-c", REFERENCE, *(str(tmp_path / form) for form in [*FORMS, "mtp"])]
+    eagle3_head(tmp_path / "peagle" / "head", target, 48, read=LAYERS, mask=63, layers=2, **usual)
+    save_file(given, tmp_path / "peagle" / "given")
+    dflash_head(tmp_path / "dflash" / "head", target, draft_vocab=48, read=LAYERS, scale=0.2, **OF_DFLASH)
+    anchors, each = [2, 9, 17, 30], torch.cat([hidden[layer][0] for layer in LAYERS], -1)
+    save_file(text | {"all": each.contiguous(), "anchors": torch.tensor(anchors)}, tmp_path / "dflash" / "given")
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        REFERENCE,
+        *(str(tmp_path / form) for form in [*FORMS, "mtp", "peagle", "dflash"]),
+    ]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(package)})
     contract = open_checkpoint(target).shape.contract(256, "float32")
-    for form in FORMS:
+    for form in [*FORMS, "peagle"]:
         opened = open_head(tmp_path / form / "head")
         assert opened is not None
         head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
@@ -143,7 +215,7 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
         )
         assert len(said) == len(steps) == STEPS
         for step, normed in enumerate(steps):
-            valid = len(tokens) - 1 - step  # the others lack their token
+            valid = min(len(tokens) - 1 - step, len(said[str(step)]))  # the others lack their token
             expected = said[str(step)][:valid]
             torch.testing.assert_close(head.lm_head(normed)[0, :valid], expected, atol=1e-4, rtol=1e-4, msg=form)
     opened = open_head(tmp_path / "mtp" / "head")
@@ -157,3 +229,11 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
         read = torch.cat([torch.zeros_like(made[:, :1]), made[:, :valid]], 1)
         made = head(ids, read, torch.arange(valid + 1)[None])[0][:, 1:]
         torch.testing.assert_close(head.lm_head(made)[0], said[str(step)], atol=1e-4, rtol=1e-4, msg=f"mtp {step}")
+    opened = open_head(tmp_path / "dflash" / "head")
+    assert opened is not None
+    head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
+    features = head.encoder([hidden[layer] for layer in LAYERS])[0]
+    found = head.said(torch.tensor(tokens), features, anchors)
+    chosen = (head.places < 48).nonzero()[:, 0]
+    expected = load_file(tmp_path / "dflash" / "said")["0"][:, 1:]
+    torch.testing.assert_close(found[..., chosen], expected, atol=1e-4, rtol=1e-4, msg="dflash")
