@@ -3,8 +3,7 @@
 The oracle is the head in torch over transformers' own hidden states, asked anew for each round.
 """
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from trt_spec.export.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
-from trt_spec.runtime import Decoder, Output, SamplingParams
+from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters.head import Head, States
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
@@ -27,11 +26,10 @@ from trt_spec.runtime.memory.model import Model
 from ...bundles import export_pair
 from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
 from ...kit.costs import LENGTHS, known_costs, table
+from ...kit.laws import CLOSE, ENOUGH, VOCAB, compared, kept_bytes, worst_law
 from ...models import tiny_llama
 
-VOCAB, KNOWN, MASK = 64, 48, 70  # tokens of the target, those that the head proposes, and one that no text has
-ENOUGH = 40  # rounds that are compared
-CLOSE = 2e-4
+KNOWN, MASK = 48, 70  # tokens that the head proposes, and one that no text has
 
 
 @dataclass(frozen=True)
@@ -105,79 +103,6 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
 @pytest.fixture(scope="module")
 def headed(every_kind: dict[str, Headed]) -> Headed:
     return every_kind["eagle3"]
-
-
-@torch.no_grad()
-def worst_law(headed: Headed, prompt: list[int], output: Output) -> tuple[float, int]:
-    """Return how far the laws of a request's proposals are from the oracle's, and in how many rounds it drew some."""
-    worst, drawn, tokens = 0.0, 0, [*prompt]
-    features = headed.features([*prompt, *output.token_ids])
-    for one in output.trace or ():
-        if one.proposal and min(one.q) < 1:  # copies are certain
-            drawn += 1
-            paths = [list(one.proposal[:place]) for place in range(len(one.proposal))]
-            beside: list[list[int]] = []
-            for sibling in one.siblings:
-                before = beside[sibling.after] if sibling.after is not None else paths[sibling.place]
-                beside.append([*before, sibling.token])
-            found = [*zip(paths, one.proposal, one.q, strict=True)]
-            found += [
-                (path[:-1], path[-1], sibling.q)
-                for path, sibling in zip(beside, one.siblings, strict=True)
-                if sibling.q < 1  # else of a line of copies
-            ]
-            laws = headed.laws(tokens, features, [path for path, _, _ in found])
-            for law, (_, token, q) in zip(laws, found, strict=True):
-                worst = max(worst, abs(float(law[token]) - q))
-        tokens += [*one.standing, *([] if one.next_token is None else [one.next_token])]
-    assert tokens[: len(prompt) + len(output.token_ids)] == [*prompt, *output.token_ids], "the trace tells the text"
-    return worst, drawn
-
-
-CHOICES: list[tuple[str, int | str]] = [
-    *(("head", k) for k in (1, 2, 3, 5, "3+3", "4/8", "3x2x1")),
-    *(("head", k) for k in (1, 4, 4)),
-    ("lookup", 3),
-    ("none", 0),
-    ("head+lookup", 3),
-    ("lookup+head", 2),
-]
-
-
-def rounds_of_all_kinds(
-    decoder: Decoder, name: str, seed: int, requests: int = 6
-) -> Iterator[tuple[list[int], Output]]:
-    """Decode requests that begin alike, join and leave, and change what they draft nearly every round."""
-    choose, choices = random.Random(seed), [(drafter.replace("head", name), length) for drafter, length in CHOICES]
-    beginning = [choose.randrange(VOCAB) for _ in range(70)]
-    waiting = [[*beginning[: choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
-    running: list[tuple[list[int], Any]] = []
-    while waiting or not all(request.finished for _, request in running):
-        if waiting and choose.random() < 0.4:
-            prompt = waiting.pop()
-            rule = choose.choice(["rejection", "tokenwise"])
-            drafter, length = choose.choice(choices)
-            params = SamplingParams(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=len(running), rule=rule)
-            request = decoder.submit(prompt, params, drafter=drafter, draft_length=length, trace=True)
-            running.append((prompt, request))
-        decoder.step()
-        for _, request in running:
-            if not request.finished and choose.random() < 0.6:
-                drafter, length = choose.choice(choices)
-                request.draft(length, drafter)
-    for prompt, request in running:
-        yield prompt, request.output()
-
-
-def compared(headed: Headed, **options: Any) -> tuple[float, int]:
-    with Decoder.open(headed.bundle, max_batch=3, **options) as decoder:
-        found = [worst_law(headed, *one) for seed in (0,) for one in rounds_of_all_kinds(decoder, headed.name, seed)]
-    return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
-
-
-def kept_bytes(headed: Headed, tokens: int) -> int:
-    bundle = Bundle.open(headed.bundle)
-    return tokens * sum(model.contract.cache_bytes_per_token for model in bundle.models.values())
 
 
 @pytest.mark.parametrize(

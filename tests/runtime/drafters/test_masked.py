@@ -17,10 +17,10 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 
 from ...bundles import Pair, export_pair
+from ...kit.laws import CLOSE, ENOUGH, VOCAB, compared, kept_bytes
 from ...models import tiny_llama
-from .test_heads import CLOSE, ENOUGH, compared, kept_bytes
 
-VOCAB, MASK = 64, 66  # the draft has tokens beyond those of its tokenizer
+MASK = 66  # the draft has tokens beyond those of its tokenizer
 
 
 class Masked:

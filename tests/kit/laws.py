@@ -1,0 +1,104 @@
+"""Random rounds of a draft among others, and how far the laws of its proposals are from an oracle's."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from trt_spec.engines import Bundle
+from trt_spec.runtime import Decoder, Output, SamplingParams
+
+VOCAB = 64  # tokens of the target
+ENOUGH = 40  # rounds that are compared
+CLOSE = 2e-4
+
+
+class Drafted(Protocol):
+    """A bundle, and what one of its drafts should say."""
+
+    @property
+    def bundle(self) -> Path: ...
+
+    @property
+    def name(self) -> str:
+        """Of the drafter that runs it."""
+
+    def features(self, tokens: list[int]) -> torch.Tensor:
+        """Return what it reads of the target beside each token but the first [L - 1, size], if it reads any."""
+
+    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
+        """Return its law behind each of these paths of proposals, after `tokens`."""
+
+
+@torch.no_grad()
+def worst_law(drafted: Drafted, prompt: list[int], output: Output) -> tuple[float, int]:
+    """Return how far the laws of a request's proposals are from the oracle's, and in how many rounds it drew some."""
+    worst, drawn, tokens = 0.0, 0, [*prompt]
+    features = drafted.features([*prompt, *output.token_ids])
+    for one in output.trace or ():
+        if one.proposal and min(one.q) < 1:  # copies are certain
+            drawn += 1
+            paths = [list(one.proposal[:place]) for place in range(len(one.proposal))]
+            beside: list[list[int]] = []
+            for sibling in one.siblings:
+                before = beside[sibling.after] if sibling.after is not None else paths[sibling.place]
+                beside.append([*before, sibling.token])
+            found = [*zip(paths, one.proposal, one.q, strict=True)]
+            found += [
+                (path[:-1], path[-1], sibling.q)
+                for path, sibling in zip(beside, one.siblings, strict=True)
+                if sibling.q < 1  # else of a line of copies
+            ]
+            laws = drafted.laws(tokens, features, [path for path, _, _ in found])
+            for law, (_, token, q) in zip(laws, found, strict=True):
+                worst = max(worst, abs(float(law[token]) - q))
+        tokens += [*one.standing, *([] if one.next_token is None else [one.next_token])]
+    assert tokens[: len(prompt) + len(output.token_ids)] == [*prompt, *output.token_ids], "the trace tells the text"
+    return worst, drawn
+
+
+CHOICES: list[tuple[str, int | str]] = [
+    *(("head", k) for k in (1, 2, 3, 5, "3+3", "4/8", "3x2x1")),
+    *(("head", k) for k in (1, 4, 4)),
+    ("lookup", 3),
+    ("none", 0),
+    ("head+lookup", 3),
+    ("lookup+head", 2),
+]
+
+
+def rounds_of_all_kinds(
+    decoder: Decoder, name: str, seed: int, requests: int = 6
+) -> Iterator[tuple[list[int], Output]]:
+    """Decode requests that begin alike, join and leave, and change what they draft nearly every round."""
+    choose, choices = random.Random(seed), [(drafter.replace("head", name), length) for drafter, length in CHOICES]
+    beginning = [choose.randrange(VOCAB) for _ in range(70)]
+    waiting = [[*beginning[: choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
+    running: list[tuple[list[int], Any]] = []
+    while waiting or not all(request.finished for _, request in running):
+        if waiting and choose.random() < 0.4:
+            prompt = waiting.pop()
+            rule = choose.choice(["rejection", "tokenwise"])
+            drafter, length = choose.choice(choices)
+            params = SamplingParams(temperature=1.0, max_new_tokens=30, ignore_eos=True, seed=len(running), rule=rule)
+            request = decoder.submit(prompt, params, drafter=drafter, draft_length=length, trace=True)
+            running.append((prompt, request))
+        decoder.step()
+        for _, request in running:
+            if not request.finished and choose.random() < 0.6:
+                drafter, length = choose.choice(choices)
+                request.draft(length, drafter)
+    for prompt, request in running:
+        yield prompt, request.output()
+
+
+def compared(drafted: Drafted, **options: Any) -> tuple[float, int]:
+    with Decoder.open(drafted.bundle, max_batch=3, **options) as decoder:
+        found = [worst_law(drafted, *one) for seed in (0,) for one in rounds_of_all_kinds(decoder, drafted.name, seed)]
+    return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
+
+
+def kept_bytes(drafted: Drafted, tokens: int) -> int:
+    bundle = Bundle.open(drafted.bundle)
+    return tokens * sum(model.contract.cache_bytes_per_token for model in bundle.models.values())
