@@ -27,9 +27,10 @@ class ModelShape:
     vocab_size: int
     positions: int
     window: int | None  # the widest sliding window of a layer
+    value_dim: int | None = None  # if values are of another size than keys
 
     def contract(self, max_length: int, dtype: str) -> Contract:
-        states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype)
+        states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
         return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
 
 
@@ -74,16 +75,13 @@ def shape_of(name: str, config: Any) -> ModelShape:
     if type(positions) is not int or positions < 1:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
     heads = config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None):
-        raise ExportError(
-            f"checkpoint {name} compresses its keys and values (kv_lora_rank), so that they differ in size; expected "
-            "rows of keys and values of one size"
-        )
+    rank = getattr(config, "kv_lora_rank", None)  # of latents, which are kept beside one rotary key of all heads
     return ModelShape(
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=1 if rank else getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=rank or getattr(config, "head_dim", None) or config.hidden_size // heads,
+        value_dim=config.qk_rope_head_dim if rank else None,
         vocab_size=config.vocab_size,
         positions=positions,
         window=_window(config, layer_types),

@@ -4,13 +4,14 @@ Found by exporting and checking a random checkpoint of each; see tests/export/te
 """
 
 _WORKS = """
-    afmoe apertus apertus1p5_text arcee aria_text beam biogpt bitnet cohere cohere2 cohere2_moe
-    cohere_compass_text ctrl cwm diffllama dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint
-    gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_neox gpt_oss granite granite_swa granitemoe
-    granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2
-    kolibri1 laguna llama mellum minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral
-    modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe
-    qwen3 qwen3_moe sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
+    afmoe apertus apertus1p5_text arcee aria_text axk1 beam biogpt bitnet cohere cohere2 cohere2_moe
+    cohere_compass_text ctrl cwm deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5 ernie4_5_moe exaone exaone4
+    exaone_moe flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_neox
+    gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
+    hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minicpm3 minimax_m2
+    minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2
+    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe sarvam_mla sarvam_moe seed_oss
+    smollm3 solar_open stablelm starcoder2 vaultgemma youtu
 """
 
 _REFUSED = {
@@ -21,7 +22,7 @@ _REFUSED = {
         qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
     """,
     "its keys and values differ in size": """
-        axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash mimo_v2_flash minicpm3 sarvam_mla youtu
+        longcat_flash mimo_v2_flash
     """,
     "its attention or its positions are code of its own, or cannot be traced": """
         bloom codegen cpmant doge falcon gpt_bigcode gpt_neo gpt_neox_japanese gptj hrm_text mpt openai-gpt

@@ -73,32 +73,35 @@ def trace(model: Any, contract: Contract, positions: int, features: Mapping[str,
     traced = model.traced() if is_head else TracedModel(model, positions, features)
     names = [_symbols(spec) for spec in contract.inputs]
     places = sum(not spec.name.startswith("past_") for spec in contract.inputs) + is_head  # the others are `*past`
-    with ready_to_trace(model), torch.no_grad(), decomposed_in_place():
-        program = torch.onnx.export(
-            traced.eval(),
-            tuple(map(_example, contract.inputs)),
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=[spec.name for spec in contract.inputs],
-            output_names=[spec.name for spec in contract.outputs],
-            dynamic_shapes=(*names[:places], *([tuple(names[places:])] if names[places:] else [])),
-        )
-    assert program is not None
-    graph = program.model.clone()  # a fresh one: the program's own remembers even weights it dropped
-    own_names = {weight.data_ptr(): name for name, weight in model.named_parameters()}  # one name for tied weights
-    own_names |= {
-        weight.data_ptr(): f"{state}.{name}"
-        for state, one in features.items()
-        for name, weight in one.named_parameters()
-    }
-    for value in list(graph.graph.initializers.values()):
-        tensor = getattr(value.const_value, "raw", None)
-        address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
-        value.name = own_names.get(address, str(value.name).removeprefix("model."))  # the traced module is a wrapper
-    if contract.cache_names:
-        repeat_layers(graph.graph, model, contract.layers)
+    with ready_to_trace(model), torch.no_grad():
+        with decomposed_in_place():
+            program = torch.onnx.export(
+                traced.eval(),
+                tuple(map(_example, contract.inputs)),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=[spec.name for spec in contract.inputs],
+                output_names=[spec.name for spec in contract.outputs],
+                dynamic_shapes=(*names[:places], *([tuple(names[places:])] if names[places:] else [])),
+            )
+        assert program is not None
+        graph = program.model.clone()  # a fresh one: the program's own remembers even weights it dropped
+        own_names = {weight.data_ptr(): name for name, weight in model.named_parameters()}  # one name for tied weights
+        own_names |= {
+            weight.data_ptr(): f"{state}.{name}"
+            for state, one in features.items()
+            for name, weight in one.named_parameters()
+        }
+        for value in list(graph.graph.initializers.values()):
+            tensor = getattr(value.const_value, "raw", None)
+            address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
+            value.name = own_names.get(
+                address, str(value.name).removeprefix("model.")
+            )  # the traced module is a wrapper
+        if contract.cache_names:
+            repeat_layers(graph.graph, model, contract.layers)
     return graph
 
 

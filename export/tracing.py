@@ -190,6 +190,9 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    absorbed = getattr(module, "absorbed", None)  # of latent attention
+    if absorbed is not None:
+        query = absorbed.asked(query)
     attrs: dict[str, Any] = {"is_causal": 0, "scale": scale}
     if softcap is not None:
         attrs["softcap"] = softcap
@@ -203,6 +206,8 @@ def _attention(
     )
     if s_aux is not None:
         out = out * _left_by_sinks(query, key, attention_mask, scale, s_aux)
+    if absorbed is not None:
+        out = absorbed.answered(out)
     return out.transpose(1, 2).contiguous(), None  # [B, S, heads, D]
 
 

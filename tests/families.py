@@ -34,7 +34,18 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+LATENT_FAMILIES = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu")
+LATENT = {  # all sizes differ, so that none is taken for another
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 14,
+}
 OWN = {  # what single families need besides, or instead
+    **dict.fromkeys(LATENT_FAMILIES, LATENT),
     "beam": {"mlp_layer_types": ["dense", "sparse"]},
     "cohere_compass_text": {
         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None},

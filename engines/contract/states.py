@@ -89,6 +89,9 @@ class State:
         return (rows, heads, capacity, size)
 
 
-def keys_and_values(layers: int, heads: int, size: int, dtype: str) -> tuple[State, ...]:
-    """Return the states of layers that keep keys and values alike: key_0, value_0, key_1, …"""
-    return tuple(State(f"{name}_{layer}", (heads, size), dtype) for layer in range(layers) for name in ("key", "value"))
+def keys_and_values(layers: int, heads: int, size: int, dtype: str, value_size: int | None = None) -> tuple[State, ...]:
+    """Return the states of layers that are alike: key_0, value_0, key_1, …, values as large as keys or of a size."""
+    sizes = {"key": size, "value": value_size or size}
+    return tuple(
+        State(f"{name}_{layer}", (heads, each), dtype) for layer in range(layers) for name, each in sizes.items()
+    )

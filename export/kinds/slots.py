@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
-from ...engines import CALL, Contract, ExportError, Masks, State, keys_and_values
+from ...engines import CALL, Contract, ExportError, Masks, State
 from ..checkpoint import UNKNOWN
+from ..families import shape_of
 from ..hidden_states import Features
 from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
@@ -158,18 +159,17 @@ def loaded(
             f"{name} agrees with this target on few tokens, however it is wired; it was probably trained for another "
             "target, or for other text"
         )
-    size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-    count = layer.num_hidden_layers
+    own = shape_of(name, layer).contract(contract.max_length, contract.dtype)
     return LoadedHead(
         head,
         features,
-        layers=count,
-        heads=layer.num_attention_heads,
+        layers=own.layers,
+        heads=own.heads,
         hidden=layer.hidden_size,
         vocab_size=layer.vocab_size,
         states=(
             State("hidden", (layer.hidden_size,), contract.dtype, CALL),
-            *keys_and_values(count, layer.num_key_value_heads, size, contract.dtype),
+            *own.states,
         ),
         masks=masks,
         notes=notes,

@@ -15,9 +15,9 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.cli import main
 
 from ..engines.parity import assert_engine_agrees
-from ..families import tiny_checkpoint
+from ..families import LATENT_FAMILIES, tiny_checkpoint
 
-IN_DEFAULT_TIER = ("qwen3_moe",)  # the first three families have tests of their own
+IN_DEFAULT_TIER = ("qwen3_moe", "deepseek_v3")  # the first three families have tests of their own
 
 EXPERTS = """
 afmoe aria_text beam cohere2_moe dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe gpt_oss
@@ -29,6 +29,7 @@ REFUSED_BY_OPENVINO = {
     "diffllama": "the values of its attention are not the entries of one state",
     "granite_swa": "is read by more than one attention",
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
+    **dict.fromkeys(LATENT_FAMILIES, "the keys of its attention are not the entries of one state"),
 }
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 
@@ -63,8 +64,8 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["flint", "gpt_oss", "granite_swa", "granitemoe_swa"])
-def test_sinks_and_gates_are_no_rougher_in_bfloat16(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["deepseek_v3", "flint", "gpt_oss", "granite_swa", "granitemoe_swa"])
+def test_sinks_gates_and_latents_are_no_rougher_in_bfloat16(tmp_path: Path, kind: str) -> None:
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
     [target] = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16").models
     assert target.entry.check["worst_error"] < 2e-4  # constants rounded to bfloat16 would be off by ten times as much

@@ -120,8 +120,11 @@ def test_a_layer_in_its_targets_checkpoint_says_what_transformers_says(glm: Path
 
 
 @pytest.mark.long
-def test_a_target_drafts_for_itself(glm: Path, tmp_path: Path) -> None:
-    report = export_bundle(glm, tmp_path / "bundle", glm, text="abc def " * 40)
+@pytest.mark.parametrize("kind", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.exhaustive)])
+def test_a_target_drafts_for_itself(kind: str, tmp_path: Path) -> None:
+    """The layer of DeepSeek-V3 keeps latents, as its target does."""
+    target = with_mtp_layer(tiny_checkpoint(kind, tmp_path / "target"))
+    report = export_bundle(target, tmp_path / "bundle", target, text="abc def " * 40)
     bundle = Bundle.open(tmp_path / "bundle")
     assert (bundle.names, bundle.heads) == (("target", "mtp"), ("mtp",))
     assert 0 < report.overlap["mtp"][1.0] < 1
