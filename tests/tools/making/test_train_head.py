@@ -203,16 +203,15 @@ def test_parallel_heads_are_written_as_the_export_reads_them(target: str, tmp_pa
     weights = load_file(tmp_path / "head" / "model.safetensors")
     shapes: dict[str, tuple[int, ...]] = {}
     for place in range(4):
-        if kind == "medusa":
-            shapes |= {f"{place}.0.linear.weight": (32, 32), f"{place}.0.linear.bias": (32,)}
-        for part in ("up", "down") if kind == "blockwise" else ():
-            shapes |= {f"blocks.{place}.{part}.weight": (32, 32), f"blocks.{place}.{part}.bias": (32,)}
+        parts = ("{}.0.linear", "{}.1.linear") if kind == "medusa" else ("blocks.{}.up", "blocks.{}.down")
+        for part in parts:
+            shapes |= {f"{part.format(place)}.weight": (32, 32), f"{part.format(place)}.bias": (32,)}
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == shapes, "the projection is the target's"
     assert all(weight.dtype == torch.float16 for weight in weights.values())
     assert found["parameters"] == sum(weight.numel() for weight in weights.values())
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     own = {
-        "medusa": {"medusa_num_heads": 4, "medusa_num_layers": 1, "medusa_fc_bias": True, "original_lm_head": True},
+        "medusa": {"medusa_num_heads": 4, "medusa_num_layers": 2, "medusa_fc_bias": True, "original_lm_head": True},
         "blockwise": {"num_heads": 4, "blockwise_inner_size": 32},
     }
     assert config == {"base_model_name_or_path": "target", "dtype": "float16", **own[kind]}

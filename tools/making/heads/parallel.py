@@ -19,7 +19,7 @@ from .settings import Settings
 from .spoken import Rows, Spoken
 
 HEADS = 4
-MEDUSA_LAYERS = 1
+MEDUSA_LAYERS = 2  # of a head: one learns less in as many minutes
 SLOTS = 4  # one in so many is learned from in a step: more and cheaper steps teach more
 MEASURED = 256  # rows from which they begin
 RIDGE = 1e-3  # by which the linear map is held back, beside inputs of size 1
