@@ -47,8 +47,8 @@ def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> No
     names = zipfile.ZipFile(wheel).namelist()
     modules = {f"trt_spec/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
     assert modules - set(names) == set()
-    assert "trt_spec/tools/demo_pair/pycode-14m/model.safetensors" in names
-    assert "trt_spec/tools/demo_pair/pycode-14m-eagle3/model.safetensors" in names
+    for checkpoint in ("pycode-14m", "pycode-1m", "pycode-14m-eagle3", "pycode-14m-medusa", "pycode-14m-blockwise"):
+        assert f"trt_spec/tools/demo_pair/{checkpoint}/model.safetensors" in names
     assert "trt_spec/tools/measuring/prompts/chat.jsonl" in names
     assert "trt_spec/py.typed" in names
     tops = {name.split("/")[0] for name in names}

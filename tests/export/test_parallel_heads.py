@@ -16,8 +16,11 @@ from trt_spec.export.kinds import HEADS, open_head
 from trt_spec.export.kinds.heads import LoadedHead
 from trt_spec.export.kinds.parallel import ParallelHeads
 from trt_spec.export.oracle import hidden_states
+from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.quality import Sample
 from trt_spec.export.quiet import quiet_libraries
+from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
 from ..heads import parallel_heads
 from ..models import tiny_llama
@@ -154,3 +157,16 @@ def test_an_unknown_field_is_refused(target: Path, teacher: Any, tmp_path: Path)
     assert json.loads((head / "config.json").read_text())["medusa_gate"]
     with pytest.raises(ExportError, match="has the field 'medusa_gate'"):
         loaded(head, target, teacher)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("medusa", 0.3), ("blockwise", 0.35)])
+def test_the_shipped_heads_overlap_with_their_target(kind: str, least: float) -> None:
+    """The first more than the bigram's .3 of text that it was counted in, and each of them more than the next."""
+    opened = open_checkpoint(TARGET)
+    tokens = read_vocabulary(opened).tokenizer.encode(SHIPPED_SAMPLE.read_text()).ids[:512]
+    found, contract = open_head(DEMO_DRAFTS[kind]), opened.shape.contract(1024, "float32")
+    assert found is not None
+    [shares] = found.kind.load(found, load_model(opened, "float32"), contract, Sample(tokens, 4096)).readings.values()
+    assert len(shares) == 4
+    assert shares[0] > least
+    assert shares == sorted(shares, reverse=True)

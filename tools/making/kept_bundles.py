@@ -13,7 +13,10 @@ from ..extras import install_command, installed, requirements
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
 TARGET = PAIR / "pycode-14m"
-DEMO_DRAFTS = {"model": PAIR / "pycode-1m", "eagle3": PAIR / "pycode-14m-eagle3"}  # by the drafter that runs them
+DEMO_DRAFTS = {  # by the drafter that runs them
+    "model": PAIR / "pycode-1m",
+    **{head: PAIR / f"pycode-14m-{head}" for head in ("eagle3", "medusa", "blockwise")},
+}
 LARGE = 2**24  # bytes of a file that is known by its size and time, since to read all of it takes long
 
 Progress = Callable[[str], None]

@@ -1,7 +1,7 @@
 """Train a head on what its target itself says: a part that reads the target's hidden states and proposes tokens.
 
-    python -m trt_spec.tools.making.train_head --kind eagle3 --target T --out H --prompts FILE
-        [--minutes 60] [--draft-vocab 2048]
+    python -m trt_spec.tools.making.train_head --kind eagle3|medusa|blockwise --target T --out H --prompts FILE
+        [--minutes 60]
 
 The target continues the lines of the prompt file at temperature 1 in rows of --length tokens, prompts among them; every
 tenth row is held out. What a head reads of the target is kept beside --out while it learns, in .NAME.training with the
@@ -38,9 +38,11 @@ from ..flags.sampling import add_number, positive
 from ..program import program
 from ..text_files import read_prompts
 from .heads import LESSONS
+from .heads.eagle3 import DRAFT_VOCAB
 from .heads.lesson import Lesson
 from .heads.measures import bigram, by_place, measured_rows
-from .heads.settings import Settings, digest
+from .heads.parallel import HEADS
+from .heads.settings import OPTIONS, Settings, digest, flag
 from .heads.spoken import HELD_OUT, TOGETHER, Spoken
 from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
@@ -65,6 +67,7 @@ def train_head(
     if kind not in LESSONS:
         raise RequestError(f"--kind is {kind!r}, expected one of {', '.join(LESSONS)}")
     settings = Settings(kind, target, digest(prompts), **options)
+    _refuse_unread(settings)
     refuse_below(1, steps=steps)
     if not minutes > 0:
         raise RequestError(f"--minutes is {minutes:g}, expected more than 0")
@@ -234,6 +237,18 @@ def _left(seconds: float, done: float) -> str:
     return f"about {left / 60:.0f} min" if left >= 90 else f"about {left:.0f} s"
 
 
+def _refuse_unread(settings: Settings) -> None:
+    for name in OPTIONS:
+        if name not in LESSONS[settings.kind].options and getattr(settings, name) is not None:
+            kind, readers = settings.kind, _readers(name)
+            raise RequestError(f"{flag(name)} is for {readers} heads, and says nothing to {kind} ones; leave it out")
+
+
+def _readers(name: str) -> str:
+    """The kinds that read this setting."""
+    return ", ".join(kind for kind, lesson in LESSONS.items() if name in lesson.options)
+
+
 def _refuse_lengths(ids: Sequence[Sequence[int]], length: int, positions: int) -> None:
     longest = max(map(len, ids), default=0)
     if not 0 < longest < length:
@@ -248,7 +263,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the head is written")
     parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
     for name, default, meaning in (
-        ("draft-vocab", 2048, "tokens that the head may propose: the most frequent"),
         ("samples", 2000, "rows that the target writes"),
         ("length", 256, "tokens of each, its prompt among them"),
         ("batch", 2, "rows of a step"),
@@ -256,7 +270,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("seed", 0, "of everything drawn"),
     ):
         add_number(parser, f"--{name}", default, meaning, int)
-    parser.add_argument("--mlp", type=positive, metavar="N", help="width of its MLP (default twice the hidden size)")
+    for name, meaning in (
+        ("draft_vocab", f"tokens that the head may propose, the most frequent (default {DRAFT_VOCAB})"),
+        ("heads", f"heads, each of which says the token of one place (default {HEADS})"),
+        ("mlp", "width of its MLP (default twice the hidden size)"),
+    ):
+        parser.add_argument(flag(name), type=positive, metavar="N", help=f"{_readers(name)}: {meaning}")
     add_number(parser, "--rate", 3e-3, "peak learning rate", float, letter="X")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="end training after so long")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")

@@ -4,6 +4,7 @@ import shutil
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.export import pipeline
+from trt_spec.export.kinds import HEADS, open_head
 from trt_spec.runtime import Decoder
 from trt_spec.tools.commands import demo as demo_command
 from trt_spec.tools.ink import GREEN
@@ -133,9 +134,25 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(tmp_path, m
     assert len(paths) == 3
 
 
-def test_the_shipped_pair_is_there():
-    for checkpoint in (kept_bundles.TARGET, kept_bundles.DEMO_DRAFTS["model"]):
+@pytest.mark.parametrize("drafter", kept_bundles.DEMO_DRAFTS)
+def test_the_draft_that_is_asked_for_is_exported(run, cache, llama, monkeypatch, drafter):
+    asked = []
+
+    def export(target, out, draft, *_, **__):
+        asked.append((target, draft))
+        shutil.copytree(llama.bundle, out)
+
+    monkeypatch.setattr(pipeline, "export_bundle", export)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert run("demo", "--drafter", drafter, "--max-new-tokens", 2, "--repeats", 1).code == 0
+    assert asked == [(kept_bundles.TARGET, [kept_bundles.DEMO_DRAFTS[drafter]])]
+
+
+def test_the_shipped_pair_is_there_and_a_head_of_each_kind():
+    pair, heads = (kept_bundles.TARGET, kept_bundles.DEMO_DRAFTS["model"]), set(kept_bundles.DEMO_DRAFTS) - {"model"}
+    for checkpoint in pair:
         assert {"config.json", "tokenizer.json"} <= {file.name for file in checkpoint.iterdir()}
+    assert {open_head(kept_bundles.DEMO_DRAFTS[head]).kind.name for head in heads} == heads == set(HEADS)
 
 
 def test_an_empty_prompt_is_refused(demo):

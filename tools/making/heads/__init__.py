@@ -1,9 +1,13 @@
-"""The kinds of heads that can be trained: a file each, and a row in this table."""
+"""The kinds of heads that can be trained: a row each in this table, and a file for those that are alike."""
 
-from collections.abc import Callable
 from typing import Any
 
 from .eagle3 import Eagle3Lesson
 from .lesson import Lesson
+from .parallel import BlockwiseLesson, MedusaLesson
 
-LESSONS: dict[str, Callable[..., Lesson[Any]]] = {"eagle3": Eagle3Lesson}
+LESSONS: dict[str, type[Lesson[Any]]] = {
+    "eagle3": Eagle3Lesson,
+    "medusa": MedusaLesson,
+    "blockwise": BlockwiseLesson,
+}

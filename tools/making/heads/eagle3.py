@@ -6,25 +6,21 @@ later ones on a third of the slots, and from divergence its loss goes over to wh
 accepted.
 """
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ....export.kinds.eagle3 import Eagle3, Parts, Wiring
-from ..training import NEGLIGIBLE, divergence
-from .lesson import Lesson
+from ..training import NEGLIGIBLE
+from .lesson import LATER, Lesson, missed, over
 from .settings import Settings
 from .spoken import Rows, Spoken
 
 STEPS = 4  # that it learns to go
-FIRST = 0.4  # share of the training in which it learns the first of them alone
+DRAFT_VOCAB = 2048
 SLOTS = 3  # one in so many takes the later steps
-LATER = 0.8  # what a step counts beside the one before it
 MEASURED = 32  # rows by which its beginning is scaled
 OF_THE_TARGET = 0.25  # rate of what begins as the target's
 RIDGE = 0.01  # by which its first linear map is held back, beside inputs of size 1
@@ -36,6 +32,8 @@ ENCODER, EMBEDDING = "encoder.", "embed_tokens.weight"
 
 
 class Eagle3Lesson(Lesson[Eagle3]):
+    options = ("draft_vocab", "mlp")
+
     @property
     def layers(self) -> tuple[int, ...]:
         count = self.teacher.checkpoint.shape.layers
@@ -59,7 +57,7 @@ class Eagle3Lesson(Lesson[Eagle3]):
             tie_word_embeddings=False,
             **{name: getattr(self.teacher.config, name, None) for name in SPECIAL},
         )
-        draft_vocab = min(settings.draft_vocab, vocab_size)
+        draft_vocab = min(settings.draft_vocab or DRAFT_VOCAB, vocab_size)
         parts = Parts(width, len(self.layers), draft_vocab)
         head: Eagle3 = Eagle3(config, parts, Wiring(self.layers)).to(self.teacher.device, torch.float32)
         head.embed_tokens.weight = nn.Parameter(self.teacher.embedding, requires_grad=False)
@@ -122,10 +120,10 @@ class Eagle3Lesson(Lesson[Eagle3]):
 
     def loss(self, head: Eagle3, rows: Rows, done: float, draw: Any) -> Tensor:
         laws = self.teacher.logits(rows.last).softmax(-1)[..., known(head)]
-        over = max(0.0, (done - FIRST) / (1 - FIRST))
+        gone = over(done)
         width = rows.tokens.shape[1]
         last = width - STEPS
-        steps = STEPS if over and last > 0 else 1
+        steps = STEPS if gone and last > 0 else 1
         begins = torch.randint(min(SLOTS, max(1, last)), (1,), generator=draw)
         later = torch.arange(int(begins), max(1, last), SLOTS, device=rows.tokens.device)
         slots = torch.arange(width - 1, device=rows.tokens.device)
@@ -134,11 +132,7 @@ class Eagle3Lesson(Lesson[Eagle3]):
             head.unrolled(rows.tokens[:, 1:], self._features(head, rows), steps, later=later)
         ):
             p, log_q = laws[:, (slots if step == 0 else later) + step + 1], head.lm_head(normed).log_softmax(-1)
-            accepted = torch.minimum(p, log_q.exp()).sum(-1)
-            reached = p.sum(-1)
-            apart = divergence(p, log_q) - torch.special.xlogy(reached, reached)  # 0 where q is the law of these tokens
-            missed = (1 - over) * apart - over * accepted.clamp(min=NEGLIGIBLE).log()
-            total = total + LATER**step * missed.mean()
+            total = total + LATER**step * missed(p, log_q, gone).mean()
             weights += LATER**step
         return total / weights
 
@@ -152,26 +146,19 @@ class Eagle3Lesson(Lesson[Eagle3]):
         found: Tensor = head.encoder(rows.hidden[:, :-1].unbind(2))
         return found
 
-    def write(self, head: Eagle3, folder: Path) -> None:
-        kept = {
-            name.removeprefix(ENCODER): weight.detach().to("cpu", torch.float16).contiguous()
-            for name, weight in head.named_parameters()
-            if name != EMBEDDING
+    def tensors(self, head: Eagle3) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {
+            name.removeprefix(ENCODER): weight for name, weight in head.named_parameters() if name != EMBEDDING
         }
         if head.parts.draft_vocab < self.teacher.vocab_size:
             ids = known(head).cpu()
-            kept["d2t"] = ids - torch.arange(len(ids))
-            kept["t2d"] = torch.zeros(self.teacher.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
-        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(self._fields(head), indent=2) + "\n", encoding="utf-8")
+            found["d2t"] = ids - torch.arange(len(ids))
+            found["t2d"] = torch.zeros(self.teacher.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+        return found
 
-    def _fields(self, head: Eagle3) -> dict[str, Any]:
-        target = self.teacher.checkpoint
-        local = Path(target.name).exists()
-        verifier = {
-            "name_or_path": target.label if local else target.name.partition("@")[0],
-            "architectures": list(target.config.architectures or []),
-        }
+    def fields(self, head: Eagle3) -> dict[str, Any]:
+        architectures = list(self.teacher.config.architectures or [])
+        verifier = {"name_or_path": self.target_name, "architectures": architectures}
         method = {"proposal_type": "greedy", "speculative_tokens": STEPS, "verifier_accept_k": 1}
         layer = head.config.to_diff_dict()
         return {

@@ -1,21 +1,30 @@
 """What a kind of head must say to be trained: how it is built, what it loses, what it proposes, how it is written."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..training import NEGLIGIBLE, divergence
 from .settings import Settings
 from .spoken import Rows, Spoken
 from .teacher import Teacher
+
+FIRST = 0.4  # share of the training in which divergence alone is learned
+LATER = 0.8  # what a place of a round counts beside the one before it
 
 Head = TypeVar("Head", bound=nn.Module)
 
 
 class Lesson(ABC, Generic[Head]):
     """One kind of head for one target."""
+
+    options: ClassVar[tuple[str, ...]]  # of those settings that not all kinds read
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
@@ -42,5 +51,36 @@ class Lesson(ABC, Generic[Head]):
         """For place 1, 2 and so on of a round: which tokens' laws it proposes for [S], and its logits [B, S, V]."""
 
     @abstractmethod
+    def tensors(self, head: Head) -> dict[str, Tensor]:
+        """What is written of it, by the names that others read."""
+
+    @abstractmethod
+    def fields(self, head: Head) -> dict[str, Any]:
+        """Its config.json."""
+
     def write(self, head: Head, folder: Path) -> None:
-        """Write it as others read it."""
+        kept = {
+            name: weight.detach().to("cpu", torch.float16 if weight.is_floating_point() else weight.dtype).contiguous()
+            for name, weight in self.tensors(head).items()
+        }
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.fields(head), indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def target_name(self) -> str:
+        target = self.teacher.checkpoint
+        return target.label if Path(target.name).exists() else target.name.partition("@")[0]
+
+
+def over(done: float) -> float:
+    """How far the loss has gone over from divergence to what is wanted: that proposals are accepted."""
+    return max(0.0, (done - FIRST) / (1 - FIRST))
+
+
+def missed(p: Tensor, log_q: Tensor, over: float) -> Tensor:
+    """Return what proposals drawn from q lose [B, S]; p is the target's law, or as much of it as the head may say."""
+    accepted = torch.minimum(p, log_q.exp()).sum(-1)
+    reached = p.sum(-1)
+    apart = divergence(p, log_q) - torch.special.xlogy(reached, reached)  # 0 where q is the law of these tokens
+    lost: Tensor = (1 - over) * apart - over * accepted.clamp(min=NEGLIGIBLE).log()
+    return lost

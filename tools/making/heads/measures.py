@@ -29,7 +29,8 @@ def by_place(lesson: Lesson[Any], head: nn.Module, spoken: Spoken) -> dict[str, 
             overlap[place] += float(torch.minimum(p, q).sum())
             greedy[place] += float((p.argmax(-1) == q.argmax(-1)).sum())
             tokens[place] += p[..., 0].numel()
-    return {"overlap": _rounded(overlap / tokens), "greedy": _rounded(greedy / tokens)}
+    said = tokens > 0  # there may be fewer places
+    return {"overlap": _rounded((overlap / tokens)[said]), "greedy": _rounded((greedy / tokens)[said])}
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ....engines import RequestError
 from ....engines.bundle.whole_files import write_whole
-from .settings import Settings
+from .settings import Settings, flag
 
 FILE = "state.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -41,8 +41,7 @@ def restore_progress(folder: Path, settings: Settings) -> Progress | None:
         raise RequestError(f"{folder / FILE} is not the state of a training; remove {folder}") from error
     for name, value in asdict(settings).items():
         if theirs.get(name) != value:
-            flag = f"--{name.replace('_', '-')}"
-            found = f"other {flag}" if name == "prompts" else f"{flag} {theirs.get(name)}, and not {value}"
+            found = f"other {flag(name)}" if name == "prompts" else f"{flag(name)} {theirs.get(name)}, and not {value}"
             raise RequestError(
                 f"{folder} holds a training with {found}; say the same to go on, or remove that folder to begin anew"
             )
