@@ -1,6 +1,6 @@
 """Train a head on what its target itself says: a part that reads the target's hidden states and proposes tokens.
 
-    python -m trt_spec.tools.making.train_head --kind eagle3|medusa|blockwise --target T --out H --prompts FILE
+    python -m trt_spec.tools.making.train_head --kind eagle3|mtp|medusa|blockwise --target T --out H --prompts FILE
         [--minutes 60]
 
 The target continues the lines of the prompt file at temperature 1 in rows of --length tokens, prompts among them; every

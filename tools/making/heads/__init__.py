@@ -4,10 +4,12 @@ from typing import Any
 
 from .eagle3 import Eagle3Lesson
 from .lesson import Lesson
+from .mtp import MtpLesson
 from .parallel import BlockwiseLesson, MedusaLesson
 
 LESSONS: dict[str, type[Lesson[Any]]] = {
     "eagle3": Eagle3Lesson,
+    "mtp": MtpLesson,
     "medusa": MedusaLesson,
     "blockwise": BlockwiseLesson,
 }

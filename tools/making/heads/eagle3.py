@@ -1,12 +1,9 @@
 """EAGLE-3: the head reads three hidden states of the target, and is written as speculators 0.9 writes it.
 
 It begins as the best linear map from what it reads to the target's last hidden state one token later, and with the
-target's vocabulary projection. For two fifths of the time it learns its first step alone. Then it learns four, the
-later ones on a third of the slots, and from divergence its loss goes over to what is wanted: that proposals are
-accepted.
+target's vocabulary projection.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,24 +11,17 @@ from torch import Tensor, nn
 
 from ....export.kinds.eagle3 import Eagle3, Parts, Wiring
 from ..training import NEGLIGIBLE
-from .lesson import LATER, Lesson, missed, over
 from .settings import Settings
+from .slots import FAINT, MEASURED, RIDGE, SlotLesson, rms
 from .spoken import Rows, Spoken
 
-STEPS = 4  # that it learns to go
 DRAFT_VOCAB = 2048
-SLOTS = 3  # one in so many takes the later steps
-MEASURED = 32  # rows by which its beginning is scaled
 OF_THE_TARGET = 0.25  # rate of what begins as the target's
-RIDGE = 0.01  # by which its first linear map is held back, beside inputs of size 1
 SHARPNESS = 8.0  # of its first attention: the score of a slot with itself
-FAINT = 0.1  # of what begins at random
-EPSILON, THETA = 1e-6, 10000.0  # where the target names none
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 ENCODER, EMBEDDING = "encoder.", "embed_tokens.weight"
 
 
-class Eagle3Lesson(Lesson[Eagle3]):
+class Eagle3Lesson(SlotLesson[Eagle3]):
     options = ("draft_vocab", "mlp")
 
     @property
@@ -42,21 +32,8 @@ class Eagle3Lesson(Lesson[Eagle3]):
     def begin(self, spoken: Spoken, settings: Settings) -> Eagle3:
         from transformers import LlamaConfig
 
-        shape, (vocab_size, width) = self.teacher.checkpoint.shape, self.teacher.projection.shape
-        config = LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=width,
-            intermediate_size=settings.mlp or 2 * width,
-            num_hidden_layers=1,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            max_position_embeddings=shape.positions,
-            rms_norm_eps=getattr(self.teacher.config, "rms_norm_eps", EPSILON),
-            rope_parameters={"rope_type": "default", "rope_theta": _theta(self.teacher.config)},
-            tie_word_embeddings=False,
-            **{name: getattr(self.teacher.config, name, None) for name in SPECIAL},
-        )
+        vocab_size, width = self.teacher.projection.shape
+        config = LlamaConfig(**self.layer(settings))
         draft_vocab = min(settings.draft_vocab or DRAFT_VOCAB, vocab_size)
         parts = Parts(width, len(self.layers), draft_vocab)
         head: Eagle3 = Eagle3(config, parts, Wiring(self.layers)).to(self.teacher.device, torch.float32)
@@ -77,17 +54,17 @@ class Eagle3Lesson(Lesson[Eagle3]):
         width, inputs = head.config.hidden_size, len(self.layers)
         embedded = layer.input_layernorm(head.embed_tokens(rows.tokens[:, 1:])).flatten(0, 1)
         hidden = rows.hidden[:, :-1].flatten(0, 1).flatten(1)  # [N, n * H]
-        scale = _rms(hidden)
+        scale = rms(hidden)
         known_of = torch.cat([hidden / scale, embedded], 1)
         last = rows.last[:, 1:].flatten(0, 1)
-        weight = _rms(last)
+        weight = rms(last)
         square = known_of.T @ known_of
         square.diagonal().add_(RIDGE * len(known_of))
         best = torch.linalg.solve(square, known_of.T @ (last / weight)).T  # [H, n * H + H]
         self._fc_rate = min(1.0, 1 / float(scale.median()))  # a step of AdamW moves all weights as far
         head.encoder.fc.weight.copy_(best[:, : inputs * width] / scale)
         foretold = known_of @ best.T
-        head.norm.weight.copy_(weight * float(_rms(foretold.flatten())))  # the norm undoes that it is shorter
+        head.norm.weight.copy_(weight * float(rms(foretold.flatten())))  # the norm undoes that it is shorter
         head.lm_head.weight.copy_(self.teacher.projection[known(head)])
         self._attend_to_itself(head, best[:, inputs * width :], embedded)
 
@@ -118,33 +95,12 @@ class Eagle3Lesson(Lesson[Eagle3]):
     def rates(self, head: Eagle3) -> list[tuple[Tensor, float]]:
         return [(head.lm_head.weight, OF_THE_TARGET), (head.encoder.fc.weight, self._fc_rate)]
 
-    def loss(self, head: Eagle3, rows: Rows, done: float, draw: Any) -> Tensor:
-        laws = self.teacher.logits(rows.last).softmax(-1)[..., known(head)]
-        gone = over(done)
-        width = rows.tokens.shape[1]
-        last = width - STEPS
-        steps = STEPS if gone and last > 0 else 1
-        begins = torch.randint(min(SLOTS, max(1, last)), (1,), generator=draw)
-        later = torch.arange(int(begins), max(1, last), SLOTS, device=rows.tokens.device)
-        slots = torch.arange(width - 1, device=rows.tokens.device)
-        total, weights = torch.zeros((), device=rows.tokens.device), 0.0
-        for step, normed in enumerate(
-            head.unrolled(rows.tokens[:, 1:], self._features(head, rows), steps, later=later)
-        ):
-            p, log_q = laws[:, (slots if step == 0 else later) + step + 1], head.lm_head(normed).log_softmax(-1)
-            total = total + LATER**step * missed(p, log_q, gone).mean()
-            weights += LATER**step
-        return total / weights
-
-    def laws(self, head: Eagle3, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
-        slots = torch.arange(rows.tokens.shape[1] - 1, device=rows.tokens.device)
-        for step, normed in enumerate(head.unrolled(rows.tokens[:, 1:], self._features(head, rows), places)):
-            valid = slots[: len(slots) - step]
-            yield valid + step + 1, head.logits(normed[:, valid])
-
-    def _features(self, head: Eagle3, rows: Rows) -> Tensor:
+    def features(self, head: Eagle3, rows: Rows) -> Tensor:
         found: Tensor = head.encoder(rows.hidden[:, :-1].unbind(2))
         return found
+
+    def known(self, head: Eagle3) -> Tensor:
+        return known(head)
 
     def tensors(self, head: Eagle3) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {
@@ -157,20 +113,10 @@ class Eagle3Lesson(Lesson[Eagle3]):
         return found
 
     def fields(self, head: Eagle3) -> dict[str, Any]:
-        architectures = list(self.teacher.config.architectures or [])
-        verifier = {"name_or_path": self.target_name, "architectures": architectures}
-        method = {"proposal_type": "greedy", "speculative_tokens": STEPS, "verifier_accept_k": 1}
         layer = head.config.to_diff_dict()
         return {
             "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.9.0",
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "proposal_methods": [method | {"accept_tolerance": 0.0}],
-                "default_proposal_method": "greedy",
-                "verifier": verifier,
-            },
+            **self.speculators("eagle3"),
             "transformer_layer_config": {"model_type": "llama", **layer},
             "draft_vocab_size": head.parts.draft_vocab,
             "target_hidden_size": head.parts.target_hidden,
@@ -201,13 +147,3 @@ def _frequent(tokens: Tensor, vocab_size: int, count: int) -> Tensor:
     """Return the most frequent tokens in ascending order; of equally frequent ones the lower."""
     often = torch.bincount(tokens.flatten(), minlength=vocab_size)
     return often.sort(descending=True, stable=True)[1][:count].sort()[0]
-
-
-def _rms(values: Tensor) -> Tensor:
-    """Return the size of each column of values [N, C], or of all values [N]."""
-    return values.square().mean(0).sqrt() + NEGLIGIBLE
-
-
-def _theta(config: Any) -> float:
-    found = (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
-    return float(found) if isinstance(found, int | float) else THETA
