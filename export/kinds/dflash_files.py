@@ -106,8 +106,8 @@ class DFlashKind:
 def _blocks(engine: Any, block: Block, tokens: Tensor, features: Tensor) -> Tensor:
     """Return what the graph says behind each token but the first, as rounds read them: [L - 1, proposals, V].
 
-    Two rows go on together, of which one stands a few tokens behind. Each reads some tokens again that its blocks may
-    have overwritten, and behind the block of the shorter one there are tokens that belong to nothing.
+    Each call reads some tokens again, which the block before has overwritten, and behind a block there may be tokens
+    that belong to nothing.
     """
     contract, length = engine.contract, len(tokens)
     cache = blank_cache(contract, 1, length + 2 * LARGEST + AGAIN)

@@ -18,6 +18,7 @@ from itertools import cycle, islice
 
 from ...runtime import Decoder, EntropyRule, Output, SamplingParams, Speculation
 from ...runtime.acceptance.params import RULES
+from ...runtime.drafters import DRAFTERS
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.scheduling.intake import PREDICTING
 from ...runtime.state.asked import BESIDE, DraftLength
@@ -140,10 +141,9 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     recalling = replace(subject, decoder=RecallingDecoder)
     for own, each in ((subject, in_engine), (recalling, recalled)):
         yield from side_by_side(own, partial(own.open, capture=False), sample, each)
-    first = {case.settings: (case, test) for case, test in reversed(sampled)}
     for number, ((name, settings), own) in enumerate(zip(CONTROLS.items(), cycle((subject, recalling)), strict=False)):
         progress(f"distribution: planted fault, {name}", likely + CONTROL_LIKELY * number, total)
-        yield control(own, name, *first[settings])
+        yield control(own, name, tries([both for both in sampled if both[0].settings == settings]))
 
 
 def finding(samples: Samples, passed: bool) -> Finding:
@@ -160,7 +160,25 @@ def finding(samples: Samples, passed: bool) -> Finding:
     return Finding("distribution", str(samples.case), passed, detail, numbers)
 
 
-def control(subject: Subject, name: str, case: Case, test: SequentialTest) -> Finding:
+def tries(cases: Sequence[tuple[Case, SequentialTest]]) -> list[tuple[Case, SequentialTest]]:
+    """Return the cases in which a fault is planted until it is caught: the first, and the first that copies.
+
+    A draft that says nearly nothing is hardly harmed by a fault; a copy is certain, so that a fault of its law shows.
+    """
+    copied = [both for both in cases if both[0].drafter in DRAFTERS and not DRAFTERS[both[0].drafter].samples]
+    return [cases[0], *(both for both in copied[:1] if both is not cases[0])]
+
+
+def control(subject: Subject, name: str, cases: Sequence[tuple[Case, SequentialTest]]) -> Finding:
+    """Fails where the planted fault is seen in none of these cases."""
+    for case, test in cases:
+        found = plant(subject, name, case, test)
+        if found.passed is not False:
+            break
+    return found
+
+
+def plant(subject: Subject, name: str, case: Case, test: SequentialTest) -> Finding:
     """Fails where the planted fault is not seen; one that cannot do harm, as no proposal is rejected, is not judged."""
     with fault(name), subject.open(capture=False) as decoder:
         samples = Samples(decoder, case, test)
