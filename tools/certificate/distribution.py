@@ -161,12 +161,12 @@ def finding(samples: Samples, passed: bool) -> Finding:
 
 
 def tries(cases: Sequence[tuple[Case, SequentialTest]]) -> list[tuple[Case, SequentialTest]]:
-    """Return the cases in which a fault is planted until it is caught: the first, and the first that copies.
+    """Return the cases in which a fault is planted until it is caught: the first, and the first that draws from a law.
 
-    A draft that says nearly nothing is hardly harmed by a fault; a copy is certain, so that a fault of its law shows.
+    Copies are seldom proposed behind a short prompt, so that a fault may hardly move what they give.
     """
-    copied = [both for both in cases if both[0].drafter in DRAFTERS and not DRAFTERS[both[0].drafter].samples]
-    return [cases[0], *(both for both in copied[:1] if both is not cases[0])]
+    drawn = [both for both in cases if both[0].drafter in DRAFTERS and DRAFTERS[both[0].drafter].samples]
+    return [cases[0], *(both for both in drawn[:1] if both is not cases[0])]
 
 
 def control(subject: Subject, name: str, cases: Sequence[tuple[Case, SequentialTest]]) -> Finding:

@@ -168,6 +168,17 @@ def test_a_fault_is_gone_when_its_block_ends():
     assert acceptance.residual is before
 
 
+def test_a_fault_is_planted_where_tokens_are_drawn_too():
+    """Of a bundle without a draft model the first case is one of copies, which a short prompt hardly has."""
+    cases = [
+        (Case("T 0.5", "rejection", drafter, 2, (1,)), None)
+        for drafter in ("lookup", "suffix", "lookup+eagle3", "eagle3", "medusa")
+    ]
+    assert [case.drafter for case, _ in distribution.tries(cases)] == ["lookup", "eagle3"]
+    assert [case.drafter for case, _ in distribution.tries(cases[3:])] == ["eagle3"]
+    assert [case.drafter for case, _ in distribution.tries(cases[:2])] == ["lookup"]
+
+
 @pytest.mark.exhaustive
 def test_a_control_that_is_not_caught_fails(eight: Pair, subject_of, monkeypatch: pytest.MonkeyPatch):
     """A planted fault that does nothing stands for a check that sees nothing."""
