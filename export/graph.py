@@ -97,9 +97,8 @@ def trace(model: Any, contract: Contract, positions: int, features: Mapping[str,
         for value in list(graph.graph.initializers.values()):
             tensor = getattr(value.const_value, "raw", None)
             address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
-            value.name = own_names.get(
-                address, str(value.name).removeprefix("model.")
-            )  # the traced module is a wrapper
+            outer = str(value.name).removeprefix("model.")  # the traced module is a wrapper
+            value.name = own_names.get(address, outer)
         if contract.cache_names:
             repeat_layers(graph.graph, model, contract.layers)
     return graph

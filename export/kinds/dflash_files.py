@@ -31,8 +31,7 @@ DFLASH_FIELDS = {"block_size", "mask_token_id", "target_layer_ids"}
 UNREAD = ("t2d", "d2t", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight")
 LARGEST = 32  # tokens of a block
 APART = 8  # places between anchors that are measured
-READ = 24  # tokens that are committed in the check
-AGAIN = 4  # of those, read again before a block
+AGAIN = 4  # tokens that the check reads again before a block
 GARBAGE = 1e3  # what no slot may read
 
 

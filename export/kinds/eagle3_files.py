@@ -6,7 +6,7 @@ speculators              tensors `layers.0.…`; the fields lie in `transformer_
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -93,6 +93,8 @@ class _Given:
             vocab = tensors[key].shape[0] if key in tensors else vocab
         config = layer_config(name, inner or fields, vocab)
         parts = _parts(name, flags, tensors, config, target.config.hidden_size)
+        if isinstance(checkpoint.kind, PEagleKind):
+            parts = replace(parts, mask_token=_mask_token(name, flags, config.vocab_size))
         if config.vocab_size < tokens:
             raise ExportError(
                 f"head {name} is for a target of {config.vocab_size:,} tokens, this one has {tokens:,}; take the head "
@@ -152,7 +154,6 @@ def _parts(name: str, flags: Mapping[str, Any], tensors: Mapping[str, Tensor], c
         fc_bias="encoder.fc.bias" in tensors,
         norm_before_fc="encoder.input_norm.weight" in tensors or bool(flags.get("norm_before_fc")),
         fc_norm="encoder.fc_norm.0.weight" in tensors or bool(flags.get("fc_norm")),
-        mask_token=_mask_token(name, flags, config.vocab_size) if "mask_hidden" in tensors else None,
     )
 
 

@@ -13,13 +13,13 @@ from .slots import SlotHead
 class Mtp(SlotHead):
     """One such layer, which proposes every token of a round: behind the first it reads its own hidden states."""
 
-    def __init__(self, config: Any, classes: LayerClasses, norm_output: bool = True) -> None:
+    def __init__(self, config: Any, classes: LayerClasses) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layer = MtpLayer(config, classes.layer, classes.norm, 0)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary_emb = classes.rotary(config)
-        self.norm_output = norm_output  # its own hidden state is read as its norm gives it, not as its layer does
+        self.norm_output = True  # its own hidden state is read as its norm gives it, not as its layer does
 
     def _run(
         self, input_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Any, cache: Any

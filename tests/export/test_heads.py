@@ -272,6 +272,16 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+def test_parallel_eagle_without_its_mask_is_refused(target: Path, teacher: Any, tmp_path: Path) -> None:
+    head = eagle3_head(tmp_path / "head", target, 48, mask=63)
+    edit(head, lambda each: each.pop("mask_hidden"))
+    with pytest.raises(ExportError, match="lacks the tensor mask_hidden"):
+        loaded(head, target, teacher)
+    change(head, mask_token_id=None)
+    with pytest.raises(ExportError, match="has the mask_token_id None, expected one of its 64 tokens"):
+        loaded(head, target, teacher)
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_no_head_of_this_target_is_refused_in_a_sentence(
     what: str, target: Path, teacher: Any, tmp_path: Path
