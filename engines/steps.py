@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .contract import BLOCK_TOKENS, CAPABILITIES, ROW, Contract, TensorSpec
+from .contract import BLOCK_TOKENS, CAPABILITIES, ROW, SLOTS, WINDOW, Contract, TensorSpec
 from .engine import Engine, Step
 
 if TYPE_CHECKING:
@@ -49,9 +49,13 @@ def make_step(
     if "depths" not in inputs:
         inputs |= line(batch, width, device)
     inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
-    replaced = {state.name: torch.empty_like(buffers[state.name]) for state in contract.of_kind(ROW)}
-    outputs = {f"present_{name}": tensor for name, tensor in (buffers | replaced).items()} | dict(outputs)
-    sizes = {"batch": batch, "width": width, "rows": rows}
+    outputs = {f"present_{name}": tensor for name, tensor in buffers.items()} | dict(outputs)
+    replaced = {}
+    for state in contract.of_kind(ROW):
+        found = outputs[f"present_{state.name}"]
+        replaced[state.name] = torch.empty_like(found) if found is buffers[state.name] else found
+        outputs[f"present_{state.name}"] = replaced[state.name]
+    sizes = {"batch": batch, "width": width, "rows": rows, "pending": 1}
 
     def blank(spec: TensorSpec) -> "Tensor":
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
@@ -107,6 +111,10 @@ def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu
         size = 1 + rows * each, BLOCK_TOKENS  # the first is spare
         table = {"blocks": torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)}
     return {
-        state.name: torch.zeros(state.memory(*size), dtype=getattr(torch, state.dtype), device=device)
+        state.name: torch.zeros(
+            state.memory(rows, SLOTS) if state.kind == WINDOW else state.memory(*size),
+            dtype=getattr(torch, state.dtype),
+            device=device,
+        )
         for state in contract.kept
     } | table

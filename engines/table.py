@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from .contract import CALL, ROW, TOKEN, Contract
+from .contract import CALL, ROW, TOKEN, WINDOW, Contract
 from .engine import Engine
 from .errors import EngineError
 
@@ -36,7 +36,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime",),
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
-            states=(TOKEN, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL),
         ),
         EngineKind(
             "openvino",
@@ -62,7 +62,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
-            states=(TOKEN, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL),
         ),
         EngineKind(
             "torch-compiled",
@@ -71,7 +71,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},
-            states=(TOKEN, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL),
         ),
         EngineKind(
             "tensorrt",
@@ -80,7 +80,7 @@ ENGINES: dict[str, EngineKind] = {
             ("tensorrt", "tensorrt_rtx"),
             ("tensorrt", "tensorrt-rtx"),
             {"cuda": ("tensorrt", "tensorrt-rtx")},
-            states=(TOKEN, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL),
         ),
     )
 }

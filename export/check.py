@@ -11,7 +11,19 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ..engines import FEATURES, Contract, Engine, ExportError, cache_rows, make_step, open_engine
+from ..engines import (
+    FEATURES,
+    ROW,
+    WINDOW,
+    Contract,
+    Engine,
+    ExportError,
+    Recurrence,
+    State,
+    cache_rows,
+    make_step,
+    open_engine,
+)
 from .hidden_states import NO_FEATURES, Features
 from .oracle import branch_features, branch_logits, cached_rows, continued_logits
 from .passes.widen import widen
@@ -25,6 +37,7 @@ Within it the best token is the same wherever it leads by twice as much."""
 
 DEEP_CACHE_BYTES = 80 << 20  # in float32: reaches the last position of the smaller GPT2
 SEED = 0
+HALF = 24  # slots of a row that one of its calls may fill
 
 
 @dataclass(frozen=True)
@@ -51,10 +64,12 @@ def make_reference(
     features: Mapping[str, Features] = NO_FEATURES,
 ) -> Reference:
     contract = contract.in_dtype("float32")  # in which both sides compute
-    script = write_script(sample.vocab_size, contract.max_length)
+    script = write_script(sample.vocab_size, contract.max_length, contract.recurrent)
     branches = branch_logits(model, script.branches)
-    deep = _deep_calls(contract, sample.vocab_size, window)
-    made = cached_rows(model, max(script.branches, key=len))
+    deep, made = list[Call](), list[Tensor]()
+    if not contract.recurrent:  # whose states no cache could be filled with
+        deep = _deep_calls(contract, sample.vocab_size, window)
+        made = cached_rows(model, max(script.branches, key=len))
     deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
     noted = branch_features(model, script.branches, features)
     return Reference(script, branches, noted, made, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
@@ -114,9 +129,9 @@ def check_graph(
     with in_float32(graph, contract) as (graph, contract):
         engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
         try:
-            cache = _cache(contract, ROWS, reference.script.capacity)
+            cache, recurrence = _cache(contract, ROWS, reference.script.capacity), Recurrence(ROWS, engine.device)
             for call in reference.script.calls:
-                for row, logits in zip(call.rows, run_call(engine, cache, call), strict=True):
+                for row, logits in zip(call.rows, run_call(engine, cache, call, recurrence), strict=True):
                     places = zip(row.branches, row.depths, strict=False)  # of the real ones
                     expected = torch.stack([reference.branches[branch][row.start + depth] for branch, depth in places])
                     errors.compare(call.scenario, logits[: row.live], expected)
@@ -141,7 +156,7 @@ def check_graph(
     return report, sample_logits
 
 
-def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call) -> Tensor:
+def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence: Recurrence | None = None) -> Tensor:
     """Return the logits of all tokens `[B, S, V]`, and move the entries of those that are accepted into order."""
     width = len(call.rows[0].tokens)
     given = {"input_ids": [row.tokens for row in call.rows], "start": [row.start for row in call.rows]}
@@ -150,12 +165,25 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call) -> Tensor:
     inputs = {name: torch.tensor(numbers, device=engine.device) for name, numbers in given.items()}
     logits = torch.zeros(len(call.rows), width, engine.contract.vocab_size, device=engine.device)
     rows = cache_rows(engine.contract, cache, call.first_row, len(call.rows))
-    make_step(engine, rows, inputs, {"logits": logits}).run()
+    if recurrence is None or not engine.contract.recurrent:
+        make_step(engine, rows, inputs, {"logits": logits}).run()
+    else:
+        inputs["pending"] = torch.zeros(len(call.rows), HALF, dtype=torch.int64, device=engine.device)
+        step = make_step(engine, rows, inputs, {"logits": logits})
+        read = torch.tensor([row.read for row in call.rows], device=engine.device)
+        if call.goes_on:
+            recurrence.go_on(step, HALF, call.first_row).run()
+        else:
+            recurrence.read(step, HALF, call.first_row, read).run()
     for place, row in enumerate(call.rows, call.first_row):
         if row.accepted is not None:
             for name in engine.contract.cache_names:
                 entries = cache[name][place, :, row.start :]  # [kv_heads, T - start, D]
                 entries[:, : len(row.accepted)] = entries[:, row.accepted]
+            for state in engine.contract.of_kind(WINDOW):
+                assert recurrence is not None
+                start, path = torch.tensor([row.start]), torch.tensor([row.accepted])
+                recurrence.straighten(cache[state.name][None], start.to(engine.device), path.to(engine.device), place)
     return logits
 
 
@@ -195,8 +223,16 @@ def _shuffled(made: list[Tensor], rows: int) -> Iterator[Tensor]:
 
 
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
-    """Make buffers full of garbage, which a graph must never read."""
-    return {state.name: torch.full(state.memory(rows, capacity), 1e4) for state in contract.kept}
+    """Make buffers full of garbage, which a graph must never read; recurrent states begin as zeros."""
+
+    def buffer(state: State) -> Tensor:
+        if state.kind == ROW:
+            return torch.zeros(state.memory(rows, capacity))
+        if state.kind == WINDOW:
+            return torch.full(state.memory(rows, 2 * HALF), torch.nan)
+        return torch.full(state.memory(rows, capacity), 1e4)
+
+    return {state.name: buffer(state) for state in contract.kept}
 
 
 def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: int) -> dict[str, Tensor]:

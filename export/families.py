@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines import Contract, ExportError, keys_and_values
-from .family_table import REFUSED, WORKS
+from ..engines import RECURRENT, Contract, ExportError, keys_and_values
+from .family_table import RECURRENT_FAMILIES, REFUSED, WORKS
+from .recurrent import Layer, layers_in
 from .text_models import READS_MORE
 
 STATIC_ROTARY = (
@@ -28,10 +29,24 @@ class ModelShape:
     positions: int
     window: int | None  # the widest sliding window of a layer
     value_dim: int | None = None  # if values are of another size than keys
+    recurrent: tuple[Layer, ...] = ()  # layers with states that swallow tokens
+    attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
 
     def contract(self, max_length: int, dtype: str) -> Contract:
         states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
-        return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
+        if not self.recurrent:
+            return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
+        by_layer = {layer.number: layer.states(dtype) for layer in self.recurrent}
+        kept = [
+            state
+            for layer in range(self.layers)
+            for state in (
+                *(states[2 * layer : 2 * layer + 2] if layer in self.attends else ()),
+                *by_layer.get(layer, ()),
+            )
+        ]
+        count = len(self.attends)
+        return Contract(count, self.heads, tuple(kept), self.vocab_size, max_length, dtype, (RECURRENT,))
 
 
 def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
@@ -66,7 +81,10 @@ def shape_of(name: str, config: Any) -> ModelShape:
     if getattr(config, "use_bidirectional_attention", False):
         raise ExportError(f"checkpoint {name} attends in both directions, expected causal attention")
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    for layer_type in sorted(layer_types.difference(STATIC_LAYERS)):
+    recurrent, attends = layers_in(config) if config.model_type in RECURRENT_FAMILIES else ((), ())
+    if recurrent and not attends:
+        raise ExportError(f"checkpoint {name} has no layer that attends, expected one at least")
+    for layer_type in sorted(layer_types.difference(STATIC_LAYERS)) if not recurrent else ():
         raise ExportError(
             f"checkpoint {name} has layers of the type {layer_type}, which keep another state than keys and values; "
             f"supported are {', '.join(STATIC_LAYERS)}"
@@ -85,6 +103,8 @@ def shape_of(name: str, config: Any) -> ModelShape:
         vocab_size=config.vocab_size,
         positions=positions,
         window=_window(config, layer_types),
+        recurrent=recurrent,
+        attends=attends,
     )
 
 

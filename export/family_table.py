@@ -14,12 +14,16 @@ _WORKS = """
     smollm3 solar_open stablelm starcoder2 vaultgemma youtu
 """
 
+# Some of their layers keep a recurrent state; in others a token has keys and values.
+_RECURRENT = """
+    bamba falcon_h1 granitemoehybrid lfm2 lfm2_moe nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next
+"""
+
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
-        axk2 bailing_hybrid bamba blt deepseek_v32 deepseek_v4 dots3_note_text falcon_h1 falcon_mamba
-        gemma3n_text glm_moe_dsa granitemoehybrid hy_v4 inkling2_loop_text inkling2_text inkling_text jamba
-        kimi_linear lara_mini lfm2 lfm2_moe lfm3 llama4_text mamba mamba2 minimax nemotron_h olmo_hybrid
-        qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2 zaya
+        axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba gemma3n_text glm_moe_dsa hy_v4
+        inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 llama4_text mamba mamba2 minimax
+        qwen4_exp_text recurrent_gemma rwkv xlstm zamba zaya
     """,
     "its keys and values differ in size": """
         longcat_flash mimo_v2_flash
@@ -36,10 +40,13 @@ _REFUSED = {
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
         dots3_note emu3 fuyu gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git
-        got_ocr2 hyperclovax llama4 mllama moss_transcribe_diarize phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp
+        got_ocr2 hyperclovax llama4 mllama moss_transcribe_diarize phi4_multimodal qwen4_exp
     """,
     "its layers differ in the size of their keys and values, or share them": """
         gemma4_text gemma4_unified_text
+    """,
+    "its layers share one attention, each with keys and values of its own": """
+        zamba2
     """,
     "its layers run several times for a token, each time with keys and values of their own": """
         dory
@@ -49,5 +56,6 @@ _REFUSED = {
     """,
 }
 
-WORKS = tuple(_WORKS.split())
+RECURRENT_FAMILIES = tuple(_RECURRENT.split())
+WORKS = tuple(sorted((*_WORKS.split(), *RECURRENT_FAMILIES)))
 REFUSED = {kind: reason for reason, kinds in _REFUSED.items() for kind in kinds.split()}

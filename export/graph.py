@@ -10,6 +10,7 @@ import torch
 
 from ..engines import CALL, Contract, ExportError, TensorSpec
 from ..engines.bundle import GRAPH, WEIGHTS
+from .cache import OPSET
 from .decomposing import decomposed_in_place
 from .hidden_states import NO_FEATURES, Features
 from .passes.fuse_norms import fuse_norms
@@ -19,8 +20,9 @@ from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
 from .passes.stack_heads import stack_heads
-from .repeating import repeat_layers
-from .tracing import OPSET, TracedModel, ready_to_trace
+from .recurrent import forget_lengths
+from .repeating import depth_of, repeat_layers
+from .tracing import TracedModel, TracedRecurrent, ready_to_trace
 
 WIDE = Quantisation()
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
@@ -50,6 +52,7 @@ def build_graph(
     if weights.kind == "int8":
         fired["stack_heads"] = stack_heads(graph)
     fired["merge_projections"] = merge_projections(graph)
+    forget_lengths(graph.graph)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)
     return graph, fired
@@ -60,7 +63,7 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
     found = Counter(node.op_type for node in graph.graph)
     if not contract.cache_names:
         return
-    written = found["TensorScatter"] - len(contract.cache_names) + 2 * contract.layers
+    written = found["TensorScatter"] - len(contract.aliases) + 2 * contract.layers
     if found["Attention"] < contract.layers or written != 2 * contract.layers:
         raise ExportError(
             f"of {contract.layers} layers, {found['Attention']} call the attention that they are given and "
@@ -70,7 +73,8 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
 
 def trace(model: Any, contract: Contract, positions: int, features: Mapping[str, Features] = NO_FEATURES) -> ir.Model:
     is_head = bool(contract.of_kind(CALL))
-    traced = model.traced() if is_head else TracedModel(model, positions, features)
+    kind = TracedRecurrent if contract.recurrent else TracedModel
+    traced = model.traced() if is_head else kind(model, positions, features, [one.name for one in contract.states])
     names = [_symbols(spec) for spec in contract.inputs]
     places = sum(not spec.name.startswith("past_") for spec in contract.inputs) + is_head  # the others are `*past`
     with ready_to_trace(model), torch.no_grad():
@@ -100,12 +104,12 @@ def trace(model: Any, contract: Contract, positions: int, features: Mapping[str,
             outer = str(value.name).removeprefix("model.")  # the traced module is a wrapper
             value.name = own_names.get(address, outer)
         if contract.cache_names:
-            repeat_layers(graph.graph, model, contract.layers)
+            repeat_layers(graph.graph, model, contract.layers if is_head else depth_of(model))
     return graph
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
-    sizes = {"batch": 2, "width": 3, "rows": 2, "capacity": 40}  # any, none of them 1
+    sizes = {"batch": 2, "width": 3, "rows": 2, "capacity": 40, "slots": 12, "pending": 5}  # any, none of them 1
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
 

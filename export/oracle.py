@@ -71,13 +71,19 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy."""
+    """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy.
+
+    Those of a convolution belong to the recurrent layer around it, which reads them itself.
+    """
     hooks = []
     for module in model.modules():
-        narrow = {name: weight for name, weight in module._parameters.items() if _is_narrow(weight)}
-        if narrow:
-            hooks.append(module.register_forward_pre_hook(lambda module, _: _widen(module)))
-            hooks.append(module.register_forward_hook(lambda module, *_, narrow=narrow: _restore(module, narrow)))
+        for owner in (module, *(one for one in module.children() if isinstance(one, nn.Conv1d))):
+            narrow = {name: weight for name, weight in owner._parameters.items() if _is_narrow(weight)}
+            if narrow:
+                hooks.append(module.register_forward_pre_hook(lambda *_, owner=owner: _widen(owner)))
+                hooks.append(
+                    module.register_forward_hook(lambda *_, owner=owner, narrow=narrow: _restore(owner, narrow))
+                )
     try:
         yield
     finally:

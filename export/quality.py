@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Engine, blank_cache, blank_step
+from ..engines import MOST_READ, Engine, blank_cache, blank_step
 from .oracle import computing_in_float32
 
 LONGEST = 256  # tokens of the text that are read at most,
@@ -55,11 +55,14 @@ def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
 
 def _chunks(engine: Engine, tokens: list[int]) -> Iterator[Tensor]:
     cache = blank_cache(engine.contract, 1, len(tokens), engine.device)
-    for start in range(0, len(tokens), CHUNK):
-        chunk = tokens[start : start + CHUNK]
+    width = MOST_READ if engine.contract.recurrent else CHUNK
+    for start in range(0, len(tokens), width):
+        chunk = tokens[start : start + width]
         step = blank_step(engine, cache, 0, 1, len(chunk), len(chunk))
         step.input_ids[0] = torch.tensor(chunk)
         step.start[0] = start
+        if engine.contract.recurrent:
+            step.inputs["fold"][0] = len(chunk)
         step.run()
         yield step.logits[0]
 

@@ -31,8 +31,8 @@ class _Traced(NamedTuple):
 class _Kinds:
     """The kinds of layers that a trace has met."""
 
-    def __init__(self, config: Any, layers: list[nn.Module], keys: list[Tensor], values: list[Tensor]) -> None:
-        self.config, self.layers, self.keys, self.values = config, layers, keys, values
+    def __init__(self, config: Any, layers: list[nn.Module], kept: dict[str, Tensor]) -> None:
+        self.config, self.layers, self.kept = config, layers, kept
         self.traced: dict[Hashable, _Traced] = {}
         self.seen: list[Any] = []  # by its id, so that none is given away
 
@@ -47,30 +47,35 @@ class _Kinds:
         kind = (self._described(place), same)
         if kind in self.traced:
             return self._again(place, hidden, self.traced[kind])
-        before = [*self.keys, *self.values]
+        before = dict(self.kept)
         leaves[0] = _marked(ENTER, hidden, place)
         outputs, structure = pytree.tree_flatten(self._run(place, *pytree.tree_unflatten(leaves, structure)))
-        written = [new is not old for new, old in zip([*self.keys, *self.values], before, strict=True)]
+        written = [name for name, state in self.kept.items() if state is not before[name]]
         tensors = [number for number, output in enumerate(outputs) if isinstance(output, Tensor)]
-        if len(tensors) == 1 and [row for row, new in enumerate(written) if new] == [place, len(self.keys) + place]:
+        if len(tensors) == 1 and written == self._own(place):
             outputs[tensors[0]] = _marked(LEAVE, outputs[tensors[0]], place)
             self.traced[kind] = _Traced(place, outputs, tensors[0], structure)
         return pytree.tree_unflatten(outputs, structure)
+
+    def _own(self, place: int) -> list[str]:
+        return [name for name in self.kept if _is_of(name, place)]
 
     def _run(self, place: int, args: Any, kwargs: Any) -> Any:
         layer: Any = self.layers[place]
         return type(layer).forward(layer, *args, **kwargs)
 
     def _again(self, place: int, hidden: Tensor, like: _Traced) -> Any:
-        outputs = [like.outputs[like.hidden], self.keys[place], self.values[place]]
-        hidden, self.keys[place], self.values[place] = torch.onnx.ops.symbolic_multi_out(
+        own = self._own(place)
+        outputs = [like.outputs[like.hidden], *(self.kept[name] for name in own)]
+        hidden, *states = torch.onnx.ops.symbolic_multi_out(
             f"{DOMAIN}::{AGAIN}",
-            [hidden, self.keys[place], self.values[place]],
+            [hidden, *(self.kept[name] for name in own)],
             attrs={"layer": place, "like": like.place},
             dtypes=[output.dtype for output in outputs],
             shapes=[output.shape for output in outputs],
             version=1,
         )
+        self.kept.update(zip(own, states, strict=True))
         found = list(like.outputs)
         found[like.hidden] = hidden
         return pytree.tree_unflatten(found, like.structure)
@@ -117,10 +122,10 @@ def _marked(mark: str, hidden: Tensor, place: int) -> Tensor:
 
 
 @contextmanager
-def each_kind_once(model: Any, keys: list[Tensor], values: list[Tensor]) -> Iterator[None]:
-    """Have one layer of each kind traced until the block ends; they write to these keys and values."""
-    layers = layers_of(model, len(keys))
-    kinds = _Kinds(model.config, layers, keys, values)
+def each_kind_once(model: Any, depth: int, kept: dict[str, Tensor]) -> Iterator[None]:
+    """Have one layer of each kind traced until the block ends; they write to the states that are kept."""
+    layers = layers_of(model, depth)
+    kinds = _Kinds(model.config, layers, kept)
     for place, layer in enumerate(layers):  # of its own, before its class's; mypy lets no method be assigned
         setattr(layer, "forward", partial(kinds.call, place))  # noqa: B010
     try:
@@ -128,6 +133,17 @@ def each_kind_once(model: Any, keys: list[Tensor], values: list[Tensor]) -> Iter
     finally:
         for layer in layers:
             delattr(layer, "forward")
+
+
+def depth_of(model: Any) -> int:
+    """Return how many layers a model has, those among them that keep no state."""
+    depth: int = model.config.num_hidden_layers
+    return depth
+
+
+def _is_of(state: str, place: int) -> bool:
+    """Whether a state, or an end of the graph that is named after it, belongs to the layer at this place."""
+    return state.rpartition("_")[2] == str(place)
 
 
 def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
@@ -141,7 +157,7 @@ def repeat_layers(graph: ir.Graph, model: nn.Module, count: int) -> int:
     own = [_own_values(graph, model, layer) for layer in layers_of(model, count)]
     _order(graph, [value for values in own for value in values])
     inputs, outputs = (
-        [(ends[place], ends[place + 1]) for place in range(len(ends) - 2 * count, len(ends), 2)]
+        [[end for end in ends if _is_of(str(end.name), place)] for place in range(count)]
         for ends in (graph.inputs, graph.outputs)
     )
     bodies: dict[int, list[ir.Node]] = {}  # from Enter to Leave

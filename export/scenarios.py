@@ -22,6 +22,7 @@ class RowCall:
     parents: list[int]  # the token before each in its sequence, as an index of `tokens`; -1: the last in the cache
     branches: list[int]  # the sequence each real token belongs to, as an index of `Script.branches`
     accepted: list[int] | None = None  # tokens of a path whose entries then move into order, if it is to go on
+    read: int = 0  # recurrent layers swallow so many of the tokens in this call
 
     @property
     def live(self) -> int:
@@ -46,6 +47,7 @@ class Call:
     scenario: str
     first_row: int
     rows: list[RowCall]
+    goes_on: bool = False  # behind the call before, whose tokens recurrent layers have not swallowed
 
 
 def paths_of(parents: list[int]) -> list[list[int]]:
@@ -85,6 +87,8 @@ class Script:
     calls: list[Call] = field(default_factory=list)
     branches: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS)])
     current: list[int] = field(default_factory=lambda: list(range(ROWS)))  # branch of each cache row
+    recurrent: bool = False
+    swallowed: list[int] = field(default_factory=lambda: [0] * ROWS)  # tokens of each cache row, by recurrent layers
 
     @property
     def capacity(self) -> int:
@@ -94,12 +98,29 @@ class Script:
     def length(self, row: int) -> int:
         return len(self.branches[self.current[row]])
 
-    def call(self, scenario: str, first_row: int, width: int, live: list[int], back: list[int] | None = None) -> None:
-        """Write `width` rows, the first `live` of them real, after going `back` some rows, for adjacent cache rows."""
+    def call(
+        self,
+        scenario: str,
+        first_row: int,
+        width: int,
+        live: list[int],
+        back: list[int] | None = None,
+        *,
+        read: bool = False,
+        goes_on: bool = False,
+    ) -> None:
+        """Write `width` rows, the first `live` of them real, after going `back` some rows, for adjacent cache rows.
+
+        Recurrent layers swallow what comes before, unless the call `goes_on`, and its own tokens if they are `read`.
+        Behind what they have swallowed no call goes back.
+        """
         rows = []
         for offset, (real, rejected) in enumerate(zip(live, back or [0] * len(live), strict=True)):
             row = first_row + offset
             start = self.length(row) - rejected
+            if self.recurrent and start < self.swallowed[row]:
+                start = self.swallowed[row]
+                rejected = self.length(row) - start
             real = min(real, self.max_length - start)
             assert start >= 0, "a script cannot go back before the first row"
             if real < 1:
@@ -109,8 +130,11 @@ class Script:
                 self.current[row] = len(self.branches) - 1
             tokens = [self.random.randrange(self.vocab) for _ in range(width)]
             self.branches[self.current[row]] += tokens[:real]
-            rows.append(RowCall(tokens, start, width - real, line_of(width), [self.current[row]] * real))
-        self.calls.append(Call(scenario, first_row, rows))
+            branches, swallowed = [self.current[row]] * real, real if read else 0
+            rows.append(RowCall(tokens, start, width - real, line_of(width), branches, read=swallowed))
+            if not goes_on:
+                self.swallowed[row] = start + swallowed
+        self.calls.append(Call(scenario, first_row, rows, goes_on))
 
     def tree(self, scenario: str, first_row: int, width: int, live: list[int]) -> None:
         """Write a tree of this many tokens behind each of adjacent cache rows, and go on behind one path of each."""
@@ -129,15 +153,16 @@ class Script:
             self.current[row] = branches[accepted[-1]]
             padded = parents + list(range(real - 1, width - 1))
             rows.append(RowCall(tokens, start, width - real, padded, branches, accepted))
+            self.swallowed[row] = start
         self.calls.append(Call(scenario, first_row, rows))
 
 
-def write_script(vocab: int, max_length: int) -> Script:
+def write_script(vocab: int, max_length: int, recurrent: bool = False) -> Script:
     """Write down all that a runtime does to a cache; calls beyond a short maximum length are left out."""
-    script = Script(vocab, max_length)
+    script = Script(vocab, max_length, recurrent=recurrent)
     chunk = min(16, max_length // 5)
-    script.call("chunked prefill", 0, chunk, [chunk])
-    script.call("chunked prefill", 0, chunk, [chunk // 2 + 1])
+    script.call("chunked prefill", 0, chunk, [chunk], read=True)
+    script.call("chunked prefill", 0, chunk, [chunk // 2 + 1], read=True)
     for _ in range(3):
         script.call("single steps", 0, 1, [1])
     script.call("verify width", 0, 5, [5])
@@ -145,7 +170,15 @@ def write_script(vocab: int, max_length: int) -> Script:
     script.call("rollback", 0, 2, [2], back=[1])
     script.call("rollback", 0, 1, [1], back=[3])
     script.call("verify width", 0, MAX_DRAFT_LENGTH + 1, [MAX_DRAFT_LENGTH + 1])
-    script.call("ragged batch", 1, chunk, [chunk, chunk // 2, 1])
+    if recurrent:
+        script.call("draft's steps", 0, 2, [2], back=[1])
+        for _ in range(3):
+            script.call("draft's steps", 0, 1, [1], goes_on=True)
+        script.call("draft's steps", 0, 2, [2], back=[2])
+        script.call("draft's steps", 0, 1, [1], goes_on=True)
+        script.call("read behind a draft's steps", 0, 4, [4], back=[1], read=True)
+        script.call("read behind a draft's steps", 0, 3, [3])
+    script.call("ragged batch", 1, chunk, [chunk, chunk // 2, 1], read=True)
     script.call("ragged batch", 1, 5, [5, 3, 1])
     script.call("ragged batch", 1, 1, [1, 1, 1])
     script.call("ragged batch", 1, 5, [2, 5, 4], back=[3, 0, 1])

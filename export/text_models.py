@@ -15,6 +15,8 @@ READS_MORE = (
     "ovis2",
     "qwen2_5_vl",
     "qwen2_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_vl",
     "smolvlm",
     "voxtral",

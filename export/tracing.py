@@ -3,68 +3,24 @@
 Traced nodes give zeros when run in torch, so these modules are for tracing only and never an oracle.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import causal_mask_function
 
+from ..engines import FEATURES
 from . import special
+from .cache import OPSET, Places, ScatterCache, by_layer, written
 from .hidden_states import Features, all_features, hidden_states_of
-from .repeating import each_kind_once
+from .recurrent import Entries, RecurrentCache, computed_by
+from .repeating import depth_of, each_kind_once
 
-OPSET = 24
 IMPLEMENTATION = "trt_spec"  # the name of our attention and our experts in transformers' registries
-
-
-class Places(NamedTuple):
-    """Where the tokens of a call stand."""
-
-    start: Tensor  # [B], the cache row of the first
-    depths: Tensor  # [B, S], the position of each from there on
-    ancestors: Tensor  # [B, S, S], which of the others each sees, and itself
-
-
-class ScatterCache(Cache):  # type: ignore[misc]
-    """A cache whose `update` writes this call's rows at its start and returns the whole buffers."""
-
-    def __init__(self, places: Places, keys: list[Tensor], values: list[Tensor]) -> None:
-        self.layers: list[Any] = []
-        self.places, self.keys, self.values = places, keys, values
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.keys[layer] = _written(self.keys[layer], key, self.places.start)
-        self.values[layer] = _written(self.values[layer], value, self.places.start)
-        return self.keys[layer], self.values[layer]
-
-    @property
-    def present(self) -> list[Tensor]:
-        return [tensor for pair in zip(self.keys, self.values, strict=True) for tensor in pair]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> Places:
-        return self.places
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.keys[0].shape[2], 0
-
-
-def _written(past: Tensor, entries: Tensor, start: Tensor) -> Tensor:
-    """Write the entries of a call's tokens [B, heads, S, size] to a state, from `start` on."""
-    return torch.onnx.ops.symbolic(
-        "TensorScatter",
-        [past, entries, start],
-        attrs={"axis": 2, "mode": "linear"},
-        dtype=past.dtype,
-        shape=past.shape,
-        version=OPSET,
-    )
 
 
 def only_rows(rows: Tensor, hidden: Tensor) -> Tensor:
@@ -75,43 +31,62 @@ def only_rows(rows: Tensor, hidden: Tensor) -> Tensor:
 class TracedModel(nn.Module):
     """`(input_ids, start, depths, ancestors, logit_rows, past_…) -> (logits, present_…)`.
 
-    The states are the features that heads read, side by side, if there are heads; then key_0, value_0, key_1, …
+    `names` are those of the states, in their order. One of them may be the features that heads read, side by side.
     """
 
-    def __init__(self, model: Any, positions: int, features: Mapping[str, Features]) -> None:
+    def __init__(self, model: Any, positions: int, features: Mapping[str, Features], names: Sequence[str]) -> None:
         super().__init__()
-        self.model = model
-        self.last_position = positions - 1
+        self.model, self.last_position, self.names = model, positions - 1, names
         self.features = nn.ModuleDict(features)
 
     def forward(
+        self, input_ids: Tensor, start: Tensor, depths: Tensor, ancestors: Tensor, logit_rows: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        cache = ScatterCache(Places(start, depths, ancestors), dict(zip(self.names, past, strict=True)))
+        return self.said(input_ids, logit_rows, cache)
+
+    def said(self, input_ids: Tensor, logit_rows: Tensor, cache: ScatterCache) -> tuple[Tensor, ...]:
+        start, depths, _ = cache.places
+        # Rows in the slack have no position of their own; nobody reads them.
+        positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
+        depth = depth_of(self.model)
+        with hidden_states_of(self.model, depth, noted=bool(self.features)) as hidden:
+            hook = self.model.get_output_embeddings().register_forward_pre_hook(
+                lambda _, inputs: only_rows(logit_rows, inputs[0])
+            )
+            try:
+                with each_kind_once(self.model, depth, cache.kept):
+                    logits = self.model(
+                        input_ids=input_ids, position_ids=positions, cache=cache, use_cache=True
+                    ).logits  # [B, R, V]
+            finally:
+                hook.remove()
+        if self.features:
+            found = all_features(self.features.values(), hidden)[:, None]
+            cache.kept[FEATURES] = written(cache.kept[FEATURES], found, start)
+        return (logits.float(), *cache.kept.values())
+
+
+class TracedRecurrent(TracedModel):
+    """Some layers are recurrent, so that `pending, count, fold, slot` come before the states."""
+
+    def forward(  # type: ignore[override]
         self,
         input_ids: Tensor,
         start: Tensor,
         depths: Tensor,
         ancestors: Tensor,
         logit_rows: Tensor,
+        pending: Tensor,
+        count: Tensor,
+        fold: Tensor,
+        slot: Tensor,
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        # Rows in the slack have no position of their own; nobody reads them.
-        positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
-
-        count = int(bool(self.features))
-        older, past = past[:count], past[count:]
-        cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
-        with hidden_states_of(self.model, len(cache.keys), noted=bool(self.features)) as hidden:
-            hook = self.model.get_output_embeddings().register_forward_pre_hook(
-                lambda _, inputs: only_rows(logit_rows, inputs[0])
-            )
-            try:
-                with each_kind_once(self.model, cache.keys, cache.values):
-                    logits = self.model(
-                        input_ids=input_ids, position_ids=positions, cache=cache, use_cache=True
-                    ).logits  # [B, R, V]
-            finally:
-                hook.remove()
-        newer = [_written(old, all_features(self.features.values(), hidden)[:, None], start) for old in older]
-        return (logits.float(), *newer, *cache.present)
+        places, kept = Places(start, depths, ancestors), dict(zip(self.names, past, strict=True))
+        cache = RecurrentCache(places, Entries(places, pending, count, fold, slot), kept)
+        with computed_by(self.model, cache):
+            return self.said(input_ids, logit_rows, cache)
 
 
 class TracedHead(nn.Module):
@@ -134,10 +109,10 @@ class TracedHead(nn.Module):
         past_hidden: Tensor,  # [B, S, hidden]
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = ScatterCache(Places(start, depths, ancestors), list(past[0::2]), list(past[1::2]))
+        cache = ScatterCache(Places(start, depths, ancestors), by_layer(past))
         hidden, normed = self.head(input_ids, past_hidden, start[:, None] + depths, cache)
         logits = self.head.logits(only_rows(logit_rows, normed))
-        return (logits.float(), only_rows(logit_rows, hidden), *cache.present)
+        return (logits.float(), only_rows(logit_rows, hidden), *cache.kept.values())
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Decoder:
             contracts = [one.contract for one in opens]
             room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch)
             self._room = max_batch * bundle.capacity if room is None else room
-            kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes") or 0) // BLOCK_TOKENS
+            kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
             make = partial(Model, vocab_size=self.vocab_size, max_rows=max_batch, capacity=bundle.capacity)
             make = partial(make, most_tokens=room, kept_blocks=kept)
             self.target = target = make(opens[0])

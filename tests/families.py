@@ -44,6 +44,26 @@ LATENT = {  # all sizes differ, so that none is taken for another
     "qk_nope_head_dim": 10,
     "v_head_dim": 14,
 }
+LARGER_HEADS = {"hidden_size": 64}  # for which TensorRT has fused kernels
+# Of recurrent layers; all sizes differ.
+DELTA_RULE = {
+    **LARGER_HEADS,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "initializer_range": 0.1,
+}
+MAMBA2 = {
+    **LARGER_HEADS,
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 4),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 32),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size"), 6),
+    **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 2),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
+    "initializer_range": 0.1,
+}
 OWN = {  # what single families need besides, or instead
     **dict.fromkeys(LATENT_FAMILIES, LATENT),
     "beam": {"mlp_layer_types": ["dense", "sparse"]},
@@ -53,6 +73,13 @@ OWN = {  # what single families need besides, or instead
     "dots1": {"n_shared_experts": 1},
     "flint": {"mlp_only_layers": [0]},
     "helium": {"head_dim": 8},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA_RULE),
+    "bamba": MAMBA2 | {"attn_layer_indices": [1]},
+    "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128},
+    "granitemoehybrid": MAMBA2 | {"layer_types": ["linear_attention", "full_attention"]},
+    "nemotron_h": MAMBA2 | {"layer_types": ["linear_attention", "full_attention", "moe", "mlp"]},
+    "lfm2": LARGER_HEADS | {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": LARGER_HEADS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "modernbert-decoder": {"pad_token_id": 0, "local_attention": 16},
 }
 

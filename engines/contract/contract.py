@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
-from .states import CALL, DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, Dim, State
+from .states import CALL, DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,8 +18,12 @@ SLACK = max(2 * WIDEST_STEP, PREFILL_WIDTH)  # tokens that a call may write past
 GRANULE = 64  # buffer lengths are multiples of this
 ALIGNMENT = 256  # bytes; TensorRT demands this of the addresses it is given
 BLOCK_TOKENS = 32  # entries in each block of a cache that is read by a table of blocks
+SLOTS = 16  # for what recurrent layers have read of a row: a call may fill half with what may fall; they can grow
+MOST_SLOTS = 2 * (WIDEST_STEP + 1)  # of a row; those of an engine that takes one size alone
+MOST_PENDING = MAX_DRAFT_LENGTH + 1  # tokens that one round leaves for the next to swallow
 SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its entries are never read
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
+RECURRENT = "recurrent"  # that of a graph with layers whose states swallow tokens when a call says so
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,16 @@ CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts lis
             TensorSpec("widths", "int64", ("batch",)),  # how many of a row's tokens count; the others are not computed
         ),
         fill=_whole_width,
-    )
+    ),
+    # The tokens that a row's states have not swallowed lie in slots; a call's own tokens follow them.
+    RECURRENT: Capability(
+        inputs=(
+            TensorSpec("pending", "int64", ("batch", "pending")),  # those slots, in the order of their tokens
+            TensorSpec("count", "int64", ("batch",)),  # how many of them count
+            TensorSpec("fold", "int64", ("batch",)),  # the new states have swallowed so many of all these tokens
+            TensorSpec("slot", "int64", ("batch",)),  # where the call's own tokens go, as far as half of all slots
+        )
+    ),
 }
 
 
@@ -180,7 +193,14 @@ class Contract:
     @property
     def cache_bytes_per_row(self) -> int:
         """What each row takes beside its tokens."""
-        return sum(state.bytes for state in self.of_kind(ROW))
+        return sum(state.bytes for state in self.of_kind(ROW)) + SLOTS * sum(
+            state.bytes for state in self.of_kind(WINDOW)
+        )
+
+    @property
+    def recurrent(self) -> bool:
+        """True if some layer keeps a state that swallows tokens, so that no call may begin before them."""
+        return RECURRENT in self.capabilities
 
     def cache_bytes(self, rows: int, tokens: int) -> int:
         """Return what so many rows of so many tokens each take."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ..errors import ContractError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-TOKEN, ROW, SOURCE, CALL = "token", "row", "source", "call"
+TOKEN, WINDOW, ROW, SOURCE, CALL = "token", "window", "row", "source", "call"
 WRITTEN = re.compile(r"(\w+) (\w+)\[(\d+(?:, \d+)*)\] per (\w+)")  # a state as text
 
 FEATURES = "features"  # the state of tokens that a target keeps for heads
@@ -31,6 +31,8 @@ STATE_KINDS: dict[str, StateKind] = {  # by what there is a value of
     # An entry is written when its token is read. To take a token back is to lower the row's length: the next call
     # overwrites the entry. Keys and values, features, latents, inputs of convolutions.
     TOKEN: StateKind("capacity", output=True, in_place=True),
+    # Of the last tokens alone, in slots that a call says. What recurrent layers have read since their states.
+    WINDOW: StateKind("slots", output=True, in_place=True),
     # It stands for the first tokens of a row, at most those before the `start` of the last call, and can never be taken
     # back. It begins as zeros. States of recurrent layers.
     ROW: StateKind("", output=True),

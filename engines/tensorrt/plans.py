@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import PLANS
+from ..contract import MOST_PENDING, MOST_SLOTS
 from ..errors import EngineError
 
 FORMAT = 2
@@ -35,7 +36,8 @@ class PlanKey:
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the graph's symbols, except the batch."""
-        return {"width": self.width, "rows": self.rows, "capacity": self.capacity}
+        fixed = {"pending": MOST_PENDING, "slots": MOST_SLOTS}  # where there are recurrent layers
+        return {"width": self.width, "rows": self.rows, "capacity": self.capacity} | fixed
 
     @property
     def path(self) -> Path:

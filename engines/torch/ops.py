@@ -224,6 +224,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "GatherND": _gather_nd,
     "Gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "Gemm": _gemm,
+    "GreaterOrEqual": _binary(torch.ge),
     "Greater": _binary(torch.gt),
     "LayerNormalization": _layer_norm,
     "Less": _binary(torch.lt),

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3 import modeling_qwen3
 
-from ..tracing import Places, ScatterCache, only_rows, seen_by
+from ..cache import Places, ScatterCache, by_layer
+from ..tracing import only_rows, seen_by
 from .slots import SlotHead, behind_the_first
 
 
@@ -138,8 +139,8 @@ class TracedBlocks(nn.Module):
         masks = input_ids == self.head.block.mask
         in_block = masks | torch.cat([masks[:, 1:], torch.zeros_like(masks[:, :1])], 1)
         within = in_block[:, :, None] & in_block[:, None, :]
-        cache = ScatterCache(Places(start, depths, ancestors | within), list(past[0::2]), list(past[1::2]))
+        cache = ScatterCache(Places(start, depths, ancestors | within), by_layer(past))
         mask = seen_by(input_ids.shape[1], cache.keys[0].shape[2], cache.places, behind_the_first)
         positions = (start[:, None] + depths - 1).clamp(min=0)
         normed = only_rows(logit_rows, self.head.states(input_ids, past_hidden, positions, in_block, mask, cache))
-        return (self.head.logits(normed).float(), normed, *cache.present)
+        return (self.head.logits(normed).float(), normed, *cache.kept.values())

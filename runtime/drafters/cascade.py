@@ -62,12 +62,13 @@ class Cascade(Copier):
         logits = memory[..., : model.vocab_size]
         step = partial(model.step, 0, live=frame.live)
         if frame.levels:
-            first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1))
+            first = step(frame.recent, frame.position[0], model.logits(frame.batch, 1), since=frame.since)
             each = counting(k, memory.device).expand(frame.batch, k).contiguous()
-            steps = [first, step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree)]
+            tree = step(frame.input_ids, frame.position[1], memory, logit_rows=each, tree=frame.tree, goes_on=True)
+            steps = [first, tree]
         else:
             input_ids = torch.zeros(frame.batch, k + 1, dtype=torch.int64, device=model.engine.device)
-            steps = [step(input_ids, frame.position[0], memory)]
+            steps = [step(input_ids, frame.position[0], memory, since=frame.since)]
         return PreparedCascade(steps, logits=logits, verdict=Verdict(logits))
 
     def offer(self, rows: Rows, plan: Plan, frame: Frame, noise: Noise, span: int) -> Callable[[int], Offer]:

@@ -41,7 +41,7 @@ class Masked(OnePass):
             tokens, start, last = window.tokens, window.start, window.last
         ids = torch.zeros(frame.batch, tokens.shape[1] + self._masks.behind(most), dtype=torch.int64, device=device)
         memory, rows = self.model.logits(frame.batch, k), torch.zeros(frame.batch, k, dtype=torch.int64, device=device)
-        step = self.model.step(0, ids, start, memory, frame.live, logit_rows=rows)
+        step = self.model.step(0, ids, start, memory, frame.live, logit_rows=rows, since=frame.since)
         step = preceded(filling(self._masks, most, tokens, last, ids, rows), step)
         return self.said(step, memory[..., : self.model.vocab_size], frame)
 

@@ -52,10 +52,11 @@ class DraftModel(Sampler):
         steps, given = [self._first(frame, memory)], [logits]
         for level in frame.levels[1:]:
             own = self.model.logits(*level.shape)
-            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree))
+            steps.append(step(frame.input_ids, frame.position[1], own, logit_rows=level, tree=frame.tree, goes_on=True))
             given.append(own[..., : self.model.vocab_size])
         for i in range(len(steps), frame.draft_length):
-            steps.append(step(frame.winners[i - 1].tokens, frame.position[i + 1], memory))
+            tokens, since = frame.winners[i - 1].tokens, i + 1
+            steps.append(step(tokens, frame.position[i + 1], memory, since=since, goes_on=True))
             given.append(logits)
         return PreparedDraft(steps, given)
 
@@ -70,7 +71,7 @@ class DraftModel(Sampler):
         """Make the step that reads the last committed tokens."""
         assert self.model is not None
         if (window := frame.window) is None:
-            return self.model.step(0, frame.recent, frame.position[0], memory, frame.live)
+            return self.model.step(0, frame.recent, frame.position[0], memory, frame.live, since=frame.since)
         return self.model.step(0, window.tokens, window.start, memory, frame.live, logit_rows=window.last)
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:

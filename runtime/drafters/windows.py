@@ -22,14 +22,15 @@ class Windows:
     def widest(self, wanted: Sequence[Wanted]) -> int:
         """Return how many of a row's last tokens its draft reads first: beside other lines, all that a round commits.
 
-        A head does so in any case. TensorRT's plans may be too narrow for that; the draft then reads what it lacks
-        before the round.
+        A head does so in any case. TensorRT's plans may be too narrow for that, and what a recurrent draft has
+        swallowed it never reads again; it then reads what it lacks before the round.
         """
         if not any(self._reads_all(one) for one in wanted):  # nearly always
             return LEAST_WINDOW
         widest = max(LEAST_WINDOW, *(one.length + 1 for one in wanted))
         run = {draft for one in wanted for draft in self.of(one)}
-        return LEAST_WINDOW if any(draft.engine.read_width < widest for draft in run) else widest
+        narrow = any(draft.recurrent or draft.engine.read_width < widest for draft in run)
+        return LEAST_WINDOW if narrow else widest
 
     def _reads_all(self, wanted: Wanted) -> bool:
         drafts = self.of(wanted)

@@ -2,21 +2,27 @@
 
 from collections.abc import Sequence
 
-from ...engines import Contract, RequestError
+from ...engines import ROW, Contract, RequestError
 from .cache import KVCache
+from .snapshots import EVERY
 
 
-def tokens_in(contracts: Sequence[Contract], size: int | None, name: str, rows: int = 0) -> int | None:
+def tokens_in(
+    contracts: Sequence[Contract], size: int | None, name: str, rows: int = 0, *, kept: bool = False
+) -> int | None:
     """Return how many tokens fit into so many bytes of all caches, each the same number; None: no budget is set.
 
-    What so many rows take beside their tokens is set aside.
+    What so many rows take beside their tokens is set aside. Tokens that are `kept` have copies of states among them.
     """
     if size is None:
         return None
     if type(size) is not int or size < 1:
         raise RequestError(f"{name} is {size!r}, expected a positive whole number")
     aside = rows * sum(contract.cache_bytes_per_row for contract in contracts)
-    return max(0, size - aside) // sum(contract.cache_bytes_per_token for contract in contracts)
+    each = sum(contract.cache_bytes_per_token for contract in contracts)
+    if kept:
+        each += sum(-(-state.bytes // EVERY) for contract in contracts for state in contract.of_kind(ROW))
+    return max(0, size - aside) // each
 
 
 class Budget:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...engines import ROW, TOKEN, Contract, EngineError, cache_rows
+from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, EngineError, Recurrence, cache_rows
 
 
 class CacheFull(EngineError):
@@ -23,6 +23,7 @@ class Memory(NamedTuple):
 
     tokens: list[Tensor]  # each [states, rows or blocks, heads, T, size]
     rows: list[Tensor]  # each [states, rows, …]
+    slots: list[Tensor]  # each [states, rows, 1, slots, size]
 
 
 class KVCache(ABC):
@@ -36,7 +37,9 @@ class KVCache(ABC):
         self.contract, self.device = contract, device
         self.entries = [0] * max_rows
         self.bases = [0] * max_rows
-        self.memory = Memory([], [])
+        self.recurrence = Recurrence(max_rows, device) if contract.recurrent else None
+        self.half = SLOTS // 2  # of a row's slots: the tokens of one call
+        self.memory = Memory([], [], [])
         self.buffers: dict[str, Tensor] = {}  # parts of it, by contract name
         self.version = 0  # changes when the buffers move
 
@@ -77,22 +80,33 @@ class KVCache(ABC):
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether a block of a row can begin another row: nobody has kept what a state of a row was at its end."""
-        return not self.contract.of_kind(ROW)
+        """Whether a block of a row can begin another row: somebody must have kept what states were at its end."""
+        return not self.contract.of_kind(ROW) or self.contract.recurrent
 
-    def wrote(self, row: int, begin: int, end: int) -> None:
+    def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
         """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.
 
-        Nothing before `begin` may be missing; an `end` below what was valid takes back what lies beyond it.
+        Nothing before `begin` may be missing; an `end` below what was valid takes back what lies beyond it. States of
+        the row stand for all before `begin`, or for so many tokens that it has `swallowed`.
         """
         assert 0 <= begin <= self.entries[row], f"row {row} has {self.entries[row]} entries, a call began at {begin}"
         if self.memory.rows:
             assert self.bases[row] <= begin <= end, f"row {row} stands for {self.bases[row]} tokens, not for {begin}"
-            self.bases[row] = begin
+            self.bases[row] = begin if swallowed is None else swallowed
         self.entries[row] = end
 
     def free(self, row: int) -> None:
         self.entries[row] = self.bases[row] = 0
+        if self.recurrence is not None:
+            self.recurrence.stand(row, 0)
+
+    def since(self, row: int) -> int:
+        """Return how many of a row's tokens its states do not stand for yet, if it has states."""
+        return self.entries[row] - self.bases[row]
+
+    def make_slots(self, tokens: int) -> None:
+        """Make room for so many tokens that one call may write and that may fall, if the model is recurrent."""
+        assert self.recurrence is None, "its cache has slots"
 
     def clear(self) -> None:
         """Free all rows."""
@@ -101,7 +115,7 @@ class KVCache(ABC):
 
     def close(self) -> None:
         """Free the memory."""
-        self.memory, self.buffers = Memory([], []), {}
+        self.memory, self.buffers = Memory([], [], []), {}
 
     @property
     def everything(self) -> dict[str, Tensor]:
@@ -114,28 +128,18 @@ class KVCache(ABC):
 
     def _use(self, memory: Memory) -> None:
         """Take other memory; steps over the old are void."""
-        states = chain(*self.contract.alike(TOKEN), *self.contract.alike(ROW))
-        tensors = chain(*memory.tokens, *memory.rows)
+        states = chain.from_iterable(chain(*map(self.contract.alike, (TOKEN, ROW, WINDOW))))
+        tensors = chain(*memory.tokens, *memory.rows, *memory.slots)
         self.memory = memory
         self.buffers = {state.name: tensor for state, tensor in zip(states, tensors, strict=True)}
         self.version += 1
 
     def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> Memory:
         """Make the memory of all states, of so many rows, or blocks, of so many tokens."""
-
-        def all_of(kind: str) -> list[Tensor]:
-            return [
-                make(
-                    (len(alike), *alike[0].memory(rows, tokens)),
-                    dtype=getattr(torch, alike[0].dtype),
-                    device=self.device,
-                )
-                for alike in self.contract.alike(kind)
-            ]
-
         try:
             # Masked entries are multiplied by zero, so they must be finite.
-            return Memory(all_of(TOKEN), all_of(ROW))
+            of_tokens, states = self._all_of(TOKEN, rows, tokens, make), self._all_of(ROW, rows, 0, make)
+            return Memory(of_tokens, states, self._all_of(WINDOW, rows, 2 * self.half, make))
         except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
             raise
         except RuntimeError as error:
@@ -144,3 +148,11 @@ class KVCache(ABC):
                 f"no memory for a cache of {rows} × {tokens} tokens: it takes {need / 2**20:,.0f} MiB; "
                 "lower max_batch or the lengths of prompts and outputs, or set cache_bytes"
             ) from error
+
+    def _all_of(self, kind: str, rows: int, entries: int, make: Callable[..., Tensor]) -> list[Tensor]:
+        return [
+            make(
+                (len(group), *group[0].memory(rows, entries)), dtype=getattr(torch, group[0].dtype), device=self.device
+            )
+            for group in self.contract.alike(kind)
+        ]

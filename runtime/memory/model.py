@@ -8,7 +8,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...engines import ROW, Bundle, BundleError, Engine, Masks, RequestError, Step, last_rows, line, make_step
+from ...engines import (
+    MOST_READ,
+    ROW,
+    Bundle,
+    BundleError,
+    Engine,
+    Masks,
+    RequestError,
+    Step,
+    last_rows,
+    line,
+    make_step,
+)
 from ...engines.engine import chunks
 from .block_cache import BlockCache
 from .bucket import bucket
@@ -48,6 +60,7 @@ class Model:
         self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks)
         self._logits = torch.zeros(0, device=engine.device)
         self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to, as are the lines
+        self._spare: dict[str, Tensor] = {}  # of states that a call makes anew
         self._line = lru_cache(LINES)(partial(line, device=engine.device))
         engine.reserve(max_rows, capacity)
 
@@ -58,6 +71,11 @@ class Model:
         That were masks, or a head's own states where its target's features belong.
         """
         return bool((self._features or self._masks) and self.engine.contract.cache_names)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it keeps states that swallow tokens, so that it never reads again what it has read before."""
+        return self.cache.recurrence is not None
 
     def behind(self, proposals: int) -> int:
         """Return how many tokens behind the last committed one its steps may read, to make so many proposals."""
@@ -85,12 +103,18 @@ class Model:
         logit_rows: Tensor | None = None,
         tree: Shape | None = None,
         hidden: Tensor | None = None,
+        since: int = 1,
+        read: int | None = None,
+        goes_on: bool = False,
     ) -> Step:
         """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
 
         Its last tokens give logits, or `logit_rows` [B, R]. An engine that can reads only the first `live` entries of
         each row, and leaves out the tokens of each row beyond its `widths` [B]. A head reads its target's features of
         the tokens before, or the `hidden` states [B, S, size] that are given.
+
+        Recurrent layers swallow what they have read before, at most `since` tokens of a row, and so many of these as
+        are `read` for good; or nothing if the step `goes_on` behind another of the same round.
         """
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
@@ -107,12 +131,39 @@ class Model:
             cache |= {name: cache[name][:, :, :live] for name in self.engine.contract.cache_names}
         if widths is not None and self.engine.contract.in_blocks:
             inputs["widths"] = widths
+        if self.cache.recurrence is not None:
+            inputs["pending"] = torch.zeros(batch, since, dtype=torch.int64, device=self.engine.device)
+            step = make_step(self.engine, cache, inputs, {"logits": logits} | self._anew(batch))
+            if goes_on:
+                return self.cache.recurrence.go_on(step, self.cache.half, first_row)
+            if read is not None:
+                return self.cache.recurrence.read(step, self.cache.half, first_row, read)
+            return self.cache.recurrence.begin(step, self.cache.half, first_row)
         if self._features is None:
             return make_step(self.engine, cache, inputs, {"logits": logits})
         if hidden is not None:
             return make_step(self.engine, cache, inputs | {"past_hidden": hidden}, {"logits": logits})
         step = make_step(self.engine, cache, inputs, {"logits": logits})
         return preceded(self._features.into(step.inputs["past_hidden"], first_row, start), step)
+
+    def take_part(self, lengths: Sequence[int]) -> None:
+        """Let the states of those first rows advance that lack no token before the last two of so many.
+
+        In a row that lacks more, the steps of a round read and write what nobody needs.
+        """
+        if self.cache.recurrence is not None:
+            entries = self.cache.entries
+            able = [2 <= length <= entries[row] + 2 for row, length in enumerate(lengths)]
+            self.cache.recurrence.runs[: len(able)] = torch.tensor(able)
+
+    def _anew(self, batch: int) -> dict[str, Tensor]:
+        """Return memory for the states that a call makes anew before they replace the old, shared by all steps."""
+        for state in self.engine.contract.of_kind(ROW):
+            name = f"present_{state.name}"
+            if name not in self._spare or len(self._spare[name]) < batch:
+                size, dtype = state.memory(batch, 0), getattr(torch, state.dtype)
+                self._spare[name] = torch.empty(size, dtype=dtype, device=self.engine.device)
+        return {name: each[:batch] for name, each in self._spare.items()}
 
     def prefill(self, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """Write the missing entries of these rows, whose first tokens [S] are given; return logits [B, 1, V].
@@ -145,30 +196,36 @@ class Model:
     def _prefill_row(self, row: int, tokens: Tensor) -> Tensor:
         start, logits = self.cache.entries[row], self.logits(1, 1)
         self.cache.make_room(row, [start], [len(tokens) - start])
-        for width in self.engine.prefill_widths(len(tokens) - start):
-            begin = torch.full((1,), start, device=tokens.device)
+        widths = self.engine.prefill_widths(len(tokens) - start)
+        if self.recurrent:
+            widths = [part for width in widths for part in chunks(width, MOST_READ)]
+        for width in widths:
+            begin, since = torch.full((1,), start, device=tokens.device), max(1, self.cache.since(row))
             start += width
-            self.step(row, tokens[None, start - width : start], begin, logits, self.bucket(start)).run()
-            self.cache.wrote(row, start - width, start)
+            chunk, live = tokens[None, start - width : start], self.bucket(start)
+            self.step(row, chunk, begin, logits, live, since=since, read=width).run()
+            self.cache.wrote(row, start - width, start, swallowed=start)
         return logits
 
     def score(self, row: int, tokens: Tensor) -> Tensor:
         """Write the entries of `tokens` [S] behind those that a row has; return the logits [S, V] after each."""
         found, start = [], self.cache.entries[row]
         self.cache.make_room(row, [start], [len(tokens)])
-        for width in chunks(len(tokens), self.engine.verify_width):
+        most = min(self.engine.verify_width, MOST_READ) if self.recurrent else self.engine.verify_width
+        for width in chunks(len(tokens), most):
             chunk, tokens = tokens[:width], tokens[width:]
             first, logits = torch.full((1,), start, device=chunk.device), self.logits(1, width)
-            self.step(row, chunk[None], first, logits, self.bucket(start + width)).run()
+            since = max(1, self.cache.since(row))
+            self.step(row, chunk[None], first, logits, self.bucket(start + width), since=since, read=width).run()
             found.append(logits[0, :, : self.vocab_size].clone())
-            self.cache.wrote(row, start, start + width)
+            self.cache.wrote(row, start, start + width, swallowed=start + width)
             start += width
         return torch.cat(found)
 
     def close(self) -> None:
         self.engine.close()
         self.cache.close()
-        self._logits = torch.zeros(0)
+        self._logits, self._spare = torch.zeros(0), {}
 
 
 def preceded(prepare: Callable[[], None], step: Step) -> Step:
@@ -197,8 +254,10 @@ def make_cache(engine: Engine, max_rows: int, capacity: int, most_tokens: int | 
 
 
 def refuse_drafts(bundle: Bundle) -> None:
-    """Refuse drafts with states of rows: their steps begin behind proposals, which may fall after all."""
+    """Refuse drafts with states of rows that no call says what to swallow: proposals may fall after all."""
     for name in bundle.drafts:
+        if bundle.models[name].contract.recurrent:
+            continue
         for state in bundle.models[name].contract.of_kind(ROW):
             raise BundleError(
                 f"bundle {bundle.path} has the {name} with {state}, which could not be taken back where a proposal is "

@@ -37,7 +37,7 @@ class Watcher(Protocol):
 class Prefixes:
     """Keeps up to so many blocks of each cache; those go first that were not asked for longest.
 
-    Of a model with states of rows it keeps none: nobody knows what such a state was at the end of a block.
+    Of a model with states of rows, a chain of blocks ends where its cache has kept what they were.
     """
 
     watcher: Watcher | None = None

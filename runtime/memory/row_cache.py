@@ -9,8 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, GRANULE, WIDEST_STEP, Contract
+from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, TOKEN, WIDEST_STEP, Contract
 from .cache import CacheFull, KVCache
+from .snapshots import Snapshots
+
+LEAST_BEFORE = 1  # token before the last committed one, which a draft reads again
 
 
 class RowCache(KVCache):
@@ -30,21 +33,28 @@ class RowCache(KVCache):
     ) -> None:
         super().__init__(contract, device, max_rows)
         kept_blocks = kept_blocks if self.keeps_blocks else 0
-        self._kept = self._allocate(kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
+        self._kept = self._all_of(TOKEN, kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
+        self.snapshots = Snapshots(self, kept_blocks, max_rows) if contract.recurrent and kept_blocks else None
         self._unused = list(range(kept_blocks))
         self._fixed, self._most_tokens = fixed, most_tokens
         self._numbers = torch.arange(max(max_rows, WIDEST_STEP), device=device)
+        if fixed:
+            self.half = MOST_SLOTS // 2
         self.rows = self.capacity = 0
         self.resize(rows, capacity)
 
     def resize(self, rows: int, capacity: int) -> None:
         """Reallocate, keeping what is valid."""
+        half = self.memory.slots[0].shape[3] // 2 if self.memory.slots else 0  # until now
         memory, live = self._allocate(rows, capacity), [row for row, length in enumerate(self.entries) if length]
         for new, old in zip(memory.tokens, self.memory.tokens, strict=bool(self.memory.tokens)):
             for row in live:
                 new[:, row, :, : self.entries[row]] = old[:, row, :, : self.entries[row]]
         for new, old in zip(memory.rows, self.memory.rows, strict=bool(self.memory.rows)):
             new[:, live] = old[:, live]
+        for new, old in zip(memory.slots, self.memory.slots, strict=bool(self.memory.slots)):
+            for place, begin in ((0, 0), (half, self.half)):
+                new[:, live, :, begin : begin + half] = old[:, live, :, place : place + half]
         self._use(memory)
         self.rows, self.capacity = rows, capacity
 
@@ -54,16 +64,28 @@ class RowCache(KVCache):
         if length:  # a row that holds nothing may lie beyond the buffers
             for tensor in self.memory.tokens:
                 tensor[:, destination, :, :length] = tensor[:, source, :, :length]
-            for tensor in self.memory.rows:
+            for tensor in (*self.memory.rows, *self.memory.slots):
                 tensor[:, destination] = tensor[:, source]
+            if self.recurrence is not None:
+                self.recurrence.move(source, destination)
+            if self.snapshots is not None:
+                self.snapshots.move(source, destination)
         self.entries[destination], self.bases[destination] = length, base
         self.free(source)
 
+    @torch.inference_mode()  # in which a round may have made the memory
     def free(self, row: int) -> None:
-        if self.entries[row]:
+        if row < self.rows:
             for tensor in self.memory.rows:
                 tensor[:, row] = 0
+        if self.snapshots is not None:
+            self.snapshots.free(row)
         super().free(row)
+
+    def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
+        super().wrote(row, begin, end, swallowed)
+        if self.snapshots is not None and swallowed is not None:
+            self.snapshots.take(row, swallowed)
 
     def swap(self, one: int, other: int) -> None:
         if longest := max(self.entries[one], self.entries[other]):
@@ -71,8 +93,12 @@ class RowCache(KVCache):
                 self.fit(max(one, other) + 1, longest)
             for tensor in self.memory.tokens:
                 tensor[:, [one, other], :, :longest] = tensor[:, [other, one], :, :longest]
-            for tensor in self.memory.rows:
+            for tensor in (*self.memory.rows, *self.memory.slots):
                 tensor[:, [one, other]] = tensor[:, [other, one]]
+            if self.recurrence is not None:
+                self.recurrence.swap(one, other)
+            if self.snapshots is not None:
+                self.snapshots.swap(one, other)
         self.entries[one], self.entries[other] = self.entries[other], self.entries[one]
         self.bases[one], self.bases[other] = self.bases[other], self.bases[one]
 
@@ -81,6 +107,14 @@ class RowCache(KVCache):
         row, to = self._numbers[: len(path), None], start[:, None] + self._numbers[: path.shape[1]]
         for tensor in self.memory.tokens:
             tensor[:, row, :, to] = tensor[:, row, :, start[:, None] + path]
+        for tensor in self.memory.slots:
+            assert self.recurrence is not None
+            self.recurrence.straighten(tensor, start, path)
+
+    def make_slots(self, tokens: int) -> None:
+        if self.recurrence is not None and tokens + LEAST_BEFORE > self.half:
+            self.half = -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
+            self.resize(self.rows, self.capacity)
 
     def read(self, row: int, name: str) -> Tensor:
         return self.buffers[name][row]
@@ -91,18 +125,31 @@ class RowCache(KVCache):
 
     def keep(self, row: int, place: int) -> int:
         block, begin = self._unused.pop(), place * BLOCK_TOKENS
-        for kept, tensor in zip(self._kept.tokens, self.memory.tokens, strict=True):
+        for kept, tensor in zip(self._kept, self.memory.tokens, strict=True):
             kept[:, block] = tensor[:, row, :, begin : begin + BLOCK_TOKENS]
+        if self.snapshots is not None:
+            self.snapshots.keep(row, begin + BLOCK_TOKENS, block)
         return block
 
     def reuse(self, row: int, blocks: Sequence[int]) -> None:
+        if self.snapshots is not None:
+            blocks = self.snapshots.up_to_the_last(blocks)
         entries = len(blocks) * BLOCK_TOKENS
+        if not entries:
+            return
         self.make_room(row, [0], [entries])
-        for kept, tensor in zip(self._kept.tokens, self.memory.tokens, strict=True):
+        for kept, tensor in zip(self._kept, self.memory.tokens, strict=True):
             tensor[:, row, :, :entries] = kept[:, list(blocks)].transpose(1, 2).flatten(2, 3)
         self.entries[row] = entries
+        if self.snapshots is not None:
+            assert self.recurrence is not None
+            self.snapshots.restore(row, blocks[-1])
+            self.recurrence.stand(row, entries)
+            self.bases[row] = entries
 
     def drop(self, block: int) -> None:
+        if self.snapshots is not None:
+            self.snapshots.drop(block)
         self._unused.append(block)
 
     def holds(self, lengths: Sequence[int]) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..acceptance.filters import FILTERS, TEMPERATURE
 from ..acceptance.params import SamplingParams
 from ..drafters import Drafter
+from ..memory.model import Model
 from ..requests.request import Request
 from ..state.asked import BESIDE, Wanted
 from ..state.noise import MOST_CHILDREN
@@ -49,7 +50,7 @@ class Planner:
     """Makes plans and keeps the last one while rows and shares stay the same.
 
     `most` proposals of a row can be verified at once; `bucket` tells how many entries of a row the steps should read if
-    they need so many.
+    they need so many; models that are `recurrent` swallow what they have read.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Planner:
         vocab_size: int,
         most: int,
         bucket: Callable[[int], int | None],
+        recurrent: Sequence[Model] = (),
     ) -> None:
         self._rows, self._drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
+        self._recurrent = recurrent
         self._most = most
         self._wanted: list[Wanted] = []
         self.window = LEAST_WINDOW
@@ -98,9 +101,11 @@ class Planner:
             self.view = self._rows.view(self._plan.batch)
             runs = Counter(source for sources in self._plan.lines for source in sources)
             self.run_twice = {source for source, lines in runs.items() if lines > 1}
-        entries = self._live_entries(live)
-        if entries != self._plan.live:
-            self._plan = replace(self._plan, live=entries)
+        for draft in self._plan.drafts:
+            draft.take_part([request.length for request in live])
+        entries, since = self._live_entries(live), self._since(len(live))
+        if (entries, since) != (self._plan.live, self._plan.since):
+            self._plan = replace(self._plan, live=entries, since=since)
         return self._plan
 
     def repeats(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> bool:
@@ -109,6 +114,9 @@ class Planner:
             return False
         if self._live_entries(live) != self._plan.live:
             return False
+        run = [{source.model for source, _ in one.lines} for one in self.shares]
+        if any(draft.recurrent and draft not in own for draft in self._plan.drafts for own in run):
+            return False  # it may fall behind in rows that do not ask it
         several = [source for one in self.shares if len(one.lines) > 1 for source, _ in one.lines]
         if self._plan.draft_length >= self.window and any(source.needs_model for source in several):
             return False  # a draft may lack more of what another line has committed than its first step reads
@@ -122,6 +130,13 @@ class Planner:
         width = self._plan.draft_length + self._plan.beyond + 1
         behind = max((draft.behind(self._plan.draft_length) + 1 for draft in self._plan.drafts), default=0)
         return self._bucket(max(request.length for request in live) + width + max(width, behind))
+
+    def _since(self, live: int) -> int:
+        """Return the most tokens that recurrent layers may have to swallow in the next round, or one launched then."""
+        if not self._recurrent:
+            return 1
+        found = (model.cache.since(row) for model in self._recurrent for row in range(live))
+        return max(1 + self._plan.draft_length, *found)
 
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
         """Leave out what the target's widest step has no room for behind the longest line.

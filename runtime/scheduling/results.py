@@ -41,7 +41,9 @@ class Results:
             occupant.request.report()
 
     def commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
+        before = occupant.request.length
         kept = self.give(occupant, share, result)
+        self.note_writes(occupant.row, before, share, result)
         outcome = Outcome(result.proposed, result.accepted, kept)
         fell = share.shape.beyond and (result.beside or result.accepted < result.proposed)
         beside = Beside(share.shape, result.beside) if fell else None
@@ -51,9 +53,16 @@ class Results:
 
     def give(self, occupant: Occupant, share: Share, result: RowResult) -> int:
         """Append a round's tokens to the request, and return how many it has kept."""
-        request, row = occupant.request, occupant.row
-        before = request.length
+        request = occupant.request
         kept = request.commit(result.tokens, result.accepted, result.logprobs)
+        if request.trace is not None and result.trace is not None:
+            traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
+            ended_early = kept <= result.accepted
+            request.trace.append(replace(traced, accepted=kept, next_token=None) if ended_early else traced)
+        return kept
+
+    def note_writes(self, row: int, before: int, share: Share, result: RowResult) -> None:
+        """Note what target and drafts hold of a row that had so many tokens `before` the round."""
         self._target.cache.wrote(row, before - 1, before + result.accepted)
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line;
@@ -62,8 +71,3 @@ class Results:
                 own = 0 if lost else result.accepted
                 begin = max(0, before - source.window(self._planner.window))
                 source.model.cache.wrote(row, begin, before + min(own, result.proposed - 1))
-        if request.trace is not None and result.trace is not None:
-            traced = result.trace if share.entropy_limit is not None else replace(result.trace, entropies=())
-            ended_early = kept <= result.accepted
-            request.trace.append(replace(traced, accepted=kept, next_token=None) if ended_early else traced)
-        return kept

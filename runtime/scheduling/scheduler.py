@@ -44,7 +44,9 @@ class Scheduler:
         self._drafters, self._rules = drafters, rules
         self._models = [target, *drafts]
         self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
-        self._planner = Planner(self._rows, drafters, target.vocab_size, target.engine.verify_width - 1, target.bucket)
+        recurrent = [model for model in self._models if model.recurrent]
+        most = target.engine.verify_width - 1
+        self._planner = Planner(self._rows, drafters, target.vocab_size, most, target.bucket, recurrent)
         self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
         self._windows = Windows(drafters, drafts)
         self._rounds = Rounds([model.engine for model in self._models] if capture else [])
@@ -176,9 +178,12 @@ class Scheduler:
         lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
         widths = [length + plan.beyond + 1 for length in lines]
         self.target.cache.make_room(0, lengths, widths)
+        self.target.cache.make_slots(max(widths))
         for draft in plan.drafts:
             beyond = plan.beyond if plan.levels else 0
-            draft.cache.make_room(0, lengths, [draft.behind(plan.draft_length) + beyond + 1] * plan.batch)
+            width = draft.behind(plan.draft_length) + beyond + 1
+            draft.cache.make_room(0, lengths, [width] * plan.batch)
+            draft.cache.make_slots(width)
         refresh_uniforms(self._rows, plan, live)
         for source in plan.drafters:
             source.load(requests, plan.draft_length)

@@ -28,7 +28,7 @@ class Frame:
     def __init__(self, plan: Plan, target: Model, *, prefilled: bool = False) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
         self.on_cpu = device == "cpu"
-        self.draft_length, self.batch, self.live = k, batch, plan.live
+        self.draft_length, self.batch, self.live, self.since = k, batch, plan.live, plan.since
         self._target = target
         self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
         self.tree = Tree(batch, k, plan.have_laws, plan.branches, torch.device(device)) if plan.is_tree else None
@@ -48,7 +48,9 @@ class Frame:
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         else:
-            self.verify = target.step(0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree)
+            self.verify = target.step(
+                0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree, since=self.since
+            )
         self.target_logits = logits[..., : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
         self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line

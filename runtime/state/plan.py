@@ -70,6 +70,7 @@ class Plan:
     levels: tuple[Level, ...] = ()  # of branches that others may follow, down to the last level that has some
     leaves: Level = NO_LEVEL  # of branches that nothing follows, beside all of a line
     live: int | None = None  # entries of a row that its steps read; None: all
+    since: int = 1  # tokens of a row that recurrent layers may have to swallow
     window: int = LEAST_WINDOW  # committed tokens that a draft model reads first: as many as its cache may lack
     filters: tuple[ReadingFilter, ...] = ()  # filters that some row needs, in the order in which they apply
     draft_filters: tuple[ReadingFilter, ...] = ()  # if own_draft: the filters of the draft
@@ -127,7 +128,7 @@ class Plan:
             (bool(samplers), *(source for source in sources if source.needs_model))
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
-        sizes = self.batch, self.draft_length, self.branches, self.levels, self.window
+        sizes = self.batch, self.draft_length, self.branches, self.levels, self.window, self.since
         return *sizes, self.ragged, *own
 
     @cached_property

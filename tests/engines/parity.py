@@ -7,9 +7,9 @@ from random import Random
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Engine, blank_cache, open_engine
+from trt_spec.engines import WINDOW, Bundle, Engine, Recurrence, blank_cache, open_engine
 from trt_spec.engines.openvino import OpenVinoEngine, sizes
-from trt_spec.export.check import run_call
+from trt_spec.export.check import HALF, run_call
 from trt_spec.export.scenarios import ROWS, TREE, Script, write_script
 
 TOLERANCE = 1e-4
@@ -24,7 +24,7 @@ def assert_engine_agrees(
     engine: str = "torch",
     device: str = "cpu",
     tolerance: float = TOLERANCE,
-    write: Callable[[int, int], Script] = write_script,
+    write: Callable[[int, int, bool], Script] = write_script,
     fixes_sizes: bool = True,
 ) -> None:
     """Each model of a float32 bundle has ONNX Runtime's logits, of trees too if the engine takes them.
@@ -33,7 +33,7 @@ def assert_engine_agrees(
     """
     opened = Bundle.open(bundle)
     for role, model in opened.models.items():
-        script = write(opened.tokenizer.vocab_size, model.contract.max_length)
+        script = write(opened.tokenizer.vocab_size, model.contract.max_length, model.contract.recurrent)
         ours = open_engine(engine, opened.graph(role), model.contract, device, exact_weights=True)
         if not ours.takes_trees:
             script.calls = [call for call in script.calls if call.scenario != TREE]
@@ -61,9 +61,9 @@ def run_settled(engine: OpenVinoEngine, script: Script) -> list[Tensor]:
     return run_script(engine, script)
 
 
-def write_trees(vocab: int, max_length: int) -> Script:
+def write_trees(vocab: int, max_length: int, recurrent: bool = False) -> Script:
     """One tree after the other, alone and beside others."""
-    script = Script(vocab, max_length, Random(1))
+    script = Script(vocab, max_length, Random(1), recurrent=recurrent)
     script.call("prefill", 0, 12, [12])
     script.call("prefill", 1, 9, [9, 4, 1])
     for _ in range(4):
@@ -75,11 +75,13 @@ def write_trees(vocab: int, max_length: int) -> Script:
 def run_script(engine: Engine, script: Script) -> list[Tensor]:
     """The logits [live rows, V] of each call."""
     contract = engine.contract
-    cache = blank_cache(contract, ROWS, script.capacity, engine.device)
+    cache, recurrence = blank_cache(contract, ROWS, script.capacity, engine.device), Recurrence(ROWS, engine.device)
     for name in contract.cache_names:
         cache[name].fill_(GARBAGE)
+    for state in contract.of_kind(WINDOW):
+        cache[state.name] = torch.full(state.memory(ROWS, 2 * HALF), torch.nan, device=engine.device)
     logits = []
     for call in script.calls:
-        found = run_call(engine, cache, call).cpu()
+        found = run_call(engine, cache, call, recurrence).cpu()
         logits.append(torch.cat([own[: row.live] for row, own in zip(call.rows, found, strict=True)]))
     return logits

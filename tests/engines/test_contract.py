@@ -90,7 +90,7 @@ def test_a_manifest_has_a_line_of_text_for_each_state(llama: Pair):
         ("key_0 float32[2, 3, 4] per token", "expected heads and a size, both positive; export it again"),
         ("summary float32[0] per row", "expected positive sizes; export it again"),
         ("key_0 int8[2, 16] per token", "expected a dtype of float32, float16, bfloat16; export it again"),
-        ("x float32[2, 16] per window", "per window, a kind of state that this version does not know; update it"),
+        ("x float32[2, 16] per ring", "per ring, a kind of state that this version does not know; update it"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused(text: object, message: str):

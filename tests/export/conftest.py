@@ -11,6 +11,8 @@ from trt_spec.export.check import Reference, make_reference
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.quality import Sample, checkpoint_logits
 
+from ..bundles import Pair, export_pair
+from ..families import tiny_checkpoint
 from ..kit.traces import sharing_traces
 from ..models import tiny_gpt2, tiny_llama
 
@@ -29,20 +31,29 @@ class Graph:
         return self.folder / "model.onnx"
 
 
+def graph_of(pair: Pair) -> Graph:
+    checkpoint = open_checkpoint(pair.checkpoint)
+    contract = Bundle.open(pair.bundle).target.contract
+    model = load_model(checkpoint, "float32")
+    sample = Sample([5, 9, 3, 40, 41, 7], 64)
+    logits = checkpoint_logits(model, sample.tokens)
+    reference = make_reference(model, contract, checkpoint.shape.window, sample, logits)
+    return Graph(pair.checkpoint, pair.bundle / "target", contract, reference)
+
+
+@pytest.fixture(scope="session")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    folder = tmp_path_factory.mktemp("recurrent")
+    return graph_of(export_pair(tiny_checkpoint("lfm2", folder / "checkpoint"), folder / "bundle"))
+
+
 @pytest.fixture(scope="session")
 def graphs(pairs) -> Callable[[str], Graph]:
     made: dict[str, Graph] = {}
 
     def graph(family: str) -> Graph:
         if family not in made:
-            pair = pairs(family)
-            checkpoint = open_checkpoint(pair.checkpoint)
-            contract = Bundle.open(pair.bundle).target.contract
-            model = load_model(checkpoint, "float32")
-            sample = Sample([5, 9, 3, 40, 41, 7], 64)
-            logits = checkpoint_logits(model, sample.tokens)
-            reference = make_reference(model, contract, checkpoint.shape.window, sample, logits)
-            made[family] = Graph(pair.checkpoint, pair.bundle / "target", contract, reference)
+            made[family] = graph_of(pairs(family))
         return made[family]
 
     return graph

@@ -80,6 +80,22 @@ def test_check_refuses_an_accepted_path_whose_entries_stay_where_they_were(graph
         check_graph(graph.file, graph.contract, replace(graph.reference, script=stay))
 
 
+@pytest.mark.parametrize("fault", ["padding is swallowed", "a path stays where it was", "a token is swallowed twice"])
+def test_check_refuses_recurrent_states_that_stand_elsewhere(recurrent, fault: str) -> None:
+    def spoilt_call(call: Call) -> Call:
+        if fault == "a path stays where it was":
+            return without_moves(call)
+        if fault == "padding is swallowed":
+            return replace(call, rows=[replace(row, read=len(row.tokens) if row.read else 0) for row in call.rows])
+        return replace(call, goes_on=False, rows=[replace(row, read=max(row.read, call.goes_on)) for row in call.rows])
+
+    script = recurrent.reference.script
+    check_graph(recurrent.file, recurrent.contract, recurrent.reference)
+    spoilt_script = replace(script, calls=list(map(spoilt_call, script.calls)))
+    with pytest.raises(ExportError, match="computes: in the scenario"):
+        check_graph(recurrent.file, recurrent.contract, replace(recurrent.reference, script=spoilt_script))
+
+
 def without_moves(call: Call) -> Call:
     return replace(call, rows=[replace(row, accepted=None) for row in call.rows])
 

@@ -100,7 +100,7 @@ def test_the_graph_is_that_of_a_trace_of_every_layer(
 def test_a_layer_that_computes_otherwise_is_of_a_kind_of_its_own(tmp_path: Path, attribute: str, value: Any) -> None:
     opened = open_checkpoint(tiny_checkpoint("llama", tmp_path / "checkpoint", **FOUR))
     model = load_model(opened, "float32")
-    kinds = repeating._Kinds(model.config, list(model.model.layers), [], [])
+    kinds = repeating._Kinds(model.config, list(model.model.layers), {})
     assert len({kinds._described(place) for place in range(4)}) == 1
     part, _, name = attribute.partition(".")
     module = model.model.layers[2].get_submodule(part)
@@ -114,5 +114,5 @@ def test_what_a_configuration_says_of_a_place_makes_a_kind(tmp_path: Path) -> No
     opened = open_checkpoint(tiny_checkpoint("llama", tmp_path / "checkpoint", **FOUR))
     model = load_model(opened, "float32")
     model.config.some_rule = [1, 1, 2, 1]
-    kinds = repeating._Kinds(model.config, list(model.model.layers), [], [])
+    kinds = repeating._Kinds(model.config, list(model.model.layers), {})
     assert [kinds._described(place) == kinds._described(0) for place in range(4)] == [True, True, False, True]

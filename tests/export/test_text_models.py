@@ -12,6 +12,7 @@ from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.text_models import READS_MORE
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ..families import DELTA_RULE
 from ..models import write_tokenizer
 
 VOCAB = 64
@@ -44,6 +45,8 @@ def whole_of(kind: str, path: Path) -> Any:
     known = CONFIG_MAPPING[kind]
     own = known().get_text_config()
     text = type(own)(**TEXT).to_dict()
+    if kind.startswith("qwen3_5"):
+        text |= DELTA_RULE
     if kind.startswith(("qwen2_vl", "qwen2_5_vl")):
         text["rope_parameters"] = POSITIONS
     config = known(text_config=text)

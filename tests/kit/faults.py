@@ -26,7 +26,7 @@ from trt_spec.tools.certificate.faults import SWAPS as CONTROLS
 from trt_spec.tools.certificate.faults import planted
 
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Results.commit, Request.commit, result._logprob_parts
-SCHEDULER_GIVE, STRAIGHTEN = Results.give, RowCache.straighten
+NOTE_WRITES, STRAIGHTEN = Results.note_writes, RowCache.straighten
 MODEL_STEP: Any = Model.step
 DRAWN_FROM, DESCEND = Proposal.drawn_from, trees.descend
 
@@ -178,18 +178,17 @@ def flat(*arguments: Any) -> Any:
     return torch.full_like(q, 1 / q.shape[-1])
 
 
-def claims_a_sibling(self: Any, occupant: Any, share: Any, result: Any) -> Any:
+def claims_a_sibling(self: Any, row: int, before: int, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never read the sibling that stands, only the line's token beside it."""
-    return SCHEDULER_GIVE(self, occupant, share, result._replace(proposed=result.proposed + bool(result.beside)))
+    NOTE_WRITES(self, row, before, share, result._replace(proposed=result.proposed + bool(result.beside)))
 
 
-def claims_another_line(self: Any, occupant: Any, share: Any, result: Any) -> Any:
+def claims_another_line(self: Any, row: int, before: int, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never read what another line has proposed."""
-    before, kept = occupant.request.length, SCHEDULER_GIVE(self, occupant, share, result)
+    NOTE_WRITES(self, row, before, share, result)
     for source, _ in share.lines if len(share.lines) > 1 else ():
         if source.model is not None:
-            source.model.cache.entries[occupant.row] = before + max(0, result.accepted - 1)
-    return kept
+            source.model.cache.entries[row] = before + max(0, result.accepted - 1)
 
 
 def log_probabilities_along_the_line(self: Any, tensor: Any) -> Any:
@@ -220,10 +219,10 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
     "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),
     "positions by column": ((Model, "step", telling(positions_by_column)),),
-    "hole after a sibling": ((Results, "give", claims_a_sibling),),
+    "hole after a sibling": ((Results, "note_writes", claims_a_sibling),),
     "line seen by another": ((Model, "step", telling(lines_see_lines)),),
     "q of lines declared flat": ((Proposal, "drawn_from", flat),),
-    "hole after another line": ((Results, "give", claims_another_line),),
+    "hole after another line": ((Results, "note_writes", claims_another_line),),
     "log-probabilities along the line": ((TreeVerdict, "along", log_probabilities_along_the_line),),
 }
 

@@ -62,12 +62,20 @@ class Probe:
         self.model.close()
 
 
-def fresh_step(model: Model, first_row: int, batch: int, width: int) -> Step:
-    """Make a step of a model on new tensors, all zero, which gives logits for all of its tokens."""
+def fresh_step(model: Model, first_row: int, batch: int, width: int, *, goes_on: bool = False) -> Step:
+    """Make a step of a model on new tensors, all zero, which gives logits for all of its tokens.
+
+    A recurrent model swallows all before it, unless it `goes_on` and leaves the rows as they are.
+    """
+    cache = model.cache
+    cache.make_slots(width)
+    since = max(width, *(cache.since(row) for row in range(first_row, first_row + batch)))
+    if goes_on and cache.recurrence is not None:
+        cache.recurrence.runs[first_row : first_row + batch] = True
     device = model.engine.device
     ids, start = torch.zeros(batch, width, dtype=torch.int64, device=device), torch.zeros(batch, dtype=torch.int64)
     logits = torch.zeros(batch, width, model.engine.contract.vocab_size, device=device)
-    return model.step(first_row, ids, start.to(device), logits)
+    return model.step(first_row, ids, start.to(device), logits, since=since, goes_on=goes_on)
 
 
 class Probes(Mapping[str, Probe]):

@@ -122,7 +122,7 @@ def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tu
     if names and entries == model.cache.read(row, names[0]).shape[1]:
         return 0.0, error
     # It writes behind what is live, as the next round will.
-    step = fresh_step(model, row, 1, 1)
+    step = fresh_step(model, row, 1, 1, goes_on=True)
     step.input_ids[0, 0], step.start[0] = tokens[-1], entries
     step.run()
     found = step.logits[0, -1, : model.vocab_size].cpu()

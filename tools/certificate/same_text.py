@@ -13,6 +13,7 @@ from itertools import accumulate, cycle, islice
 
 from ...engines import BLOCK_TOKENS, ENGINES, EngineError, engines_of
 from ...runtime import Decoder, Output, SamplingParams
+from ...runtime.memory.snapshots import EVERY
 from ...runtime.scheduling.prefill import NARROWEST
 from ...runtime.state.asked import BESIDE
 from ...runtime.state.shapes import Shape
@@ -229,7 +230,8 @@ def mixed(decoder: Decoder, count: int) -> list[Choice]:
 
 def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> Finding:
     """What was said, again and again, goes on, and does so twice: the second time hardly any of it is read."""
-    room = min(subject.bundle.max_length // 2, 4 * BLOCK_TOKENS)
+    least = EVERY if subject.bundle.target.contract.recurrent else BLOCK_TOKENS  # that may be found
+    room = min(subject.bundle.max_length // 2, least + 3 * BLOCK_TOKENS)
     chats = [(tuple(islice(cycle((*one.prompt, *one.expected.token_ids)), room)), one.params) for one in asked]
     again = ask_plain(subject, chats)
     with subject.open(prefix_bytes=PREFIX_BYTES) as decoder:
@@ -237,7 +239,7 @@ def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> F
         tally = compare(decoder, again, mixed(decoder, len(again)), judge)
         found = decoder.prefixes.found_tokens
     finding = tally.finding("same text", f"prefixes kept, batch {subject.batch}")
-    passed = finding.passed and (found > 0 or room < NARROWEST + BLOCK_TOKENS)
+    passed = finding.passed and (found > 0 or room < NARROWEST + least)
     return replace(finding, passed=passed, detail=f"{finding.detail}; {found:,} tokens of prompts found")
 
 

@@ -1,0 +1,57 @@
+"""The cache that is traced: it writes a call's entries in place, each state by one TensorScatter."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+OPSET = 24
+
+
+class Places(NamedTuple):
+    """Where the tokens of a call stand."""
+
+    start: Tensor  # [B], the cache row of the first
+    depths: Tensor  # [B, S], the position of each from there on
+    ancestors: Tensor  # [B, S, S], which of the others each sees, and itself
+
+
+class ScatterCache(Cache):  # type: ignore[misc]
+    """A cache whose `update` writes this call's rows at its start and returns the whole buffers."""
+
+    def __init__(self, places: Places, kept: dict[str, Tensor]) -> None:
+        self.layers: list[Any] = []
+        self.places, self.kept = places, kept  # by the names of the states
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        for name, entries in ((f"key_{layer}", key), (f"value_{layer}", value)):
+            self.kept[name] = written(self.kept[name], entries, self.places.start)
+        return self.kept[f"key_{layer}"], self.kept[f"value_{layer}"]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> Places:
+        return self.places
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return next(each for name, each in self.kept.items() if name.startswith("key_")).shape[2], 0
+
+
+def by_layer(past: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Name the states of layers that are alike: key_0, value_0, key_1, …"""
+    return {f"{('key', 'value')[place % 2]}_{place // 2}": each for place, each in enumerate(past)}
+
+
+def written(past: Tensor, entries: Tensor, start: Tensor) -> Tensor:
+    """Write the entries of a call's tokens [B, heads, S, size] to a state, from `start` on."""
+    return torch.onnx.ops.symbolic(
+        "TensorScatter",
+        [past, entries, start],
+        attrs={"axis": 2, "mode": "linear"},
+        dtype=past.dtype,
+        shape=past.shape,
+        version=OPSET,
+    )

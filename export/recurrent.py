@@ -1,0 +1,346 @@
+"""Recurrent layers as plain ONNX operators: linear attention over the tokens of a call, behind a state of all before.
+
+A layer's sequence is the pending tokens, which its state has not swallowed yet, then the call's own. Those may be a
+tree: what others compute along a line is computed here along the ancestors of each token, by masks.
+
+    S_i = e^{g_i} S + Σ_j e^{g_i − g_j} k_j w_jᵀ ,   o_i = S_iᵀ q_i        g: the sum of the logarithms of the decays
+    w_i = β_i (v_i − (e^{g_i} S)ᵀ k_i − Σ_j e^{g_i − g_j} (k_j·k_i) w_j)   delta rule; j: the ancestors of i
+    w_i = v_i                                                              without β: Mamba-2
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from ..engines import ROW, WINDOW, State
+from .cache import OPSET, Places, ScatterCache, written
+
+DOUBLINGS = 8  # of the blocks in which the delta rule is solved: a path has at most 2 ** 8 tokens
+EPSILON = 1e-6  # of the norm of queries and keys
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes of a recurrent layer."""
+
+    number: int
+    channels: int  # of its convolution
+    taps: int
+    gates: int = 0  # numbers that decide of each token how it changes the state
+    state: tuple[int, ...] = ()  # heads, size of a key, size of a value; a convolution alone has none
+
+    def states(self, dtype: str) -> list[State]:
+        """Return what it keeps: at the base the state and the last inputs of its convolution; of each token since, the
+        inputs of both."""
+        found = [
+            State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW),
+            State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW),
+        ]
+        if self.state:
+            found.append(State(f"state_{self.number}", self.state, "float32", ROW))
+            found.append(State(f"gates_{self.number}", (1, self.gates), "float32", WINDOW))
+        return found
+
+
+def layer_of(module: nn.Module) -> Layer | None:
+    """Read the sizes of a recurrent layer; None for another module."""
+    each: Any = module
+    convolution = next((one for one in module.children() if isinstance(one, nn.Conv1d)), None)
+    if convolution is None or not hasattr(module, "layer_idx"):
+        return None
+    layer = Layer(each.layer_idx, convolution.in_channels, convolution.kernel_size[0])
+    if hasattr(module, "num_v_heads"):
+        state = (each.num_v_heads, each.head_k_dim, each.head_v_dim)
+        return Layer(layer.number, layer.channels, layer.taps, 2 * each.num_v_heads, state)
+    if hasattr(module, "ssm_state_size"):
+        state = (each.num_heads, each.ssm_state_size, each.head_dim)
+        return Layer(layer.number, layer.channels, layer.taps, each.num_heads, state)
+    return layer
+
+
+def layers_in(config: Any) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+    """Return the recurrent layers of a model with this configuration, and which layers have keys and values."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    each = [(module, layer_of(module)) for module in model.modules()]
+    attend = {module.layer_idx for module, layer in each if layer is None and hasattr(module, "k_proj")}
+    return tuple(layer for _, layer in each if layer is not None), tuple(sorted(attend))
+
+
+class Entries:
+    """The tokens of a call behind those that are pending, and how they see each other: the same for all layers."""
+
+    def __init__(self, places: Places, pending: Tensor, count: Tensor, fold: Tensor, slot: Tensor) -> None:
+        self.pending, self.count, self.fold, self.slot = pending, count, fold, slot
+        batch, width = places.depths.shape
+        before = pending.shape[1]
+        number = torch.arange(before)
+        self.counts = number < count[:, None]  # [B, P]
+        own = torch.arange(width)
+        self.order = torch.cat([number.expand(batch, -1), count[:, None] + own], 1)  # [B, N], as they are swallowed
+        self.swallowed = (self.order < fold[:, None]) & torch.cat([self.counts, own.expand(batch, -1) >= 0], 1)
+        self.depth = torch.cat([number.expand(batch, -1), count[:, None] + places.depths], 1)  # [B, N]
+        earlier = (number <= number[:, None])[None] & self.counts[:, None]  # [B, P, P]
+        behind = self.counts[:, None].expand(-1, width, -1)  # [B, S, P]
+        ahead = torch.zeros(batch, before, width, dtype=torch.bool)
+        self.sees = torch.cat(  # [B, N, N], itself included
+            [torch.cat([earlier, ahead], 2), torch.cat([behind, places.ancestors], 2)], 1
+        )
+        self.before = self.sees & (self.depth[:, None] < self.depth[:, :, None])
+        self._ancestors, self._depths = places.ancestors, places.depths
+        self._taps: dict[int, Tensor] = {}
+        self._tails: dict[int, Tensor] = {}
+        self._halves: list[Tensor] = []
+        self._room: Tensor | None = None
+
+    def taps(self, count: int) -> Tensor:
+        """Return where in [tail, pending, own] the inputs of each token are [B, N, taps], oldest first."""
+        if count not in self._taps:
+            tail, before = count - 1, self.pending.shape[1]
+            back = torch.arange(tail, -1, -1)
+            ours = (tail + torch.arange(before))[:, None] - back  # [P, taps]
+            at = self._depths[:, :, None] - back  # [B, S, taps]: the depth of that ancestor
+            there = self._ancestors[:, :, None] & (self._depths[:, None, None] == at[..., None])  # [B, S, taps, S]
+            numbers = torch.arange(self._depths.shape[1])
+            ancestor = torch.where(there, numbers, 0).amax(-1) + (tail + before)  # at most one, but of what is unused
+            theirs = torch.where(at >= 0, ancestor, (self.count[:, None, None] + at + tail).clamp(min=0))
+            self._taps[count] = torch.cat([ours.expand(theirs.shape[0], -1, -1), theirs], 1)
+        return self._taps[count]
+
+    def tails(self, size: int) -> Tensor:
+        """Return where in [tail, pending, own] the inputs before the next token are [B, size]."""
+        if size not in self._tails:
+            place = self.fold[:, None] + torch.arange(size)
+            count = self.count[:, None]
+            self._tails[size] = torch.where(place < size + count, place, place - count + self.pending.shape[1])
+        return self._tails[size]
+
+    def halves(self) -> list[Tensor]:
+        """Return of each doubling which tokens [B, N, N] stand in the second half of a block whose first has others."""
+        if not self._halves:
+            blocks = torch.arange(2**DOUBLINGS)[:, None] // 2 ** torch.arange(DOUBLINGS)  # of each depth
+            second = (blocks % 2 == 1)[self.depth].transpose(1, 2)  # [B, doublings, N]
+            block = blocks[self.depth].transpose(1, 2)
+            each = second[..., :, None] & (block[..., None, :] == block[..., :, None] - 1)
+            self._halves = [one[:, None] for one in each.unbind(1)]
+        return self._halves
+
+    def kept(self, past: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Write what is kept of the own tokens [B, S, size], as far as slots go.
+
+        Return that state, and what is kept of all tokens [B, N, size].
+        """
+        if self._room is None:
+            slots = _node("Shape", [past], torch.int64, (1,), start=2, end=3)
+            self._room = torch.div(slots, 2, rounding_mode="floor")
+        zero, axis = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+        most = _node("Slice", [own, zero, self._room, axis], own.dtype, own.shape)
+        present = written(past, most[:, None], self.slot)
+        found = torch.gather(present[:, 0], 1, self.pending[:, :, None].expand(-1, -1, own.shape[2]))
+        return present, torch.cat([torch.where(self.counts[:, :, None], found, 0), own], 1)
+
+
+def forget_lengths(graph: ir.Graph) -> None:
+    """Forget how many tokens go into slots: a trace knows no number that is the lesser of two others."""
+    for node in graph:
+        if node.op_type == "TensorScatter" and node.inputs[2] is not None and node.inputs[2].name == "slot":
+            value = node.inputs[1]
+            while value is not None and (maker := value.producer()) is not None:
+                value.shape = None
+                value = maker.inputs[0] if maker.op_type != "Slice" else None
+
+
+def _node(name: str, inputs: list[Tensor], dtype: torch.dtype, shape: Any, **attrs: Any) -> Tensor:
+    return torch.onnx.ops.symbolic(name, inputs, attrs=attrs, dtype=dtype, shape=shape, version=OPSET)
+
+
+class RecurrentCache(ScatterCache):
+    """A cache whose recurrent layers keep what `Layer.states` says."""
+
+    def __init__(self, places: Places, entries: Entries, kept: dict[str, Tensor]) -> None:
+        super().__init__(places, kept)
+        self.entries = entries
+        self.convolved: Tensor | None = None  # of all tokens [B, N, channels], by the layer that runs
+        self.layer = -1
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def get_recurrent_state(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def is_recording_past(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def update_conv_state(self, inputs: Tensor, layer_idx: int, *_: Any, **__: Any) -> Tensor:
+        self.layer = layer_idx
+        return inputs
+
+    def update_recurrent_state(self, state: None, *_: Any, **__: Any) -> None:
+        return None
+
+    def convolve(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+    ) -> Tensor:
+        """Convolve the inputs [B, channels, S] of the own tokens; those of pending ones are noted."""
+        entries, layer = self.entries, self.layer
+        present, every = entries.kept(self.kept[f"inputs_{layer}"], inputs.transpose(1, 2))
+        self.kept[f"inputs_{layer}"] = present
+        tail = self.kept[f"tail_{layer}"]
+        joined = torch.cat([tail, every], 1)  # [B, taps - 1 + N, channels]
+        taps = entries.taps(weight.shape[1])  # [B, N, taps]
+        channels = joined.shape[2]
+        where = taps.flatten(1)[:, :, None].expand(-1, -1, channels)
+        read = torch.gather(joined, 1, where)
+        read = read.view(-1, taps.shape[1], weight.shape[1], channels)  # [B, N, taps, channels]
+        found = (read * weight.T).sum(2)
+        if bias is not None:
+            found = found + bias
+        if activation is not None:
+            found = functional.silu(found)
+        ends = entries.tails(tail.shape[1])[:, :, None].expand(-1, -1, channels)
+        self.kept[f"tail_{layer}"] = torch.gather(joined, 1, ends)
+        self.convolved = found
+        own: Tensor = found[:, entries.pending.shape[1] :].transpose(1, 2)
+        return own
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, decays: Tensor, rates: Tensor | None, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Answer queries [B, H, S, dk] by keys and values [B, H, N, …]; return that, and the state behind what folds.
+
+        `decays` are logarithms [B, H, N]; the delta rule has `rates` [B, H, N].
+        """
+        entries = self.entries
+        sees, before = entries.sees[:, None], entries.before[:, None]  # [B, 1, N, N]
+        own = entries.pending.shape[1]
+        sums = decays @ entries.sees.transpose(1, 2).to(decays.dtype)  # [B, H, N]
+        apart = sums[..., :, None] - sums[..., None, :]
+        wanted = values
+        if rates is not None:
+            overlap = keys @ keys.transpose(2, 3) * torch.where(before, apart, -torch.inf).exp() * rates[..., None]
+            wanted = rates[..., None] * (values - sums.exp()[..., None] * (keys @ state))
+            first, *others = entries.halves()
+            number = torch.arange(overlap.shape[2])
+            solved = torch.where(number == number[:, None], 1.0, 0.0) - torch.where(first, overlap, 0.0)
+            for half in others:
+                solved = solved - solved @ torch.where(half, overlap, 0.0) @ solved
+            wanted = solved @ wanted
+        seen = torch.where(sees, apart, -torch.inf)[:, :, own:].exp()  # [B, H, S, N]
+        answer = (query @ keys.transpose(2, 3) * seen) @ wanted + sums[:, :, own:].exp()[..., None] * (query @ state)
+        swallowed = entries.swallowed[:, None]  # [B, 1, N]
+        end = torch.where(swallowed, decays, 0.0).sum(-1, keepdim=True)  # [B, H, 1]
+        weight = torch.where(swallowed, end - sums, -torch.inf).exp()[..., None]
+        after = end.exp()[..., None] * state + (weight * keys).transpose(2, 3) @ wanted
+        return answer, after
+
+    def delta_rule(
+        self,
+        query: Tensor,  # [B, S, key heads, dk]
+        key: Tensor,
+        value: Tensor,  # [B, S, heads, dv]
+        g: Tensor,  # [B, S, heads]
+        beta: Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        layer, heads = self.layer, value.shape[2]
+        gates = torch.cat([g.float(), beta.float()], -1)
+        self.kept[f"gates_{layer}"], all_gates = self.entries.kept(self.kept[f"gates_{layer}"], gates)
+        decays, rates = torch.split(all_gates.transpose(1, 2), heads, 1)  # [B, heads, N]
+        assert self.convolved is not None
+        keys, values = _split(self.convolved, query, key, value)[1:]
+        queries = _by_head(query.flatten(2), query, heads)
+        keys, values = _by_head(keys, key, heads), _by_head(values, value, heads)
+        if use_qk_l2norm_in_kernel:
+            queries, keys = _normed(queries), _normed(keys)
+        queries = queries * query.shape[-1] ** -0.5
+        answer, after = self.attend(queries, keys, values, decays, rates, self.kept[f"state_{layer}"])
+        self.kept[f"state_{layer}"] = after
+        return answer.transpose(1, 2).contiguous().to(query.dtype), None
+
+    def scan(
+        self,
+        hidden_states: Tensor,  # [B, S, heads, dv]
+        dt: Tensor,  # [B, S, heads]
+        A: Tensor,  # [heads]
+        B: Tensor,  # [B, S, groups, dk]
+        C: Tensor,
+        *_: Any,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **__: Any,
+    ) -> tuple[Tensor, None]:
+        layer, heads = self.layer, hidden_states.shape[2]
+        self.kept[f"gates_{layer}"], steps = self.entries.kept(self.kept[f"gates_{layer}"], dt.float())
+        if dt_bias is not None:
+            steps = steps + dt_bias.float()
+        if dt_softplus:
+            steps = functional.softplus(steps)
+        steps = steps.clamp(min=dt_limit[0])
+        if dt_limit[1] != float("inf"):
+            steps = steps.clamp(max=dt_limit[1])
+        assert self.convolved is not None
+        inputs, keys = _split(self.convolved, hidden_states, B, C)[:2]
+        steps = steps.transpose(1, 2)  # [B, heads, N]
+        queries, keys = _by_head(C.flatten(2), C, heads), _by_head(keys, B, heads)
+        values = _by_head(inputs, hidden_states, heads) * steps[..., None]
+        decays = steps * A.float()[:, None]
+        answer, after = self.attend(queries, keys, values, decays, None, self.kept[f"state_{layer}"])
+        self.kept[f"state_{layer}"] = after
+        answer = answer.transpose(1, 2)
+        if D is not None:
+            answer = answer + D.float()[:, None] * hidden_states.float()
+        return answer.contiguous(), None
+
+
+def _split(joined: Tensor, *likes: Tensor) -> tuple[Tensor, ...]:
+    """Split [B, N, channels] into parts as large as these [B, S, groups, size]."""
+    return torch.split(joined, [like.shape[2] * like.shape[3] for like in likes], 2)
+
+
+def _by_head(each: Tensor, like: Tensor, heads: int) -> Tensor:
+    """Split [B, N, groups · size] as `like` [B, S, groups, size] is; give each head its group's [B, heads, N, size]."""
+    split = each.view(*each.shape[:2], *like.shape[2:]).float()
+    if like.shape[2] != heads:
+        split = split.repeat_interleave(heads // like.shape[2], 2)
+    return split.transpose(1, 2)
+
+
+def _normed(each: Tensor) -> Tensor:
+    return each * torch.rsqrt((each * each).sum(-1, keepdim=True) + EPSILON)
+
+
+SWAPPED: dict[str, Callable[[RecurrentCache], Any]] = {  # functions of a family's module, by what computes it here
+    "causal_conv1d_fn": lambda cache: cache.convolve,
+    "torch_chunk_gated_delta_rule": lambda cache: cache.delta_rule,
+    "mamba2_chunk_scan": lambda cache: cache.scan,
+}
+
+
+@contextmanager
+def computed_by(model: nn.Module, cache: RecurrentCache) -> Iterator[None]:
+    """Have the recurrent layers of a model call this cache until the block ends."""
+    modules = {sys.modules[type(one).__module__] for one in model.modules() if layer_of(one) is not None}
+    swapped = [(module, name) for module in modules for name in SWAPPED if hasattr(module, name)]
+    before = [getattr(module, name) for module, name in swapped]
+    for module, name in swapped:
+        setattr(module, name, SWAPPED[name](cache))
+    try:
+        yield
+    finally:
+        for (module, name), own in zip(swapped, before, strict=True):
+            setattr(module, name, own)

@@ -1,0 +1,219 @@
+"""Recurrent layers stand where they should whatever rounds did: texts are transformers', laws are the draft's own."""
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from trt_spec.engines import Recurrence, Step
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.row_cache import RowCache
+from trt_spec.runtime.memory.snapshots import EVERY, Snapshots
+
+from ..bundles import export_pair
+from ..families import tiny_checkpoint
+from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, kept_bytes
+from ..models import tiny_llama
+
+NOISE = 0.03  # of a draft's weights, in standard deviations
+LAYERS = {  # recurrent ones on both sides of one that attends
+    "falcon_h1": {"num_hidden_layers": 2},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+}
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """A bundle of a recurrent target and a recurrent draft like it, and both in transformers."""
+
+    bundle: Path
+    target: Any
+    draft: Any
+    name: str = "model"
+
+    def features(self, tokens: list[int]) -> torch.Tensor:
+        return torch.zeros(len(tokens) - 1, 0)
+
+    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
+        said = [self.draft(torch.tensor([[*tokens, *path]]), use_cache=False).logits[0, -1] for path in paths]
+        return [logits[:VOCAB].softmax(-1) for logits in said]
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        ids, settings = torch.tensor([prompt]), {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        found = self.target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **settings)
+        return found[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def hybrid(kind: str, folder: Path) -> Hybrid:
+    layers = {"num_hidden_layers": 3, "initializer_range": 0.3, **LAYERS[kind]}
+    target = tiny_checkpoint(kind, folder / "target", **layers)
+    draft = shutil.copytree(target, folder / "draft")
+    noise = torch.Generator().manual_seed(1)
+    weights = load_file(draft / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.dim() > 1:
+            weights[name] = weight + NOISE * weight.std() * torch.randn(weight.shape, generator=noise)
+    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+    bundle = export_pair(target, folder / "bundle", draft).bundle
+    both = (AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one in (target, draft))
+    return Hybrid(bundle, *both)
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Hybrid]:
+    made: dict[str, Hybrid] = {}
+
+    def of(kind: str) -> Hybrid:
+        if kind not in made:
+            made[kind] = hybrid(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return of
+
+
+def every_kind(*in_default_tier: str) -> pytest.MarkDecorator:
+    kinds = [kind if kind in in_default_tier else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in LAYERS]
+    return pytest.mark.parametrize("kind", kinds)
+
+
+CHOICES: list[tuple[str, int | str]] = [
+    *(("model", k) for k in (1, 4, 9, "3+3", "4/8", "3x2x1")),
+    *(("cascade", k) for k in (3, 5)),
+    ("lookup", 3),
+    ("none", 0),
+    ("model+lookup", 3),
+    ("lookup+model", 2),
+]
+
+
+def texts(hybrid: Hybrid, prompts: list[list[int]], seed: int = 0, **options: Any) -> list[list[int]]:
+    """Decode greedily, in rounds of all kinds: requests join and leave, and change what they draft all the time."""
+    choose = random.Random(seed)
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    with Decoder.open(hybrid.bundle, max_batch=3, **options) as decoder:
+        waiting, running = [*prompts], []
+        while waiting or not all(request.finished for request in running):
+            if waiting and choose.random() < 0.4:
+                drafter, length = choose.choice(CHOICES)
+                running.append(decoder.submit(waiting.pop(0), params, drafter=drafter, draft_length=length))
+            decoder.step()
+            for request in running:
+                if not request.finished and choose.random() < 0.6:
+                    drafter, length = choose.choice(CHOICES)
+                    request.draft(length, drafter)
+        if options.get("prefix_bytes"):
+            assert decoder.prefixes.found_tokens >= EVERY
+    return [list(request.output().token_ids) for request in running]
+
+
+def some_prompts() -> list[list[int]]:
+    """Prompts of all lengths, of which some begin like others."""
+    choose = random.Random(3)
+    beginning = [choose.randrange(VOCAB) for _ in range(190)]
+    return [[*beginning[:length], choose.randrange(VOCAB)] for length in (0, 1, 40, 190, 70, 186, 5, 3)]
+
+
+@every_kind("qwen3_5_text")
+def test_a_greedy_text_is_transformers_whatever_rounds_did(hybrids: Callable[[str], Hybrid], kind: str) -> None:
+    """In lines, combs and trees, of sources that change, after prefixes were found and places were given up."""
+    hybrid, prompts = hybrids(kind), some_prompts()
+    expected = [hybrid.greedy(prompt, 30) for prompt in prompts]
+    assert texts(hybrid, prompts) == expected
+    assert texts(hybrid, prompts, 1, prefix_bytes=kept_bytes(hybrid, 3000)) == expected
+    assert (
+        texts(hybrid, prompts, 2, cache_bytes=kept_bytes(hybrid, 500), prefix_bytes=kept_bytes(hybrid, 800)) == expected
+    )
+
+
+@every_kind("lfm2")
+@pytest.mark.parametrize("memory", ["ample", "short"])
+def test_each_proposal_is_drawn_from_the_drafts_law(hybrids: Callable[[str], Hybrid], kind: str, memory: str) -> None:
+    options = {"ample": {}, "short": {"cache_bytes": kept_bytes(hybrids(kind), 500)}}[memory]
+    worst, drawn = compared(hybrids(kind), **options)
+    assert drawn > ENOUGH
+    assert worst < CLOSE
+
+
+@every_kind()
+def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid], kind: str) -> None:
+    hybrid, prompts = hybrids(kind), some_prompts()[:3]
+    assert texts(hybrid, prompts, engine="torch") == [hybrid.greedy(prompt, 30) for prompt in prompts]
+
+
+@pytest.mark.exhaustive
+def test_models_with_and_without_recurrent_layers_draft_for_each_other(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "initializer_range": 0.3}
+    plain = tiny_llama(tmp_path / "plain", VOCAB, **sizes)
+    short = tiny_checkpoint("lfm2", tmp_path / "short", initializer_range=0.3)
+    delta = tiny_checkpoint("qwen3_next", tmp_path / "delta")
+    for target, *drafts in ((plain, short, delta), (delta, plain, short)):
+        pair = export_pair(target, tmp_path / f"of {target.name}", drafts)
+        prompt = [3, 5, 8, 13]
+        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 24}
+        expected = pair.reference.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+        with Decoder.open(pair.bundle, max_batch=4) as decoder:
+            for drafter in ("model", "model2", "model+model2"):
+                for length in (3, "3/6") if "+" not in drafter else (3,):
+                    [output] = decoder.generate([prompt], params, drafter=drafter, draft_length=length)
+                    assert list(output.token_ids) == expected, (target.name, drafter, length)
+
+
+# Faults that would show.
+
+
+def with_one_too_many(self: Recurrence, step: Step, half: int, first: int = 0) -> Step:
+    """A token that fell is swallowed."""
+    found, base = begin(self, step, half, first), self.base[first : first + len(step.start)]
+
+    def run() -> None:
+        base.sub_((base > 0).long())
+        found.run()
+
+    return replace(found, run=run)
+
+
+def not_in_order(
+    self: Recurrence, memory: torch.Tensor, start: torch.Tensor, path: torch.Tensor, first: int = 0
+) -> None:
+    """The path of a tree stays where it was."""
+
+
+def left_behind(self: RowCache, source: int, destination: int) -> None:
+    """States stay where their row was."""
+    before = [states.clone() for states in self.memory.rows]
+    move(self, source, destination)
+    for states, old in zip(self.memory.rows, before, strict=True):
+        states[:, destination] = old[:, destination]
+
+
+def older(self: Snapshots, row: int, block: int) -> None:
+    """A row begins with blocks, but as if it had swallowed nothing."""
+
+
+begin, move = Recurrence.begin, RowCache.move
+FAULTS = [
+    (Recurrence, "begin", with_one_too_many),
+    (Recurrence, "straighten", not_in_order),
+    (RowCache, "move", left_behind),
+    (Snapshots, "restore", older),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS])
+def test_a_fault_would_show(
+    hybrids: Callable[[str], Hybrid], owner: type, name: str, fault: Callable[..., Any]
+) -> None:
+    hybrid, prompts = hybrids("qwen3_5_text"), some_prompts()
+    expected = [hybrid.greedy(prompt, 30) for prompt in prompts]
+    with patch.object(owner, name, fault):
+        assert texts(hybrid, prompts, 1, prefix_bytes=kept_bytes(hybrid, 3000)) != expected
