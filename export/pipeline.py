@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry
-from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS
+from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS, write_tables
 from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
 from .check import Reference, check_graph, make_reference
@@ -258,6 +258,8 @@ def _export_head(
     graph, fired = build_graph(head.module, contract, contract.max_length, weights)
     progress(f"{name}: writing")
     write_graph(graph, folder / name)
+    if head.tables:
+        write_tables(folder / name, {key: table.detach().numpy() for key, table in head.tables.items()})
     nodes = len(graph.graph)
     check: dict[str, Any] = {}
     logits = None

@@ -4,13 +4,23 @@ from pathlib import Path
 
 from ..checkpoint import find_config, require_weights
 from .dflash_files import DFlashKind
+from .dspark_files import DSparkKind
 from .eagle3_files import Eagle3Kind, PEagleKind
 from .heads import HeadCheckpoint, HeadKind, LoadedHead, shapes_of, with_features
 from .mtp_files import MtpKind, MtpOfTarget, lives_in
 from .parallel_files import BlockwiseKind, MedusaKind
 
 HEADS: dict[str, HeadKind] = {
-    kind.name: kind for kind in (PEagleKind(), Eagle3Kind(), MtpKind(), DFlashKind(), MedusaKind(), BlockwiseKind())
+    kind.name: kind
+    for kind in (
+        PEagleKind(),
+        Eagle3Kind(),
+        MtpKind(),
+        DFlashKind(),
+        DSparkKind(),
+        MedusaKind(),
+        BlockwiseKind(),
+    )
 }
 IN_TARGETS: tuple[HeadKind, ...] = (MtpOfTarget(),)  # those that may be in a checkpoint of their target
 

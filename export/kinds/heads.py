@@ -56,6 +56,7 @@ class LoadedHead:
     vocab_size: int
     states: tuple[State, ...]
     masks: Masks | None = None  # that it reads, if it proposes in one pass behind some
+    tables: Mapping[str, Tensor] = field(default_factory=dict)  # that a round reads beside its graph
     notes: list[str] = field(default_factory=list)  # how it was wired, for its user
     readings: dict[str, list[float]] = field(default_factory=dict)  # overlap by place, of each way to wire it
 
