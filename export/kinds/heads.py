@@ -63,6 +63,17 @@ class LoadedHead:
     def contract(self, target: Contract) -> Contract:
         return Contract(self.layers, self.heads, self.states, self.vocab_size, target.max_length, target.dtype)
 
+    def beside(self, name: str, bigram: float | None) -> "LoadedHead":
+        """Return the head with a note if it overlaps no more with its target than a counted bigram."""
+        found = max(self.readings.values(), key=sum)[0]
+        if bigram is None or found > bigram:
+            return self
+        note = (
+            f"{name} is no better than a bigram counted on three quarters of the text, which overlaps with the target "
+            f"by {bigram:.3f}, and the head by {found:.3f}; train it longer, or use drafter ngram, which runs no model"
+        )
+        return replace(self, notes=[*self.notes, note])
+
 
 class HeadKind(Protocol):
     """A kind of heads; a bundle's model and the drafter that runs it have its name."""
