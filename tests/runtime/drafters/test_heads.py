@@ -24,6 +24,7 @@ from trt_spec.runtime.drafters.drafter import normalised_entropy
 from trt_spec.runtime.drafters.head import Head, States
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.memory.row_cache import RowCache
 
 from ...bundles import export_pair
 from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
@@ -168,7 +169,7 @@ def not_handed_on(self: Any, nodes: torch.Tensor, made: torch.Tensor) -> None:
     handed(self, nodes.flip(1), made)
 
 
-original, handed, follows = Features.into, States.hand_on, masked.before
+original, handed, follows, straighten = Features.into, States.hand_on, masked.before, RowCache.straighten
 
 
 def test_a_block_whose_tokens_do_not_follow_one_another_would_show(every_kind: dict[str, Headed]) -> None:
@@ -231,6 +232,39 @@ def test_features_one_entry_late_would_show(headed: Headed) -> None:
     with patch.object(Features, "into", late):
         worst, _ = compared(headed)
     assert worst > 20 * CLOSE
+
+
+def features_left_behind(self: RowCache, start: torch.Tensor, path: torch.Tensor) -> None:
+    """Where a sibling stands its keys and values move, and the features stay those of the node that fell."""
+    kept = self.buffers["features"].clone() if "features" in self.buffers else None
+    straighten(self, start, path)
+    if kept is not None:
+        self.buffers["features"].copy_(kept)
+
+
+def test_features_of_a_node_that_fell_would_show(headed: Headed) -> None:
+    with patch.object(RowCache, "straighten", features_left_behind):
+        worst, _ = compared(headed)
+    assert worst > 20 * CLOSE
+
+
+@pytest.mark.parametrize("fault", ["features late", "features of a node that fell", "states mixed up"])
+def test_what_a_head_reads_wrongly_changes_no_text(headed: Headed, fault: str) -> None:
+    swap = {
+        "features late": (Features, "into", late),
+        "features of a node that fell": (RowCache, "straighten", features_left_behind),
+        "states mixed up": (States, "hand_on", not_handed_on),
+    }[fault]
+    prompts = [[5, 9], [7, 1, 30, 2], [11] * 40]
+    for params in (
+        SamplingParams(max_new_tokens=30),
+        SamplingParams(temperature=1.0, max_new_tokens=30, seed=4, rule="coupled"),
+    ):
+        with patch.object(*swap), Decoder.open(headed.bundle, max_batch=4) as decoder:
+            alone = decoder.generate(prompts, params, draft_length=0)
+            found = decoder.generate(prompts, params, draft_length="4/8", drafter="eagle3")
+        assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+        assert sum(one.speculation.accepted for one in found) > 0
 
 
 def test_a_tree_whose_states_are_mixed_up_would_show(headed: Headed) -> None:
