@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ...engines import ExportError
 from ..checkpoint import find_config, require_weights
 from .dflash_files import DFlashKind
 from .dspark_files import DSparkKind
@@ -34,6 +35,10 @@ def open_head(name: str | Path, target: str | Path | None = None) -> HeadCheckpo
     if found is None:
         return None
     path, fields = found
+    if (named := fields.get("speculators_model_type")) is not None and str(named) not in HEADS:
+        raise ExportError(
+            f"{name} is a head of the kind {named!r}, which this version cannot run; it runs {', '.join(HEADS)}"
+        )
     shapes = shapes_of(str(name), path)
     kind = next(
         (

@@ -18,11 +18,14 @@ from .heads import HeadCheckpoint, LoadedHead
 
 class DSparkKind(DFlashKind):
     name = "dspark"
-    names: ClassVar[tuple[str, ...]] = ("dspark", "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel")
     own_fields: ClassVar[set[str]] = OWN_FIELDS | {
         "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank", "num_anchors",
     }  # fmt: skip
     from_anchor: ClassVar[bool] = True
+
+    def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        named = str([fields.get("speculators_model_type"), fields.get("architectures")]).lower()
+        return "dspark" in named  # its authors name the family of its layers, too
 
     def made(self, name: str, fields: Mapping[str, Any], parts: tuple[Any, ...]) -> DFlash:
         kind, rank = fields.get("markov_head_type", "vanilla"), fields.get("markov_rank", 256)

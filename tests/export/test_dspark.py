@@ -158,6 +158,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda head: without(head, "confidence_head.proj.bias"),
         "lacks the tensor confidence_head.proj.bias",
     ),
+    "layers of another family": (
+        lambda head: change(
+            head,
+            speculators_model_type=None,
+            architectures=["Gemma4DSparkModel"],
+            transformer_layer_config={"model_type": "gemma4_text", "hidden_size": 32},
+        ),
+        "has layers of the type 'gemma4_text', expected llama or qwen3",
+    ),
     "an unknown field": (lambda head: change(head, markov_gate=True), "has the field 'markov_gate'"),
 }
 

@@ -319,6 +319,15 @@ def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target
     assert {file.name for file in tmp_path.iterdir()} == {"head"}
 
 
+def test_a_head_of_a_kind_that_cannot_be_run_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:
+    head = eagle3_head(tmp_path / "head", target, 48)
+    change(head, speculators_model_type="xpress", architectures=["XpressSpeculator"])
+    with pytest.raises(
+        ExportError, match="is a head of the kind 'xpress', which this version cannot run; it runs peagle"
+    ):
+        export_bundle(target, tmp_path / "bundle", head)
+
+
 def test_a_model_of_its_own_is_no_head(target: Path) -> None:
     assert open_head(target) is None
 
