@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from ...engines import Bundle, BundleError
+from ...engines import CALL, Bundle, BundleError
 from ...engines.bundle import TABLES, read_tables
 
 
@@ -23,12 +23,17 @@ class Markov:
         tables = read_tables(bundle, head, [one.name for one in fields(cls)])
         found = cls(**{name: torch.from_numpy(table).to(device) for name, table in tables.items()})
         vocab, rank = bundle.tokenizer.vocab_size, found.after.shape[0]
-        if (
-            found.before.shape[1:] != (rank,)
-            or len(found.before) < vocab
-            or found.tokens.shape != found.after.shape[1:]
-            or found.tokens.dtype != torch.int64
-        ):
+        [hidden] = bundle.models[head].contract.of_kind(CALL)[0].shape
+        sound = (
+            found.before.shape[1:] == (rank,)
+            and len(found.before) >= vocab
+            and found.tokens.shape == found.after.shape[1:]
+            and found.tokens.dtype == torch.int64
+            and bool((found.tokens >= 0).all())
+            and found.confidence.shape in ((0,), (hidden,), (hidden + rank,))
+            and found.confidence_bias.shape == (1,)
+        )
+        if not sound:
             raise BundleError(
                 f"{bundle.path / head / TABLES} holds tables that do not fit together; export the bundle again"
             )

@@ -195,6 +195,8 @@ def test_its_tables_are_files_of_the_bundle_and_what_does_not_fit_is_refused(tar
     for changed, message in (
         ({"tokens": tables["tokens"][:-1]}, "holds tables that do not fit together; export the bundle again"),
         ({"before": tables["before"][:, :-1]}, "holds tables that do not fit together"),
+        ({"confidence": tables["confidence"][1:]}, "holds tables that do not fit together"),
+        ({"tokens": tables["tokens"] - 60}, "holds tables that do not fit together"),
         ({"confidence": None}, "does not hold the tables of the dspark head"),
     ):
         np.savez(file, **{name: table for name, table in (tables | changed).items() if table is not None})
