@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry
-from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS
+from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS, write_tables
 from .agreement import agreed_length, refuse_unequal
 from .aside import built_aside
+from .bigram import bigram_overlap
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
@@ -181,10 +182,11 @@ def _export_model(
     model = load_model(checkpoint, contract.dtype, contract.vocab_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     loaded: dict[str, LoadedHead] = {}
+    bigram = bigram_overlap(model, running.first(MEASURED)) if heads and running is not None else None
     for name, head in heads.items():
         assert running is not None
         progress(f"{name}: joining {head.name} to its target")
-        loaded[name] = head.kind.load(head, model, contract, running.first(MEASURED))
+        loaded[name] = head.kind.load(head, model, contract, running.first(MEASURED)).beside(head.name, bigram)
     features = {name: head.features for name, head in loaded.items()}
     contract = with_features(contract, loaded)
     reference: Reference | None = None
@@ -258,6 +260,8 @@ def _export_head(
     graph, fired = build_graph(head.module, contract, contract.max_length, weights)
     progress(f"{name}: writing")
     write_graph(graph, folder / name)
+    if head.tables:
+        write_tables(folder / name, {key: table.detach().numpy() for key, table in head.tables.items()})
     nodes = len(graph.graph)
     check: dict[str, Any] = {}
     logits = None

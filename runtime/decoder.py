@@ -304,6 +304,11 @@ class Decoder:
         return self._scheduler.speculation
 
     @property
+    def by_drafter(self) -> dict[str, Speculation]:
+        """The counts of the rounds in which each drafter has proposed, over all requests so far."""
+        return self._scheduler.by_drafter
+
+    @property
     def prefixes(self) -> Prefixes:
         """The prefixes kept for requests that begin like others, and how much of the prompts was found there."""
         return self._scheduler.seating.prefixes

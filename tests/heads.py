@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from trt_spec.export.kinds.dflash import Block, DFlash
+from trt_spec.export.kinds.dspark import DSpark
 from trt_spec.export.kinds.eagle3 import Eagle3, Parts, Wiring
 from trt_spec.export.kinds.layers import LAYERS
 from trt_spec.export.kinds.mtp import Mtp
@@ -201,16 +202,26 @@ def dflash_head(
     layers: int = 2,
     seed: int = 0,
     scale: float = 0.1,
+    rank: int | None = None,  # of DSpark
+    confidence: int | None = None,  # numbers that it reads; None: a hidden state and the token before, 0: there is none
     **fields: Any,
 ) -> Path:
-    """Write a DFlash head of random weights for the Llama checkpoint `target`."""
+    """Write a DFlash head of random weights for the Llama checkpoint `target`, or a DSpark head."""
     theirs = AutoConfig.from_pretrained(target)
     own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
     own |= {"num_hidden_layers": layers, "model_type": "qwen3"}
     vocab = theirs.vocab_size
     torch.manual_seed(seed)
-    block = Block(size, mask, False)
-    head = DFlash(AutoConfig.for_model(**own), len(read), theirs.hidden_size, draft_vocab or vocab, block)
+    parts = AutoConfig.for_model(**own), len(read), theirs.hidden_size, draft_vocab or vocab, Block(size, mask, False)
+    if rank is None:
+        head = DFlash(*parts)
+    else:
+        reads = theirs.hidden_size + rank if confidence is None else confidence
+        head = DSpark(*parts, rank=rank, confidence=reads)
+        fields = {
+            "markov_rank": rank, "markov_head_type": "vanilla", "enable_confidence_head": reads > 0,
+            "confidence_head_with_markov": reads > theirs.hidden_size,
+        } | fields  # fmt: skip
     tensors = {}
     for name, weight in head.state_dict().items():
         if name.startswith("embed_tokens") or (name.startswith("lm_head") and not draft_vocab):
@@ -231,9 +242,15 @@ def dflash_head(
         "mask_token_id": mask,
         "sample_from_anchor": False,
     }
-    if form == "authors":
+    if rank is not None:
+        written |= {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}
+        del written["sample_from_anchor"]  # unless it is said, the anchor speaks
+    theirs_too = {"mask_token_id": mask, "target_layer_ids": [layer - 1 for layer in read]}
+    if form == "authors" and rank is None:
         written = own | {"architectures": ["DFlashDraftModel"], "block_size": size, "auto_map": {"AutoModel": "d.D"}}
-        written["dflash_config"] = {"mask_token_id": mask, "target_layer_ids": [layer - 1 for layer in read]}
+        written["dflash_config"] = theirs_too
+    elif form == "authors":
+        written = own | {"architectures": ["Qwen3DSparkModel"], "block_size": size, "num_anchors": 512} | theirs_too
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(written | fields))
     save_file(tensors, folder / "model.safetensors")

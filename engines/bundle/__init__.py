@@ -2,8 +2,9 @@
 
 from .added_files import put_file
 from .bundle import Bundle, Masks, ModelEntry, TokenizerEntry
-from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, MANIFEST, PLANS, TARGET, WEIGHTS
+from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, MANIFEST, PLANS, TABLES, TARGET, WEIGHTS
 from .manifest import graph_identity
+from .tables import read_tables, write_tables
 
 __all__ = [
     "COSTS",
@@ -13,6 +14,7 @@ __all__ = [
     "HEAD",
     "MANIFEST",
     "PLANS",
+    "TABLES",
     "TARGET",
     "WEIGHTS",
     "Bundle",
@@ -21,4 +23,6 @@ __all__ = [
     "TokenizerEntry",
     "graph_identity",
     "put_file",
+    "read_tables",
+    "write_tables",
 ]

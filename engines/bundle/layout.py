@@ -3,6 +3,7 @@
 MANIFEST = "manifest.json"
 PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own
+TABLES = "tables.npz"  # of a model that a round reads more of than its graph, beside them
 
 TARGET, DRAFT, HEAD = "target", "draft", "head"
 KINDS = (TARGET, DRAFT, HEAD)  # the purposes of a bundle's models

@@ -2,15 +2,26 @@
 
 from pathlib import Path
 
+from ...engines import ExportError
 from ..checkpoint import find_config, require_weights
 from .dflash_files import DFlashKind
+from .dspark_files import DSparkKind
 from .eagle3_files import Eagle3Kind, PEagleKind
 from .heads import HeadCheckpoint, HeadKind, LoadedHead, shapes_of, with_features
 from .mtp_files import MtpKind, MtpOfTarget, lives_in
 from .parallel_files import BlockwiseKind, MedusaKind
 
 HEADS: dict[str, HeadKind] = {
-    kind.name: kind for kind in (PEagleKind(), Eagle3Kind(), MtpKind(), DFlashKind(), MedusaKind(), BlockwiseKind())
+    kind.name: kind
+    for kind in (
+        PEagleKind(),
+        Eagle3Kind(),
+        MtpKind(),
+        DFlashKind(),
+        DSparkKind(),
+        MedusaKind(),
+        BlockwiseKind(),
+    )
 }
 IN_TARGETS: tuple[HeadKind, ...] = (MtpOfTarget(),)  # those that may be in a checkpoint of their target
 
@@ -24,6 +35,10 @@ def open_head(name: str | Path, target: str | Path | None = None) -> HeadCheckpo
     if found is None:
         return None
     path, fields = found
+    if (named := fields.get("speculators_model_type")) is not None and str(named) not in HEADS:
+        raise ExportError(
+            f"{name} is a head of the kind {named!r}, which this version cannot run; it runs {', '.join(HEADS)}"
+        )
     shapes = shapes_of(str(name), path)
     kind = next(
         (

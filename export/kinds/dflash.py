@@ -92,8 +92,18 @@ class DFlash(SlotHead):
     def said(self, tokens: Tensor, features: Tensor, anchors: Sequence[int]) -> Tensor:
         """Return the logits [N, proposals, V] of blocks behind these anchors, places in the tokens [L].
 
-        Each sees the features [L, hidden] of the tokens before its anchor.
+        Each sees the features [L, hidden] of the tokens before its anchor, and each place follows the text.
         """
+        places = torch.tensor(list(anchors))[:, None] + torch.arange(self.block.proposals)
+        before = tokens[places.clamp(max=len(tokens) - 1).to(tokens.device)]
+        return self.following(self.logits(self.blocks(tokens, features, anchors)), before)
+
+    def following(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Return the logits [..., V] of places behind these tokens [...]: no place knows what stands in another."""
+        return logits
+
+    def blocks(self, tokens: Tensor, features: Tensor, anchors: Sequence[int]) -> Tensor:
+        """Return the normed hidden states [N, proposals, hidden] of the same blocks."""
         size, device = self.block.size, tokens.device
         length, count = len(features), len(anchors)
         ids = torch.full((count, size), self.block.mask, device=device)
@@ -109,8 +119,7 @@ class DFlash(SlotHead):
         mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, torch.finfo(features.dtype).min)
         read = torch.cat([features, features.new_zeros(count * size, features.shape[1])])
         found = self.states(ids[None], read[None], positions[None], in_block[None], mask[None, None], None)
-        speaking = found[0, length:].view(count, size, -1)[:, size - self.block.proposals :]
-        return self.logits(speaking)
+        return found[0, length:].view(count, size, -1)[:, size - self.block.proposals :]
 
     def traced(self) -> nn.Module:
         return TracedBlocks(self)

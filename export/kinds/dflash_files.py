@@ -6,7 +6,7 @@ speculators      the fields of its layers lie in `transformer_layer_config`
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,26 +37,33 @@ GARBAGE = 1e3  # what no slot may read
 
 class DFlashKind:
     name = "dflash"
+    names: ClassVar[tuple[str, ...]] = ("dflash", "DFlashDraftModel", "DFlashSpeculator")
+    own_fields: ClassVar[set[str]] = OWN_FIELDS
+    from_anchor: ClassVar[bool] = False  # whether the anchor speaks where nothing is said of it
 
     def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         named = [fields.get("speculators_model_type"), *(fields.get("architectures") or ())]
-        return any(name in ("dflash", "DFlashDraftModel", "DFlashSpeculator") for name in named)
+        return any(name in self.names for name in named)
+
+    def made(self, name: str, fields: Mapping[str, Any], parts: tuple[Any, ...]) -> DFlash:
+        """Make the head of a configuration, still without its weights."""
+        return DFlash(*parts)
 
     def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
         name, fields = checkpoint.name, checkpoint.fields
         inner, own = fields.get("transformer_layer_config") or {}, fields.get("dflash_config") or {}
-        known = (fields, LAYER_FIELDS | OWN_FIELDS | MEANINGLESS), (inner, LAYER_FIELDS | MEANINGLESS)
+        known = (fields, LAYER_FIELDS | self.own_fields | MEANINGLESS), (inner, LAYER_FIELDS | MEANINGLESS)
         refuse_unknown(name, *known, (own, DFLASH_FIELDS))
         config = layer_config(name, {"model_type": "qwen3"} | dict(inner or fields), target.config.vocab_size)
         if config.model_type != "qwen3":
             raise ExportError(f"head {name} has layers of the type {config.model_type!r}, expected qwen3")
-        block = _block(name, {**fields, **own}, config.vocab_size)
+        block = _block(name, {"sample_from_anchor": self.from_anchor, **fields, **own}, config.vocab_size)
         tensors = checkpoint.tensors()
         ways = _ways(name, {**fields, **own}, contract.layers)
         places = draft_vocabulary(name, tensors, config.vocab_size)
         draft_vocab = len(tensors["d2t"]) if "d2t" in tensors else config.vocab_size
         with torch.device("meta"):
-            head: DFlash = DFlash(config, len(ways[0]), target.config.hidden_size, draft_vocab, block)
+            head = self.made(name, fields, (config, len(ways[0]), target.config.hidden_size, draft_vocab, block))
         given = {
             f"encoder.{key}" if key.startswith(("fc.", "hidden_norm.")) else key: value
             for key, value in tensors.items()
@@ -87,23 +94,27 @@ class DFlashKind:
         wide_copy = contract.dtype != "float32"
         with torch.no_grad(), computing_in_float32(head), in_float32(graph, contract) as (graph, contract):
             anchors = range(1, len(tokens))
-            expected = torch.cat(
-                [head.said(tokens, features, anchors[i : i + APART]) for i in range(0, len(anchors), APART)]
+            states = torch.cat(
+                [head.blocks(tokens, features, anchors[i : i + APART]) for i in range(0, len(anchors), APART)]
             )
+            expected = head.logits(states)
             errors = Errors(float(expected[expected > expected.min() / 2].std()))
             for exact in (True, False) if quantised else (True,):
                 engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised and exact)
                 try:
-                    said = _blocks(engine, head.block, tokens, features)
+                    said, made = _blocks(engine, head.block, tokens, features)
                 finally:
                     engine.close()
                 if exact:
                     errors.compare("blocks", said, expected)
-            return errors.report(graph) | {"as_float32_copy": wide_copy}, said[:, 0]
+                    errors.compare("hidden states", made, states, float(states.std()))
+            return errors.report(graph) | {"as_float32_copy": wide_copy}, head.following(said[:, 0], tokens[1:])
 
 
-def _blocks(engine: Any, block: Block, tokens: Tensor, features: Tensor) -> Tensor:
-    """Return what the graph says behind each token but the first, as rounds read them: [L - 1, proposals, V].
+def _blocks(engine: Any, block: Block, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the graph says behind each token but the first, as rounds read them, and its hidden states.
+
+    They are [L - 1, proposals, V] and [L - 1, proposals, hidden].
 
     Each call reads some tokens again, which the block before has overwritten, and behind a block there may be tokens
     that belong to nothing.
@@ -112,7 +123,7 @@ def _blocks(engine: Any, block: Block, tokens: Tensor, features: Tensor) -> Tens
     cache = blank_cache(contract, 1, length + 2 * LARGEST + AGAIN)
     for name in contract.cache_names:
         cache[name].fill_(GARBAGE)
-    found = []
+    found, states = [], []
     for anchor in range(1, length):
         begin = max(0, anchor + 1 - AGAIN)
         read = tokens[begin : anchor + 1]
@@ -130,7 +141,8 @@ def _blocks(engine: Any, block: Block, tokens: Tensor, features: Tensor) -> Tens
         }  # fmt: skip
         make_step(engine, cache, inputs, {"logits": logits, "present_hidden": made}).run()
         found.append(logits)
-    return torch.cat(found)
+        states.append(made)
+    return torch.cat(found), torch.cat(states)
 
 
 def _block(name: str, fields: Mapping[str, Any], vocab: int) -> Block:
@@ -142,7 +154,7 @@ def _block(name: str, fields: Mapping[str, Any], vocab: int) -> Block:
             f"config.json of head {name} has the mask_token_id {mask!r}, expected one of its {vocab:,} tokens; "
             "download it again"
         )
-    return Block(size, mask, bool(fields.get("sample_from_anchor", False)))
+    return Block(size, mask, bool(fields["sample_from_anchor"]))
 
 
 def _ways(name: str, fields: Mapping[str, Any], layers: int) -> list[tuple[int, ...]]:

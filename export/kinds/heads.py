@@ -56,11 +56,23 @@ class LoadedHead:
     vocab_size: int
     states: tuple[State, ...]
     masks: Masks | None = None  # that it reads, if it proposes in one pass behind some
+    tables: Mapping[str, Tensor] = field(default_factory=dict)  # that a round reads beside its graph
     notes: list[str] = field(default_factory=list)  # how it was wired, for its user
     readings: dict[str, list[float]] = field(default_factory=dict)  # overlap by place, of each way to wire it
 
     def contract(self, target: Contract) -> Contract:
         return Contract(self.layers, self.heads, self.states, self.vocab_size, target.max_length, target.dtype)
+
+    def beside(self, name: str, bigram: float | None) -> "LoadedHead":
+        """Return the head with a note if it overlaps no more with its target than a counted bigram."""
+        found = max(self.readings.values(), key=sum)[0]
+        if bigram is None or found > bigram:
+            return self
+        note = (
+            f"{name} is no better than a bigram counted on three quarters of the text, which overlaps with the target "
+            f"by {bigram:.3f}, and the head by {found:.3f}; train it longer, or use drafter ngram, which runs no model"
+        )
+        return replace(self, notes=[*self.notes, note])
 
 
 class HeadKind(Protocol):

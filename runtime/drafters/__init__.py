@@ -6,14 +6,14 @@ from .cascade import Cascade
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
 from .head import Blockwise, Eagle3, Medusa, Mtp
 from .lookup import Lookup
-from .masked import DFlash, Pard, PEagle
+from .masked import DFlash, DSpark, Pard, PEagle
 from .model import DraftModel, further_draft
 from .ngram import NGram
 from .random import Random
 from .suffix import Suffix
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
-DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, Medusa, Blockwise, Pard)}
+DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 NONE = "none"  # the name that means no drafter
 

@@ -122,6 +122,23 @@ class Sampler(Drafter):
         """Return a function that gives the logits [A, 1, V] of proposal i once all earlier ones are drawn."""
         raise NotImplementedError
 
+    def doubt(self, i: int, logits: Tensor, frame: Frame) -> Tensor:
+        """Return how unsure it is of proposal i [A, 1], from 0 to 1: the entropy of its logits unless it knows better.
+
+        A row may end before a proposal that is in doubt. So the doubt must be known before that proposal is drawn, from
+        the tokens drawn before it. Then whether a row goes on behind some tokens depends on those tokens alone, as if
+        its length had been chosen for them beforehand, and each proposal was drawn from its q. If a token had a say in
+        whether it is proposed itself, those that are proposed would follow another law than q, and the test would bias
+        what is said.
+        """
+        return normalised_entropy(logits[:, 0])
+
+
+def normalised_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy [A, 1] of the softmax of logits [A, V], scaled to lie from 0 to 1."""
+    nats: Tensor = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
+    return nats / torch.full_like(nats, logits.shape[-1]).log_()
+
 
 class Offer(NamedTuple):
     """Tokens for a line of all rows; rows that did not ask for them propose none."""

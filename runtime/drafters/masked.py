@@ -2,6 +2,7 @@
 
 pard, peagle    a mask for each proposal but the first, which the last committed token says
 dflash          a block of as many as the head was trained with, all of which see each other
+dspark          such a block, whose tokens follow one another: each is drawn by the one before it, too
 """
 
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from ...engines import Bundle, Masks
 from ..memory.model import preceded
 from ..state.frame import Frame
 from ..state.indexing import counting
+from ..state.rows import Rows
 from .drafter import Asking, Resources
-from .head import OnePass
+from .head import MADE, OnePass
+from .markov import Markov
 from .model import PreparedDraft
 
 
@@ -91,3 +94,30 @@ class PEagle(Masked):
 
 class DFlash(Masked):
     name = "dflash"
+
+
+class DSpark(Masked):
+    name = "dspark"
+
+    def __init__(self, place: int, resources: Resources) -> None:
+        super().__init__(place, resources)
+        self._markov = Markov.read(resources.bundle, self.name, resources.target.engine.device)
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        """Give each proposal its law behind the one that was drawn before it: that is its q, in lines and trees."""
+        of_place = super().logits(rows, frame)
+        return lambda i: self._markov.following(of_place(i), before(i, frame))
+
+    def doubt(self, i: int, logits: Tensor, frame: Frame) -> Tensor:
+        """Return how unlikely the head thinks proposal i of the line is to stand, if those before it do."""
+        if not len(self._markov.confidence):
+            return super().doubt(i, logits, frame)
+        made = frame.prepared[self.name].steps[0].outputs[MADE]
+        return 1 - self._markov.sure(made[:, i : i + 1], before(i, frame)[:, :1])
+
+
+def before(i: int, frame: Frame) -> Tensor:
+    """Return the tokens [A, P] that proposal i follows: of the line, then of what is beside it in a tree."""
+    if i < len(frame.levels):
+        return frame.input_ids.gather(1, frame.levels[i])
+    return frame.winners[i - 1].tokens if i else frame.recent[:, -1:]

@@ -1,5 +1,6 @@
 """Fills a round with proposals; each row takes them from the source it asked for."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -88,7 +89,8 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
     entropies: list[Tensor] = []
     uniforms = noise.to_draw(number, plan.draft_length)
     draws = None if uniforms is None else uniforms[:, :, None].unbind(1)
-    each = [(one.asked(number, rows), cast(Sampler, one).logits(rows, line)) for one in samplers]
+    sources = cast(Sequence[Sampler], samplers)
+    each = [(one.asked(number, rows), one.logits(rows, line)) for one in sources]
     count, entropic = each[0][0], plan.entropies and not number
     for i, winners in enumerate(line.winners):
         token = winners.tokens  # [A, 1]
@@ -96,7 +98,10 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
         for asked, its_logits in each[1:]:
             logits = torch.where(asked[:, None, None] > 0, its_logits(i), logits)
         if entropic:
-            entropies.append(normalised_entropy(logits[:, 0]))
+            doubts = [one.doubt(i, logits, line) for one in sources]
+            for (asked, _), doubt in zip(each[1:], doubts[1:], strict=True):
+                doubts[0] = torch.where(asked[:, None] > 0, doubt, doubts[0])
+            entropies.append(doubts[0])
             if frame.on_cpu and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
         scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, line))
@@ -134,9 +139,3 @@ def drawn_so_far(i: int, plan: Plan, frame: Frame) -> Ahead | None:
     if i < len(frame.levels):
         return Ahead(frame.all_proposed, frame.tree, frame.levels[i])
     return Ahead(torch.cat([winners.tokens for winners in frame.winners[:i]], 1) if i else frame.proposed[:, :0])
-
-
-def normalised_entropy(logits: Tensor) -> Tensor:
-    """Return the entropy [A, 1] of the softmax of logits [A, V], scaled to lie from 0 to 1."""
-    nats: Tensor = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
-    return nats / torch.full_like(nats, logits.shape[-1]).log_()

@@ -1,5 +1,6 @@
 """Gives the results of a round to its requests, and learns from them."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -18,6 +19,7 @@ class Results:
 
     def __init__(self, target: Model, planner: Planner, rules: DraftingRules) -> None:
         self.speculation = Speculation()
+        self.by_drafter: defaultdict[str, Speculation] = defaultdict(Speculation)  # of rounds that proposed
         self._target, self._planner, self._rules = target, planner, rules
 
     def give_all(self, flight: Flight, live: Sequence[Occupant], began: float) -> None:
@@ -48,6 +50,8 @@ class Results:
         fell = share.shape.beyond and (result.beside or result.accepted < result.proposed)
         beside = Beside(share.shape, result.beside) if fell else None
         self.speculation.add_round(outcome, beside)
+        if outcome.proposed:
+            self.by_drafter[share.drafter].add_round(outcome, beside)
         occupant.request.speculation.add_round(outcome, beside)
         occupant.chooser.observe(share.drafter or "none", outcome, result.entropies[: outcome.examined], beside)
 

@@ -63,6 +63,10 @@ class Scheduler:
         return self._results.speculation
 
     @property
+    def by_drafter(self) -> dict[str, Speculation]:
+        return dict(self._results.by_drafter)
+
+    @property
     def live(self) -> list[Occupant]:
         """The requests that are decoding; occupant i has row i."""
         return self.seating.live

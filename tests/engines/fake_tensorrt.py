@@ -30,7 +30,9 @@ def write_plans(path: Path, version: str = "1", capability: str = "8.9", **optio
     bundle = Bundle.open(path)
     settings = BuildOptions("tensorrt-rtx", [capability], **{"draft_length": 3, "prefill_width": 8} | options)
     plans = []
-    for role in roles(settings, bundle.drafts, {name: bundle.models[name].contract for name in bundle.heads}):
+    heads = {name: bundle.models[name].contract for name in bundle.heads}
+    masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
+    for role in roles(settings, bundle.drafts, heads, masks):
         key = PlanKey(
             role.model,
             graph_identity(path, role.model),

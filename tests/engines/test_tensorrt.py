@@ -18,12 +18,12 @@ import torch
 from trt_spec.engines import Bundle, EngineError, RequestError, blank_cache, make_step, open_engines
 from trt_spec.engines.tensorrt import engine as tensorrt
 from trt_spec.engines.tensorrt import read_plan
-from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.state.verdict import TreeVerdict
 
 from ..bundles import Pair, export_pair, noisy_draft
-from ..heads import eagle3_head, parallel_heads
+from ..heads import dflash_head, eagle3_head, parallel_heads
 from ..models import tiny_llama
 from ..recorder import Recorder
 from ..toys import Toy, with_toys
@@ -114,15 +114,17 @@ def test_states_of_other_kinds_give_the_text_of_onnx_runtime(
             assert 0.2 < ours.speculation.acceptance < 1
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
+@pytest.mark.parametrize("drafter", ["eagle3", "dspark", "medusa"])
 def test_heads_give_the_text_of_onnx_runtime(tmp_path: Path, library: FakeTensorRT, drafter: str) -> None:
     """In lines, and where plans read whole trees; the first step of a head has a plan of its own."""
     target = tiny_llama(tmp_path / "target", num_hidden_layers=1, initializer_range=0.2)
     eagle = eagle3_head(tmp_path / "eagle3", target, 48, read=(0,), eagle_aux_hidden_state_layer_ids=[0])
     medusa = parallel_heads(tmp_path / "medusa", target, "medusa")
-    path = export_pair(target, tmp_path / "bundle", [eagle, medusa]).bundle
+    dspark = dflash_head(tmp_path / "dspark", target, read=(0,), aux_hidden_state_layer_ids=[0], rank=8, scale=0.3)
+    path = export_pair(target, tmp_path / "bundle", [eagle, dspark, medusa]).bundle
     write_plans(path, batch=(1, 3), siblings=4, draft_trees=drafter == "eagle3", prefill_width=32)
-    lengths = [1, 3, *(["3+4"] if drafter == "eagle3" else [])]
+    beside = {"eagle3": ["3+4"], "dspark": [EntropyRule(3, 3, stop_above=0.6)]}  # its doubt reads hidden states
+    lengths = [1, 3, *beside.get(drafter, [])]
     for params in (RULES["greedy"], RULES["coupled"], RULES["rejection"]):
         with Decoder.open(path, max_batch=3) as decoder, open_decoder(path) as ours:
             for length in lengths:
@@ -130,7 +132,8 @@ def test_heads_give_the_text_of_onnx_runtime(tmp_path: Path, library: FakeTensor
                 found = ours.generate(PROMPTS, params, draft_length=length, drafter=drafter)
                 assert [output.token_ids for output in found] == [output.token_ids for output in expected]
             assert ours.speculation.accepted
-    assert {width for model, width, _ in library.runs if model == drafter} >= ({1, 4} if drafter == "eagle3" else {1})
+    widths = {"eagle3": {1, 4}, "dspark": {9}, "medusa": {1}}[drafter]
+    assert {width for model, width, _ in library.runs if model == drafter} >= widths
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 from trt_spec.engines import Bundle, ExportError, PairError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.bigram import bigram_overlap
+from trt_spec.export.checkpoint import UNKNOWN, load_model, open_checkpoint
 from trt_spec.export.graph import build_graph, write_graph
 from trt_spec.export.hidden_states import LAST, Features
-from trt_spec.export.kinds import LoadedHead, open_head
+from trt_spec.export.kinds import LoadedHead, eagle3_files, open_head
 from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
 from trt_spec.export.kinds.eagle3_files import in_words, wired
@@ -90,7 +91,9 @@ def test_the_graph_of_every_form_computes_what_the_head_does(
     assert said.shape == (len(TOKENS) - 1, VOCAB)
 
 
-@pytest.mark.parametrize("fault", ["normed", "features late", "sees the first place", "map applied twice"])
+@pytest.mark.parametrize(
+    "fault", ["normed", "features late", "sees the first place", "map applied twice", "map left out"]
+)
 def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_path: Path) -> None:
     head = loaded(eagle3_head(tmp_path / "head", target, 48), target, teacher)
     contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
@@ -104,6 +107,9 @@ def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_p
 
     def mapped(self: Eagle3, normed: Any) -> Any:
         said = logits(self, normed)
+        if fault == "map left out":
+            own = self.lm_head(normed)
+            return torch.cat([own, torch.full_like(said[..., own.shape[-1] :], UNKNOWN)], -1)
         return said.index_select(-1, self.places.clamp(max=VOCAB - 1)) if fault == "map applied twice" else said
 
     seen = "trt_spec.export.kinds.slots.behind_the_first"
@@ -261,6 +267,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda head: edit(head, lambda each: each["d2t"].add_(60)),
         "tensor d2t of head .* names no 48 tokens of 64",
     ),
+    "ids for offsets": (
+        lambda head: edit(head, lambda each: each["d2t"].add_(torch.arange(48))),
+        "tensor d2t of head .* names no 48 tokens of 64",
+    ),
+    "no offsets": (
+        lambda head: edit(head, lambda each: each["d2t"].zero_()),
+        "tensors d2t and t2d of head .* name different tokens",
+    ),
     "two vocabularies": (
         lambda head: edit(head, lambda each: each.update(t2d=~each["t2d"])),
         "tensors d2t and t2d of head .* name different tokens",
@@ -305,6 +319,15 @@ def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target
     assert {file.name for file in tmp_path.iterdir()} == {"head"}
 
 
+def test_a_head_of_a_kind_that_cannot_be_run_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:
+    head = eagle3_head(tmp_path / "head", target, 48)
+    change(head, speculators_model_type="xpress", architectures=["XpressSpeculator"])
+    with pytest.raises(
+        ExportError, match="is a head of the kind 'xpress', which this version cannot run; it runs peagle"
+    ):
+        export_bundle(target, tmp_path / "bundle", head)
+
+
 def test_a_model_of_its_own_is_no_head(target: Path) -> None:
     assert open_head(target) is None
 
@@ -325,13 +348,34 @@ def test_the_shipped_head_is_wired_as_it_was_trained_whatever_its_configuration_
         fields.pop(name, None)
     fields["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]
     (head / "config.json").write_text(json.dumps(fields))
-    opened = open_checkpoint(TARGET)
-    tokens = read_vocabulary(opened).tokenizer.encode(SHIPPED_SAMPLE.read_text()).ids[:1024]
-    found, contract = open_head(head), opened.shape.contract(1024, "float32")
-    assert found is not None
-    joined = found.kind.load(found, load_model(opened, "float32"), contract, Sample(tokens, 4096))
+    joined = beside_the_demo(head)
     assert joined.module.wiring == Wiring((2, 4, 5))
     assert len(joined.readings) == 8
     best, *others = sorted(joined.readings.values(), reverse=True)
     assert best[0] > 0.3
     assert sum(best) > 1.05 * sum(others[0])
+
+
+def beside_the_demo(head: Path) -> LoadedHead:
+    """Join a head to the demo's target, measured on the text that is shipped and compared with a bigram of it."""
+    opened, found = open_checkpoint(TARGET), open_head(head)
+    assert found is not None
+    sample = Sample(read_vocabulary(opened).tokenizer.encode(SHIPPED_SAMPLE.read_text()).ids[:1024], 4096)
+    target, contract = load_model(opened, "float32"), opened.shape.contract(1024, "float32")
+    return found.kind.load(found, target, contract, sample).beside("the head", bigram_overlap(target, sample))
+
+
+@pytest.mark.parametrize("fault", [None, "twice", "left out"])
+def test_a_draft_vocabulary_that_is_read_wrongly_shows_in_the_overlap(fault: str | None) -> None:
+    """The check cannot see it, which compares with the head as it was read, nor can a certificate: it is exact."""
+    read = eagle3_files.draft_vocabulary
+
+    def wrongly(name: str, tensors: dict[str, torch.Tensor], vocab: int) -> torch.Tensor:
+        places = read(name, tensors, vocab)
+        if fault == "twice":
+            return places[places.clamp(max=vocab - 1)]
+        return torch.arange(vocab).clamp(max=len(tensors["d2t"])) if fault == "left out" else places
+
+    with patch.object(eagle3_files, "draft_vocabulary", wrongly):
+        noted = any("no better than a bigram" in note for note in beside_the_demo(DEMO_DRAFTS["eagle3"]).notes)
+    assert noted == (fault is not None)

@@ -1,4 +1,4 @@
-"""Our EAGLE-3, MTP, P-EAGLE and DFlash say what the reference classes of `speculators` say.
+"""Our EAGLE-3, MTP, P-EAGLE, DFlash and DSpark say what the reference classes of `speculators` say.
 
 The package pins older libraries than ours, so it is installed without them, beside them. What it imports for training
 alone, and never runs here, is an empty module.
@@ -141,9 +141,40 @@ def say_dflash(head, given, out):
             pass
     save_file({"0": said[0].view(len(anchors), config.block_size, -1).contiguous()}, out)
 
-KINDS = {"mtp": say_mtp, "peagle": say_peagle, "dflash": say_dflash}
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
+import speculators.models.dspark.core as dspark
+
+def say_dspark(head, given, out):
+    config = DSparkSpeculatorConfig.from_pretrained(head)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model, inputs, said = DSparkDraftModel(config), load_file(given), {}
+    left = model.load_state_dict(load_file(head + "/model.safetensors"), strict=False)
+    assert not left.unexpected_keys, left
+    assert not any(key.startswith(("markov", "confidence")) for key in left.missing_keys), left
+    model.embed_tokens.weight.data = inputs["embedding"]
+    if "lm_head.weight" in left.missing_keys:
+        model.lm_head.weight.data = inputs["projection"]
+    anchors = inputs["anchors"]
+    dflash.select_anchors = lambda *_: (anchors, torch.ones_like(anchors, dtype=torch.bool))
+    for wanted in (model.verifier_lm_head, model.verifier_norm):
+        wanted.weight.data.zero_()
+    def stop(logits, targets, confidence, *rest, **more):
+        shape = len(anchors), config.block_size
+        said.update(laws=logits.view(*shape, -1).contiguous(), sure=confidence.view(shape).sigmoid())
+        raise Said
+    dspark.compute_metrics, ids = stop, inputs["text"][None]
+    with torch.no_grad():
+        try:
+            model.eval()(hidden_states=inputs["all"][None], input_ids=ids, loss_mask=torch.ones_like(ids),
+                         verifier_last_hidden_states=inputs["last"][None], document_ids=torch.zeros_like(ids),
+                         max_anchors=len(anchors))
+        except Said:
+            pass
+    save_file(said, out)
+
+KINDS = {"mtp": say_mtp, "peagle": say_peagle, "dflash": say_dflash, "dspark": say_dspark}
 for folder in sys.argv[1:]:
-    KINDS.get(folder.rpartition("/")[2], say)(folder + "/head", folder + "/given", folder + "/said")
+    KINDS.get(folder.rpartition("/")[2].partition(" ")[0], say)(folder + "/head", folder + "/given", folder + "/said")
 """.replace("STEPS", str(STEPS))
 LAYERS = (0, 1, 2)
 SPECULATORS = {
@@ -153,6 +184,11 @@ SPECULATORS = {
     "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]},
 }
 OF_DFLASH = {"speculators_config": SPECULATORS | {"algorithm": "dflash"}}
+DSPARK: dict[str, dict[str, Any]] = {
+    "dspark": {"draft_vocab": 48},
+    "dspark whose anchor is silent": {"draft_vocab": 48, "sample_from_anchor": False},
+    "dspark of all tokens": {"confidence": 32},
+}
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {"draft_vocab": 48},
     "normed residual": {"draft_vocab": 48, "norm_before_residual": True},
@@ -187,20 +223,21 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
         save_file(given, tmp_path / form / "given")
     last = hidden[LAST][0].contiguous()
     text = {"text": torch.tensor(tokens), "last": last, "embedding": given["embedding"]}
+    projection = teacher.lm_head.weight.data
     mtp_head(tmp_path / "mtp" / "head", target, scale=0.2, speculators_config=SPECULATORS | {"algorithm": "mtp"})
-    save_file(text | {"projection": teacher.lm_head.weight.data}, tmp_path / "mtp" / "given")
+    save_file(text | {"projection": projection}, tmp_path / "mtp" / "given")
     eagle3_head(tmp_path / "peagle" / "head", target, 48, read=LAYERS, mask=63, layers=2, **usual)
     save_file(given, tmp_path / "peagle" / "given")
     dflash_head(tmp_path / "dflash" / "head", target, draft_vocab=48, read=LAYERS, scale=0.2, **OF_DFLASH)
     anchors, each = [2, 9, 17, 30], torch.cat([hidden[layer][0] for layer in LAYERS], -1)
     save_file(text | {"all": each.contiguous(), "anchors": torch.tensor(anchors)}, tmp_path / "dflash" / "given")
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        REFERENCE,
-        *(str(tmp_path / form) for form in [*FORMS, "mtp", "peagle", "dflash"]),
-    ]
+    for form, fields in DSPARK.items():
+        config = {"speculators_config": SPECULATORS | {"algorithm": "dspark"}} | fields
+        dflash_head(tmp_path / form / "head", target, read=LAYERS, scale=0.3, rank=8, **config)
+        of_blocks = {"all": each.contiguous(), "anchors": torch.tensor(anchors), "projection": projection}
+        save_file(text | of_blocks, tmp_path / form / "given")
+    every = [*FORMS, "mtp", "peagle", "dflash", *DSPARK]
+    command = [sys.executable, "-P", "-c", REFERENCE, *(str(tmp_path / form) for form in every)]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(package)})
     contract = open_checkpoint(target).shape.contract(256, "float32")
     for form in [*FORMS, "peagle"]:
@@ -237,3 +274,17 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
     chosen = (head.places < 48).nonzero()[:, 0]
     expected = load_file(tmp_path / "dflash" / "said")["0"][:, 1:]
     torch.testing.assert_close(found[..., chosen], expected, atol=1e-4, rtol=1e-4, msg="dflash")
+    for form in DSPARK:
+        opened = open_head(tmp_path / form / "head")
+        assert opened is not None
+        head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
+        features = head.encoder([hidden[layer] for layer in LAYERS])[0]
+        expected, places = load_file(tmp_path / form / "said"), head.block.proposals
+        laws, sure = expected["laws"][:, -places:], expected["sure"][:, -places:]
+        states = head.blocks(torch.tensor(tokens), features, anchors)
+        before = torch.tensor([tokens[anchor : anchor + places] for anchor in anchors])
+        said = head.said(torch.tensor(tokens), features, anchors)
+        chosen = head.tables()["tokens"]
+        assert len(chosen) == laws.shape[2]
+        torch.testing.assert_close(said[..., chosen], laws, atol=1e-4, rtol=1e-4, msg=form)
+        torch.testing.assert_close(head.confidence(states, before), sure, atol=1e-4, rtol=1e-4, msg=form)

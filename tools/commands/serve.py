@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:
     """Open the bundle that was named, or make that of the checkpoint."""
-    from ..making.kept_bundles import bundle_of, demo_bundle
+    from ..making.kept_bundles import DEMO_DRAFTS, bundle_of, demo_bundle
 
     if arguments.model is not None and arguments.bundle is not None:
         raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
@@ -158,7 +158,8 @@ def _bundle(arguments: argparse.Namespace) -> Bundle:
     if model is None or arguments.bundle is not None or (Path(model) / "manifest.json").exists():
         if asked:
             raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
-        bundle = demo_bundle(say) if model is None else Bundle.open(model)
+        shipped = arguments.drafter if arguments.drafter in DEMO_DRAFTS else "model"
+        bundle = demo_bundle(say, shipped) if model is None else Bundle.open(model)
         return bundle if longest is None else bundle.limited(longest)
     return bundle_of(at_revision(model, arguments.revision), arguments.draft, say, longest, arguments.weights)
 

@@ -41,7 +41,7 @@ from ..flags.sampling import add_number
 from ..program import program
 from ..text_files import read_prompts
 from .cut_down import cut_down
-from .grow_pair import LlamaSize
+from .growing import LlamaSize
 from .training import (
     Windows,
     acceptance,

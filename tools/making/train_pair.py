@@ -26,7 +26,7 @@ from ...export.aside import built_aside
 from ..console import say
 from ..flags.sampling import add_number
 from ..program import program
-from .grow_pair import LlamaSize
+from .growing import LlamaSize
 from .training import (
     Windows,
     acceptance,

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from ...engines import RequestError
 from ...export.quality import overlap
 from ..console import progress
-from .grow_pair import LlamaSize
+from .growing import LlamaSize
 
 WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
 SAID = 20  # times the loss is shown

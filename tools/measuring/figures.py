@@ -23,7 +23,8 @@ from ...runtime import Decoder, SamplingParams
 from ..commands.bench import bench
 from ..console import progress, say
 from ..flags.sampling import add_number
-from ..making.grow_pair import LlamaSize, grow
+from ..making.grow_pair import grow
+from ..making.growing import LlamaSize
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from ..program import program
 from ..whole_file import outputs

@@ -34,7 +34,8 @@ from ..certificate.subject import Subject
 from ..commands.bench import bench
 from ..console import say, table_of
 from ..flags.sampling import add_number
-from ..making.grow_pair import LlamaSize, grow
+from ..making.grow_pair import grow
+from ..making.growing import LlamaSize
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from ..making.training import refuse_device
 from ..program import program

@@ -167,6 +167,15 @@ def test_how_many_are_proposed_may_depend_on_the_proposals_before():
         assert error(random_models(seed, 3, torch.float64), 3, until_the_first_zero) <= EXACT
 
 
+def test_how_many_are_proposed_may_not_depend_on_the_first_that_is_left_out():
+    """What is left were drawn from another law than q, had the token that was drawn behind it a say."""
+
+    def up_to_the_first_zero(chain: tuple[int, ...]) -> int:
+        return chain.index(0) if 0 in chain else len(chain)
+
+    assert error(random_models(0, 3, torch.float64), 3, up_to_the_first_zero) > 1e-3
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_certain_proposals_are_judged_as_one_by_one(k: int):
     """What is kept, too: a proposal that is certain leaves nothing to gain."""

@@ -18,10 +18,13 @@ from trt_spec.export.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
-from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
+from trt_spec.runtime.drafters import masked
+from trt_spec.runtime.drafters.drafter import normalised_entropy
 from trt_spec.runtime.drafters.head import Head, States
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.memory.row_cache import RowCache
 
 from ...bundles import export_pair
 from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
@@ -54,9 +57,11 @@ class Headed:
         if self.name in ("medusa", "blockwise"):  # each head says one place, whatever the others have said
             [said] = self.head(features[count - 2 : count - 1])[1]
             return [said[len(path), :VOCAB].softmax(-1) for path in paths]
-        if self.name == "dflash":
-            [said] = self.head.said(torch.tensor(tokens), features[: count - 1], [count - 1])
-            return [said[len(path), :VOCAB].softmax(-1) for path in paths]
+        if self.name in ("dflash", "dspark"):
+            [states] = self.head.blocks(torch.tensor(tokens), features[: count - 1], [count - 1])
+            places, before = [len(path) for path in paths], [[*tokens, *path][-1] for path in paths]
+            said = self.head.following(self.head.logits(states[places]), torch.tensor(before))
+            return list(said[:, :VOCAB].softmax(-1))
         if self.head.mask_token is not None:
             paths = [[self.head.mask_token] * len(path) for path in paths]
         given = torch.cat([torch.zeros_like(features[:1]), features[: count - 1]])
@@ -85,10 +90,15 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
             folder / "peagle", target, KNOWN, mask=MASK, layers=2, scale=0.25, norm_before_residual=False
         ),
         "dflash": dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2),
+        "dspark": dflash_head(folder / "dspark", target, draft_vocab=KNOWN, mask=MASK, scale=0.3, rank=8, seed=3),
         "medusa": parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
         "blockwise": parallel_heads(folder / "blockwise", target, "blockwise", scale=0.3),
     }
-    bundle = export_pair(target, folder / "bundle", list(heads.values())).bundle
+    return in_a_bundle(folder / "bundle", target, heads)
+
+
+def in_a_bundle(folder: Path, target: Path, heads: dict[str, Path]) -> dict[str, Headed]:
+    bundle = export_pair(target, folder, list(heads.values())).bundle
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     contract, sample = open_checkpoint(target).shape.contract(256, "float32"), Sample(list(range(VOCAB)), VOCAB)
     found = {}
@@ -111,7 +121,7 @@ def headed(every_kind: dict[str, Headed]) -> Headed:
         *(("eagle3", memory) for memory in ("ample", "prefixes", "short")),
         ("mtp", "prefixes"),
         ("peagle", "short"),
-        *(("dflash", memory) for memory in ("ample", "prefixes", "short")),
+        *((name, memory) for name in ("dflash", "dspark") for memory in ("ample", "prefixes", "short")),
     ],
 )
 def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
@@ -140,7 +150,7 @@ def test_heads_that_say_a_place_each_read_the_last_features_and_nothing_else(
         assert compared(every_kind[name])[0] > 20 * CLOSE
 
 
-@pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "dspark", "medusa"])
 def test_the_torch_engine_runs_heads(every_kind: dict[str, Headed], name: str) -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=12, seed=4, ignore_eos=True)
     headed = every_kind[name]
@@ -159,13 +169,102 @@ def not_handed_on(self: Any, nodes: torch.Tensor, made: torch.Tensor) -> None:
     handed(self, nodes.flip(1), made)
 
 
-original, handed = Features.into, States.hand_on
+original, handed, follows, straighten = Features.into, States.hand_on, masked.before, RowCache.straighten
+
+
+def test_a_block_whose_tokens_do_not_follow_one_another_would_show(every_kind: dict[str, Headed]) -> None:
+    with patch.object(masked, "before", lambda i, frame: frame.recent[:, -1:].expand_as(follows(i, frame))):
+        worst, _ = compared(every_kind["dspark"])
+    assert worst > 20 * CLOSE
+
+
+@torch.no_grad()
+def doubts(headed: Headed, tokens: list[int], proposal: list[int]) -> list[float]:
+    """Return how unsure the head is of each of so many proposals, and of the next, by what comes before them."""
+    features, count = headed.features([*tokens, *proposal, 0]), len(tokens)
+    if headed.head.confidence_head is None:
+        laws = headed.laws(tokens, features, [proposal[:place] for place in range(len(proposal) + 1)])
+        return [float(normalised_entropy(law.log()[None])) for law in laws]
+    [states] = headed.head.blocks(torch.tensor(tokens), features[: count - 1], [count - 1])
+    before = torch.tensor([*tokens[-1:], *proposal])
+    return (1 - headed.head.confidence(states[: len(before)], before)).tolist()
+
+
+@pytest.mark.parametrize("confidence", [None, 32, 0])
+def test_a_block_ends_before_the_token_of_which_its_head_is_not_sure(
+    every_kind: dict[str, Headed], tmp_path: Path, confidence: int | None
+) -> None:
+    """By its confidence, which may read the token before or not, or by its entropy where it has none."""
+    headed, longest = every_kind["dspark"], 4
+    if confidence is not None:
+        target = tiny_llama(tmp_path / "target", padded_vocab=72, initializer_range=0.2, num_hidden_layers=3)
+        head = dflash_head(
+            tmp_path / "dspark", target, "authors", mask=MASK, scale=0.3, rank=8, seed=3, confidence=confidence
+        )
+        headed = in_a_bundle(tmp_path / "bundle", target, {"dspark": head})["dspark"]
+    limit = 0.6 if confidence != 0 else 0.8
+    rule, ended = EntropyRule(shortest=longest, longest=longest, stop_above=limit), set()
+    with Decoder.open(headed.bundle) as decoder:
+        for params in (
+            SamplingParams(temperature=1.0, max_new_tokens=40, ignore_eos=True, seed=3),
+            SamplingParams(temperature=1.0, max_new_tokens=40, ignore_eos=True, seed=4, rule="coupled"),
+            SamplingParams(max_new_tokens=20, ignore_eos=True),
+        ):
+            [output] = decoder.generate([[7, 1, 30]], params, draft_length=rule, drafter="dspark", trace=True)
+            if params.rule == "coupled" or params.temperature == 0:
+                [alone] = decoder.generate([[7, 1, 30]], params, draft_length=0)
+                assert output.token_ids == alone.token_ids
+            assert worst_law(headed, [7, 1, 30], output)[0] < CLOSE
+            tokens = [7, 1, 30]
+            for one in output.trace or ():
+                found = doubts(headed, tokens, list(one.proposal))
+                assert one.entropies == pytest.approx(found[: len(one.proposal)], abs=CLOSE)
+                assert max(one.entropies, default=0.0) <= limit + CLOSE
+                room = 3 + params.max_new_tokens - len(tokens) - 1
+                if len(tokens) > 3:  # the reading of the prompt gives the first token
+                    assert len(one.proposal) >= min(longest, room) or found[len(one.proposal)] > limit - CLOSE
+                ended.add(len(one.proposal))
+                tokens += [*one.standing, *([] if one.next_token is None else [one.next_token])]
+    assert len(ended) > 2, "some blocks end early, some do not"
 
 
 def test_features_one_entry_late_would_show(headed: Headed) -> None:
     with patch.object(Features, "into", late):
         worst, _ = compared(headed)
     assert worst > 20 * CLOSE
+
+
+def features_left_behind(self: RowCache, start: torch.Tensor, path: torch.Tensor) -> None:
+    """Where a sibling stands its keys and values move, and the features stay those of the node that fell."""
+    kept = self.buffers["features"].clone() if "features" in self.buffers else None
+    straighten(self, start, path)
+    if kept is not None:
+        self.buffers["features"].copy_(kept)
+
+
+def test_features_of_a_node_that_fell_would_show(headed: Headed) -> None:
+    with patch.object(RowCache, "straighten", features_left_behind):
+        worst, _ = compared(headed)
+    assert worst > 20 * CLOSE
+
+
+@pytest.mark.parametrize("fault", ["features late", "features of a node that fell", "states mixed up"])
+def test_what_a_head_reads_wrongly_changes_no_text(headed: Headed, fault: str) -> None:
+    swap = {
+        "features late": (Features, "into", late),
+        "features of a node that fell": (RowCache, "straighten", features_left_behind),
+        "states mixed up": (States, "hand_on", not_handed_on),
+    }[fault]
+    prompts = [[5, 9], [7, 1, 30, 2], [11] * 40]
+    for params in (
+        SamplingParams(max_new_tokens=30),
+        SamplingParams(temperature=1.0, max_new_tokens=30, seed=4, rule="coupled"),
+    ):
+        with patch.object(*swap), Decoder.open(headed.bundle, max_batch=4) as decoder:
+            alone = decoder.generate(prompts, params, draft_length=0)
+            found = decoder.generate(prompts, params, draft_length="4/8", drafter="eagle3")
+        assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+        assert sum(one.speculation.accepted for one in found) > 0
 
 
 def test_a_tree_whose_states_are_mixed_up_would_show(headed: Headed) -> None:
@@ -184,7 +283,7 @@ def test_what_was_read_without_features_is_read_again_or_it_would_show(headed: H
 
 
 @pytest.mark.parametrize("length", [1, 4, "3+3", "4/8", "3x2x1"])
-@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "peagle", "dflash", "medusa", "blockwise"])
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "peagle", "dflash", "dspark", "medusa", "blockwise"])
 def test_greedy_and_coupled_texts_are_those_without_a_draft(headed: Headed, drafter: str, length: int | str) -> None:
     prompts = [[3], [5, 9], [7, 1, 30, 2], [11] * 40]
     for params in (
@@ -233,9 +332,9 @@ def test_a_bundle_without_heads_refuses_them_in_a_sentence(llama: Any) -> None:
 
 def test_the_target_keeps_features_of_each_token_and_the_head_reads_hidden_states(headed: Headed) -> None:
     bundle = Bundle.open(headed.bundle)
-    assert bundle.heads == ("eagle3", "mtp", "peagle", "dflash", "medusa", "blockwise")
-    assert bundle.target.contract.states[0] == State("features", (1, 192), "float32")
-    assert bundle.features("blockwise") == slice(160, 192)
+    assert bundle.heads == ("eagle3", "mtp", "peagle", "dflash", "dspark", "medusa", "blockwise")
+    assert bundle.target.contract.states[0] == State("features", (1, 224), "float32")
+    assert bundle.features("blockwise") == slice(192, 224)
     assert bundle.models["medusa"].contract.states == (State("hidden", (32,), "float32", "call"),)
     states = bundle.models["eagle3"].contract.states
     assert states == (State("hidden", (32,), "float32", "call"), *keys_and_values(1, 2, 16, "float32"))

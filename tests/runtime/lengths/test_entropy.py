@@ -6,10 +6,10 @@ import pytest
 import torch
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
+from trt_spec.runtime.drafters.drafter import normalised_entropy
 from trt_spec.runtime.lengths.chooser import Pause
 from trt_spec.runtime.lengths.entropy import ByEntropy
 from trt_spec.runtime.requests.metrics import Outcome
-from trt_spec.runtime.round.propose import normalised_entropy
 from trt_spec.runtime.state.frame import Frame
 
 from ...bundles import Pair

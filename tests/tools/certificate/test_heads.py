@@ -1,7 +1,8 @@
 """A bundle with heads is certified as any other, and faults of heads fail it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,13 +11,17 @@ import torch
 from trt_spec.runtime.drafters.head import Head
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.memory.row_cache import RowCache
+from trt_spec.runtime.round import round as round_
+from trt_spec.runtime.round.propose import propose
 from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import QUICK
+from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
 
 from ...bundles import Pair, export_pair
-from ...heads import eagle3_head, parallel_heads
+from ...heads import dflash_head, eagle3_head, parallel_heads
 from ...models import tiny_llama
 
 
@@ -63,9 +68,22 @@ def late_in_rounds() -> Iterator[None]:
         yield
 
 
-FAULTS = {
-    "features an entry late": late_in_rounds,
-    "own states left where features belong": lambda: patch.object(Model, "reads_again", property(lambda self: False)),
+def left_behind(self: RowCache, start: torch.Tensor, path: torch.Tensor) -> None:
+    """Where a sibling stands its keys and values move, and the features stay those of the node that fell."""
+    kept = self.buffers["features"].clone() if "features" in self.buffers else None
+    straighten(self, start, path)
+    if kept is not None:
+        self.buffers["features"].copy_(kept)
+
+
+straighten = RowCache.straighten
+FAULTS = {  # and in which model's cache they are seen
+    "features an entry late": (late_in_rounds, "eagle3"),
+    "own states left where features belong": (
+        lambda: patch.object(Model, "reads_again", property(lambda self: False)),
+        "eagle3",
+    ),
+    "features of a node that fell": (lambda: patch.object(RowCache, "straighten", left_behind), "target"),
 }
 
 
@@ -78,9 +96,46 @@ def test_what_heads_keep_is_what_reading_again_gives(headed: Pair, subject_of: C
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_features_are_seen_in_what_heads_keep(headed: Pair, subject_of: Callable[..., Any], name: str) -> None:
     subject = subject_of(headed, batch=4)
-    with FAULTS[name]():
+    plant, seen_in = FAULTS[name]
+    with plant():
         failed = [one.case for one in findings("rollback", subject) if not one.passed]
-    assert any(case.startswith("eagle3") for case in failed)
+    assert any(case.startswith(seen_in) for case in failed)
+
+
+def by_another_place(rows: Any, plan: Any, *rest: Any) -> Any:
+    """Each token of a block is judged by the law of the place before it, as if that had drawn it."""
+    proposal = propose(rows, plan, *rest)
+    q = proposal.probabilities
+    return proposal if q is None else proposal._replace(probabilities=q.roll(1, 1))
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Heads whose tokens are those of a block, on a target of so few tokens that all first ones can be counted."""
+    folder = tmp_path_factory.mktemp("blocks")
+    target = tiny_llama(folder / "target", vocab=8, padded_vocab=9, num_hidden_layers=3, initializer_range=0.25)
+    heads = [
+        dflash_head(folder / name, target, draft_vocab=8, size=4, mask=8, scale=0.5, **fields)
+        for name, fields in (("dflash", {"sample_from_anchor": True}), ("dspark", {"rank": 4}))
+    ]
+    return export_pair(target, folder / "bundle", heads)
+
+
+@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_token_of_a_block_that_is_judged_by_the_law_of_another_is_seen_in_the_distribution(
+    blocks: Pair, subject_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, drafter: str, faulty: bool
+) -> None:
+    every = distribution.list_cases
+
+    def of_blocks(*of: Any) -> list[Case]:
+        first = next(case for case in every(*of) if case.drafter == drafter and case.rule == "rejection")
+        return [replace(first, draft_length=3)]
+
+    monkeypatch.setattr(distribution, "list_cases", of_blocks)
+    with patch.object(round_, "propose", by_another_place) if faulty else nullcontext():
+        found = next(findings("distribution", subject_of(blocks)))
+    assert found.passed is not faulty, found.detail
 
 
 @pytest.mark.exhaustive

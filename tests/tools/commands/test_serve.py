@@ -17,10 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from trt_spec.engines import Bundle
+from trt_spec.engines import Bundle, ExportError
+from trt_spec.export import pipeline
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands import chat as chat_command
 from trt_spec.tools.ink import DIM, Ink
+from trt_spec.tools.making import kept_bundles
 from trt_spec.tools.trace_lines import RESET
 
 from ...bundles import Pair
@@ -88,6 +90,22 @@ def test_it_says_where_it_listens_and_sigterm_finishes_what_runs(start, llama: P
     log = process.stderr.read()
     assert "path=/v1/completions status=200" in log
     assert "draining" in log
+
+
+@pytest.mark.parametrize(("drafter", "shipped"), [("eagle3", "eagle3"), ("suffix", "model")])
+def test_the_shipped_pair_is_served_with_the_draft_that_is_asked_for(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, shipped: str
+):
+    asked = []
+
+    def refused(target, out, draft, *_, **__):
+        asked.append((target, draft))
+        raise ExportError("nothing is made here")  # or it would serve until somebody ends it
+
+    monkeypatch.setattr(pipeline, "export_bundle", refused)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run("serve", "--drafter", drafter, "--port", 0).code == 2
+    assert asked == [(kept_bundles.TARGET, [kept_bundles.DEMO_DRAFTS[shipped]])]
 
 
 def test_what_requests_leave_open_is_as_the_flags_say(start, llama: Pair, tmp_path: Path):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import RequestError
-from trt_spec.tools.making.grow_pair import LlamaSize, grow, place_heads
+from trt_spec.tools.making.grow_pair import grow
+from trt_spec.tools.making.growing import LlamaSize, place_heads
 
 from ...models import tiny_gpt2, tiny_llama
 

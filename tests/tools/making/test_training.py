@@ -16,7 +16,7 @@ from trt_spec.tools.making import distil_draft
 from trt_spec.tools.making import train_pair as train_pair_tool
 from trt_spec.tools.making.cut_down import cut_down, evenly
 from trt_spec.tools.making.distil_draft import distil, sample
-from trt_spec.tools.making.grow_pair import LlamaSize
+from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.making.train_pair import source_files, train_pair
 from trt_spec.tools.making.training import Windows, distillation_loss, what_others_miss
 

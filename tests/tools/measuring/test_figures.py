@@ -5,7 +5,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from trt_spec.tools.making.grow_pair import LlamaSize
+from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.measuring import figures
 
 

@@ -47,6 +47,7 @@ def serving(
     drain_seconds: float = 5,
     log_prompts: bool = False,
     prefix_bytes: int | None = None,
+    drafter: str | None = None,
 ) -> Iterator[Served]:
     """Serve a pair from a thread of its own until the block ends."""
     started, ends = threading.Event(), []
@@ -54,7 +55,7 @@ def serving(
         Decoder.open(pair.bundle, max_batch=max_batch, prefix_bytes=prefix_bytes) as decoder,
         listen("127.0.0.1", 0) as listener,
     ):
-        service = open_service(decoder, max_waiting, names, template, reasoning)
+        service = open_service(decoder, max_waiting, names, template, reasoning, drafter=drafter)
         app = make_app(service, keys, log_prompts, origins)
 
         async def run() -> None:
