@@ -22,7 +22,7 @@ import pytest
 import tensorrt_rtx as trt
 import torch
 from filelock import FileLock
-from trt_spec.engines import SLACK, Bundle, EngineError, ExportError, line
+from trt_spec.engines import SLACK, TOKEN, Bundle, EngineError, ExportError, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export.family_table import WORKS
 from trt_spec.export.passes.quantise import Quantisation
@@ -542,8 +542,8 @@ def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(hal
 # Between them these have every form of layer that any family has. Another family with one of its own is compiled, too.
 OF_ALL_FORMS = """
 apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe flint gemma2 gpt_neox gpt_oss helium
-hunyuan_v1_dense laguna llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon phi
-phimoe vaultgemma
+falcon_h1 hunyuan_v1_dense laguna lfm2 llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon
+phi phimoe qwen3_next vaultgemma
 """
 COMPILED = OF_ALL_FORMS.split()
 
@@ -552,7 +552,7 @@ def keys(bundle: Bundle, **settings: Any) -> list[PlanKey]:
     """The shapes of all roles; a draft's plans would be those of this same graph."""
     shapes = sorted({(role.width, role.rows, role.batch) for role in roles(options(**settings), ["draft"])})
     assert len(shapes) == 4, "verify, first, decode, prefill"
-    unfused = bundle.target.contract.states[0].shape[1] < 16
+    unfused = bundle.target.contract.of_kind(TOKEN)[0].shape[1] < 16
     return [
         replace(VERIFY, width=width, rows=rows, batch=batch, unfused_attention=unfused) for width, rows, batch in shapes
     ]
