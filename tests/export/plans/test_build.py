@@ -541,9 +541,9 @@ def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(hal
 
 # Between them these have every form of layer that any family has. Another family with one of its own is compiled, too.
 OF_ALL_FORMS = """
-apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe flint gemma2 gpt_neox gpt_oss helium
-falcon_h1 hunyuan_v1_dense laguna lfm2 llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon
-phi phimoe qwen3_next vaultgemma
+apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe falcon_h1 flint gemma2 gpt_neox gpt_oss helium
+hunyuan_v1_dense laguna lfm2 llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon phi
+phimoe qwen3_next vaultgemma
 """
 COMPILED = OF_ALL_FORMS.split()
 
