@@ -6,10 +6,10 @@ behind it only add to that half. So a row is truncated by its length alone, and 
 swallowed.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .contract import MOST_SLOTS
 from .engine import Step
 
 if TYPE_CHECKING:
@@ -20,89 +20,98 @@ MOST_READ = 64  # tokens that one call may swallow of its own: what it computes 
 
 
 class Recurrence:
-    """What is known of each row, on the device, so that a round needs nothing of the host."""
+    """What is known of each row, on the device, so that a round needs nothing of the host.
 
-    def __init__(self, rows: int, device: str) -> None:
+    `half` says how many slots one call may fill, which is half of what a row has.
+    """
+
+    def __init__(self, rows: int, half: int, device: str) -> None:
         import torch
 
+        self.half = half
         self.base = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.side = torch.zeros(rows, dtype=torch.int64, device=device)  # which half of its slots
+        self.slot = torch.zeros(rows, dtype=torch.int64, device=device)  # the first of those with what was read since
         self.runs = torch.ones(rows, dtype=torch.bool, device=device)  # whether it takes part in a round
-        self._each = torch.arange(2 * 64 * 64, device=device)
+        self._own = torch.zeros(rows, dtype=torch.int64, device=device)  # the first slot of what a round reads
+        self._numbers = torch.arange(MOST_SLOTS, device=device)
+
+    def resize(self, half: int) -> None:
+        """Let one call fill so many slots; what the first half held is moved by whom the memory belongs to."""
+        self.slot[self.slot > 0] = half
+        self.half = half
 
     def stand(self, row: int, tokens: int) -> None:
         """Note that the states of a row stand for its first tokens, and that nothing has been read since."""
-        self.base[row], self.side[row] = tokens, 0
+        self.base[row], self.slot[row] = tokens, 0
 
     def move(self, source: int, destination: int) -> None:
-        for each in (self.base, self.side):
+        for each in (self.base, self.slot):
             each[destination] = each[source]
 
     def swap(self, one: int, other: int) -> None:
-        for each in (self.base, self.side):
+        for each in (self.base, self.slot):
             each[[one, other]] = each[[other, one]]
 
-    def begin(self, step: Step, half: int, first: int = 0) -> Step:
+    def begin(self, step: Step, first: int = 0) -> Step:
         """Return a step that swallows all that its rows have read before, and none of its own tokens, which may fall.
 
         These are the rows from `first` on, as far as they take part.
         """
         import torch
 
-        inputs, (base, side, runs) = step.inputs, self._rows(step, first)
-        start, count = inputs["start"], inputs["count"]
+        inputs, rows = step.inputs, slice(first, first + len(step.start))
+        base, slot, runs, own = (each[rows] for each in (self.base, self.slot, self.runs, self._own))
+        start, count, pending = inputs["start"], inputs["count"], inputs["pending"]
+        before, numbers, half = slot[:, None], self._numbers[: pending.shape[1]], torch.full_like(slot, self.half)
 
         def run() -> None:
-            count.copy_(torch.where(runs, start - base, 0))
+            torch.sub(start, base, out=count).mul_(runs)
             inputs["fold"].copy_(count)
-            self._name_slots(inputs, side, half)
-            inputs["slot"].copy_((1 - side) * half)
+            torch.add(before, numbers, out=pending)
+            torch.sub(half, slot, out=own)
+            inputs["slot"].copy_(own)
             step.run()
-            torch.where(runs, start, base, out=base)
-            torch.where(runs, 1 - side, side, out=side)
+            base.add_(count)
+            torch.where(runs, own, slot, out=slot)
 
         return replace(step, run=run)
 
-    def read(self, step: Step, half: int, first: int, tokens: "Tensor | int") -> Step:
+    def read(self, step: Step, first: int, tokens: "Tensor | int") -> Step:
         """Return a step that also swallows the first `tokens` of its own, in each row."""
-        inputs, (base, side, _) = step.inputs, self._rows(step, first)
-        start, count = inputs["start"], inputs["count"]
+        import torch
+
+        inputs, rows = step.inputs, slice(first, first + len(step.start))
+        base, slot, own = self.base[rows], self.slot[rows], self._own[rows]
+        start, count, pending = inputs["start"], inputs["count"], inputs["pending"]
 
         def run() -> None:
-            count.copy_(start - base)
-            inputs["fold"].copy_(count + tokens)
-            self._name_slots(inputs, side, half)
-            inputs["slot"].copy_((1 - side) * half)
+            torch.sub(start, base, out=count)
+            torch.add(count, tokens, out=inputs["fold"])
+            torch.add(slot[:, None], self._numbers[: pending.shape[1]], out=pending)
+            own.copy_(self.half - slot)
+            inputs["slot"].copy_(own)
             step.run()
-            base.copy_(start + tokens)
-            side.copy_(1 - side)
+            torch.add(start, tokens, out=base)
+            slot.copy_(own)
 
         return replace(step, run=run)
 
-    def go_on(self, step: Step, half: int, first: int = 0) -> Step:
-        """Return a step that swallows nothing: its tokens may fall, and others will be read in their places."""
+    def go_on(self, step: Step, first: int = 0) -> Step:
+        """Return a step that swallows nothing, behind one that has begun: others will be read in its tokens' places."""
         import torch
 
-        inputs, (base, side, runs) = step.inputs, self._rows(step, first)
-        start, count = inputs["start"], inputs["count"]
+        inputs, rows = step.inputs, slice(first, first + len(step.start))
+        base, runs, own = self.base[rows], self.runs[rows], self._own[rows]
+        start, count, pending = inputs["start"], inputs["count"], inputs["pending"]
+        before, numbers = own[:, None], self._numbers[: pending.shape[1]]
 
         def run() -> None:
-            count.copy_(torch.where(runs, start - base, 0))
-            self._name_slots(inputs, side, half)
-            inputs["slot"].copy_(torch.where(runs, side * half + count, (1 - side) * half))
+            torch.sub(start, base, out=count).mul_(runs)
+            torch.add(before, numbers, out=pending)
+            torch.add(own, count, out=inputs["slot"])
             step.run()
 
         return replace(step, run=run)
-
-    def _rows(self, step: Step, first: int) -> "tuple[Tensor, Tensor, Tensor]":
-        rows = slice(first, first + len(step.start))
-        return self.base[rows], self.side[rows], self.runs[rows]
-
-    def _name_slots(self, inputs: "Mapping[str, Tensor]", side: "Tensor", half: int) -> None:
-        import torch
-
-        pending = inputs["pending"]
-        torch.add((side * half)[:, None], self._each[: pending.shape[1]], out=pending)
 
     def straighten(self, memory: "Tensor", start: "Tensor", path: "Tensor", first: int = 0) -> None:
         """Move what rows hold of a path [A, W] of their last call into order, in memory [states, rows, 1, slots, size].
@@ -111,9 +120,9 @@ class Recurrence:
         """
         import torch
 
-        half, rows = memory.shape[3] // 2, slice(first, first + len(path))
-        base, side, runs = self.base[rows], self.side[rows], self.runs[rows]
-        to = self._each[: path.shape[1]].expand_as(path)
-        begin = (side * half + torch.where(runs, start - base, 0))[:, None]
-        row = self._each[rows, None]
+        rows = slice(first, first + len(path))
+        runs = self.runs[rows]
+        to = self._numbers[: path.shape[1]].expand_as(path)
+        begin = (self.slot[rows] + torch.where(runs, start - self.base[rows], 0))[:, None]
+        row = torch.arange(first, first + len(path), device=path.device)[:, None]
         memory[:, row, 0, begin + to] = memory[:, row, 0, begin + torch.where(runs[:, None], path, to)]

@@ -129,7 +129,7 @@ def check_graph(
     with in_float32(graph, contract) as (graph, contract):
         engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
         try:
-            cache, recurrence = _cache(contract, ROWS, reference.script.capacity), Recurrence(ROWS, engine.device)
+            cache, recurrence = _cache(contract, ROWS, reference.script.capacity), Recurrence(ROWS, HALF, engine.device)
             for call in reference.script.calls:
                 for row, logits in zip(call.rows, run_call(engine, cache, call, recurrence), strict=True):
                     places = zip(row.branches, row.depths, strict=False)  # of the real ones
@@ -172,9 +172,9 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence
         step = make_step(engine, rows, inputs, {"logits": logits})
         read = torch.tensor([row.read for row in call.rows], device=engine.device)
         if call.goes_on:
-            recurrence.go_on(step, HALF, call.first_row).run()
+            recurrence.go_on(step, call.first_row).run()
         else:
-            recurrence.read(step, HALF, call.first_row, read).run()
+            recurrence.read(step, call.first_row, read).run()
     for place, row in enumerate(call.rows, call.first_row):
         if row.accepted is not None:
             for name in engine.contract.cache_names:

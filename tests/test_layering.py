@@ -28,7 +28,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "bundle": {"contract", "errors"},
         "engine": {"contract"},
         "steps": {"engine", "contract"},
-        "recurrence": {"engine"},
+        "recurrence": {"engine", "contract"},
         "onnxruntime": {"engine", "bundle", "contract", "onnx_types", "cores", "errors"},
         "openvino": {"engine", "contract", "cores", "errors"},
         "tensorrt": {"steps", "engine", "bundle", "contract", "errors"},

@@ -37,8 +37,8 @@ class KVCache(ABC):
         self.contract, self.device = contract, device
         self.entries = [0] * max_rows
         self.bases = [0] * max_rows
-        self.recurrence = Recurrence(max_rows, device) if contract.recurrent else None
         self.half = SLOTS // 2  # of a row's slots: the tokens of one call
+        self.recurrence = Recurrence(max_rows, self.half, device) if contract.recurrent else None
         self.memory = Memory([], [], [])
         self.buffers: dict[str, Tensor] = {}  # parts of it, by contract name
         self.version = 0  # changes when the buffers move

@@ -135,10 +135,10 @@ class Model:
             inputs["pending"] = torch.zeros(batch, since, dtype=torch.int64, device=self.engine.device)
             step = make_step(self.engine, cache, inputs, {"logits": logits} | self._anew(batch))
             if goes_on:
-                return self.cache.recurrence.go_on(step, self.cache.half, first_row)
+                return self.cache.recurrence.go_on(step, first_row)
             if read is not None:
-                return self.cache.recurrence.read(step, self.cache.half, first_row, read)
-            return self.cache.recurrence.begin(step, self.cache.half, first_row)
+                return self.cache.recurrence.read(step, first_row, read)
+            return self.cache.recurrence.begin(step, first_row)
         if self._features is None:
             return make_step(self.engine, cache, inputs, {"logits": logits})
         if hidden is not None:

@@ -39,7 +39,7 @@ class RowCache(KVCache):
         self._fixed, self._most_tokens = fixed, most_tokens
         self._numbers = torch.arange(max(max_rows, WIDEST_STEP), device=device)
         if fixed:
-            self.half = MOST_SLOTS // 2
+            self._widen(MOST_SLOTS // 2)
         self.rows = self.capacity = 0
         self.resize(rows, capacity)
 
@@ -113,8 +113,13 @@ class RowCache(KVCache):
 
     def make_slots(self, tokens: int) -> None:
         if self.recurrence is not None and tokens + LEAST_BEFORE > self.half:
-            self.half = -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
+            self._widen(-(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS)
             self.resize(self.rows, self.capacity)
+
+    def _widen(self, half: int) -> None:
+        self.half = half
+        if self.recurrence is not None:
+            self.recurrence.resize(half)
 
     def read(self, row: int, name: str) -> Tensor:
         return self.buffers[name][row]

@@ -75,7 +75,10 @@ def write_trees(vocab: int, max_length: int, recurrent: bool = False) -> Script:
 def run_script(engine: Engine, script: Script) -> list[Tensor]:
     """The logits [live rows, V] of each call."""
     contract = engine.contract
-    cache, recurrence = blank_cache(contract, ROWS, script.capacity, engine.device), Recurrence(ROWS, engine.device)
+    cache, recurrence = (
+        blank_cache(contract, ROWS, script.capacity, engine.device),
+        Recurrence(ROWS, HALF, engine.device),
+    )
     for name in contract.cache_names:
         cache[name].fill_(GARBAGE)
     for state in contract.of_kind(WINDOW):
