@@ -96,6 +96,12 @@ def export_bundle(
         named = [(TARGET, target), *zip(DRAFTS, drafts, strict=False)]
         adapters = dict([(TARGET, lora), *zip(DRAFTS, draft_lora, strict=False)])
         checkpoints = {role: open_checkpoint(source, adapters.get(role)) for role, source in named}
+        if heads and checkpoints[TARGET].shape.recurrent:
+            [head, *_] = heads.values()
+            raise ExportError(
+                f"{head.name} is a head, and the target {checkpoints[TARGET].name} has recurrent layers, of which this "
+                "version gives a head nothing to read; leave it out"
+            )
         length = agreed_length(list(checkpoints.values()), max_length)
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         ours = vocabularies[TARGET]
