@@ -322,7 +322,7 @@ def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target
 
 def test_a_head_of_a_recurrent_target_is_refused(tmp_path: Path) -> None:
     target = tiny_checkpoint("lfm2", tmp_path / "target")
-    with pytest.raises(ExportError, match="is a head, and the target .*target has recurrent layers"):
+    with pytest.raises(ExportError, match=r"is a head, and the target .*target has recurrent layers"):
         export_bundle(target, tmp_path / "bundle", eagle3_head(tmp_path / "head", target))
     assert not (tmp_path / "bundle").exists()
 
