@@ -26,7 +26,6 @@ from ..models import tiny_llama
 ROWS = 3  # that decode together
 NOISE = 0.03  # of a draft's weights, in standard deviations
 LAYERS = {  # recurrent ones on both sides of one that attends
-    "falcon_h1": {"num_hidden_layers": 2},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
@@ -151,9 +150,9 @@ def test_each_proposal_is_drawn_from_the_drafts_law(hybrids: Callable[[str], Hyb
     assert worst < CLOSE
 
 
-@every_kind()
-def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid], kind: str) -> None:
-    hybrid = hybrids(kind)
+@pytest.mark.exhaustive
+def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid]) -> None:
+    hybrid = hybrids("qwen3_5_text")
     assert texts(hybrid, some_prompts()[:3], engine="torch") == hybrid.expected[:3]
 
 
