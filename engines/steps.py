@@ -29,14 +29,19 @@ def line(batch: int, width: int, device: str) -> "dict[str, Tensor]":
 
 
 def make_step(
-    engine: Engine, cache: "Mapping[str, Tensor]", inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]"
+    engine: Engine,
+    cache: "Mapping[str, Tensor]",
+    inputs: "Mapping[str, Tensor]",
+    outputs: "Mapping[str, Tensor]",
+    *,
+    advances: bool = True,
 ) -> Step:
     """Make a step over the rows of `cache`; all tensors go by contract name.
 
     `inputs` and `outputs` need not name everything. Without `depths` and `ancestors` the tokens are a line, without
     `logit_rows` the last ones give logits. The cache is added, too, and zeros for what a capability or a state of a
     call needs. A state of a row is computed beside the cache and copied into it after the call, since a graph may read
-    it to its end.
+    it to its end, if the step `advances` such states.
     """
     import torch
 
@@ -68,6 +73,8 @@ def make_step(
     inputs |= {spec.name: blank(spec) for spec in contract.inputs if spec.name not in inputs}
     outputs |= {spec.name: blank(spec) for spec in contract.outputs if spec.name not in outputs}
     step = engine.step(inputs, outputs)
+    if not advances:
+        replaced = {}
     if not fills and not replaced:
         return step
 

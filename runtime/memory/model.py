@@ -133,7 +133,8 @@ class Model:
             inputs["widths"] = widths
         if self.cache.recurrence is not None:
             inputs["pending"] = torch.zeros(batch, since, dtype=torch.int64, device=self.engine.device)
-            step = make_step(self.engine, cache, inputs, {"logits": logits} | self._anew(batch))
+            given = {"logits": logits} | self._anew(batch)
+            step = make_step(self.engine, cache, inputs, given, advances=not goes_on)
             if goes_on:
                 return self.cache.recurrence.go_on(step, first_row)
             if read is not None:
