@@ -541,11 +541,12 @@ def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(hal
 
 # Between them these have every form of layer that any family has. Another family with one of its own is compiled, too.
 OF_ALL_FORMS = """
-apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe falcon_h1 flint gemma2 gpt_neox gpt_oss helium
-hunyuan_v1_dense laguna lfm2 llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon phi
-phimoe qwen3_next vaultgemma
+apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe flint gemma2 gpt_neox gpt_oss granitemoehybrid
+helium hunyuan_v1_dense laguna lfm2 llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon
+phi phimoe qwen3_next vaultgemma
 """
 COMPILED = OF_ALL_FORMS.split()
+CRASHES = ("falcon_h1",)  # tensorrt_rtx 1.7.1 dies over its graph at width 2
 
 
 def keys(bundle: Bundle, **settings: Any) -> list[PlanKey]:
@@ -591,12 +592,21 @@ def not_compiled(kind: str, folder: Path, compiled: Sequence[str] = COMPILED) ->
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", [*COMPILED, *(kind for kind in WORKS if kind not in COMPILED)])
+@pytest.mark.parametrize("kind", [*COMPILED, *(kind for kind in WORKS if kind not in (*COMPILED, *CRASHES))])
 def test_every_family_compiles_in_half_precision(tmp_path: Path, kind: str) -> None:
     """All are parsed and audited. Those are compiled that have forms of layers which no other has that is compiled."""
     forms_of(kind, tmp_path / "forms")
     if kind in COMPILED or not_compiled(kind, tmp_path):
         compile_all_roles(in_half_precision(kind, tmp_path), tmp_path, prefill_width=32)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", CRASHES)
+def test_a_family_over_which_the_library_dies_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    path = in_half_precision(kind, tmp_path).path
+    with pytest.raises(ExportError, match=r"crashed while compiling the target graph at width 2 for 8\.0"):
+        build_plans(path, options(draft_length=1, batch=(1, 8), compute_capabilities=["8.0"], prefill_width=0))
+    build_plans(path, options(draft_length=4, batch=(1, 8), compute_capabilities=["8.0"], prefill_width=32))
 
 
 @pytest.mark.exhaustive
