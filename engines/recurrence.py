@@ -15,7 +15,6 @@ from .engine import Step
 if TYPE_CHECKING:
     from torch import Tensor
 
-BEHIND = 2  # tokens before the proposals that a draft reads
 MOST_READ = 64  # tokens that one call may swallow of its own: what it computes grows with their square
 
 

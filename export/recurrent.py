@@ -11,7 +11,8 @@ tree: what others compute along a line is computed here along the ancestors of e
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -38,8 +39,7 @@ class Layer:
     state: tuple[int, ...] = ()  # heads, size of a key, size of a value; a convolution alone has none
 
     def states(self, dtype: str) -> list[State]:
-        """Return what it keeps: at the base the state and the last inputs of its convolution; of each token since, the
-        inputs of both."""
+        """Return what it keeps: its state, the last inputs of its convolution before that, and of each token since."""
         found = [
             State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW),
             State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW),
@@ -59,10 +59,10 @@ def layer_of(module: nn.Module) -> Layer | None:
     layer = Layer(each.layer_idx, convolution.in_channels, convolution.kernel_size[0])
     if hasattr(module, "num_v_heads"):
         state = (each.num_v_heads, each.head_k_dim, each.head_v_dim)
-        return Layer(layer.number, layer.channels, layer.taps, 2 * each.num_v_heads, state)
+        return replace(layer, gates=2 * each.num_v_heads, state=state)
     if hasattr(module, "ssm_state_size"):
         state = (each.num_heads, each.ssm_state_size, each.head_dim)
-        return Layer(layer.number, layer.channels, layer.taps, each.num_heads, state)
+        return replace(layer, gates=each.num_heads, state=state)
     return layer
 
 
@@ -85,8 +85,9 @@ class Entries:
         number = torch.arange(before)
         self.counts = number < count[:, None]  # [B, P]
         own = torch.arange(width)
-        self.order = torch.cat([number.expand(batch, -1), count[:, None] + own], 1)  # [B, N], as they are swallowed
-        self.swallowed = (self.order < fold[:, None]) & torch.cat([self.counts, own.expand(batch, -1) >= 0], 1)
+        order = torch.cat([number.expand(batch, -1), count[:, None] + own], 1)  # [B, N], as they are swallowed
+        exist = torch.cat([self.counts, torch.ones(batch, width, dtype=torch.bool)], 1)
+        self.swallowed = (order < fold[:, None]) & exist
         self.depth = torch.cat([number.expand(batch, -1), count[:, None] + places.depths], 1)  # [B, N]
         earlier = (number <= number[:, None])[None] & self.counts[:, None]  # [B, P, P]
         behind = self.counts[:, None].expand(-1, width, -1)  # [B, S, P]
@@ -324,10 +325,10 @@ def _normed(each: Tensor) -> Tensor:
     return each * torch.rsqrt((each * each).sum(-1, keepdim=True) + EPSILON)
 
 
-SWAPPED: dict[str, Callable[[RecurrentCache], Any]] = {  # functions of a family's module, by what computes it here
-    "causal_conv1d_fn": lambda cache: cache.convolve,
-    "torch_chunk_gated_delta_rule": lambda cache: cache.delta_rule,
-    "mamba2_chunk_scan": lambda cache: cache.scan,
+SWAPPED: dict[str, Callable[..., Any]] = {  # functions of a family's module, by what computes it here
+    "causal_conv1d_fn": RecurrentCache.convolve,
+    "torch_chunk_gated_delta_rule": RecurrentCache.delta_rule,
+    "mamba2_chunk_scan": RecurrentCache.scan,
 }
 
 
@@ -338,7 +339,7 @@ def computed_by(model: nn.Module, cache: RecurrentCache) -> Iterator[None]:
     swapped = [(module, name) for module in modules for name in SWAPPED if hasattr(module, name)]
     before = [getattr(module, name) for module, name in swapped]
     for module, name in swapped:
-        setattr(module, name, SWAPPED[name](cache))
+        setattr(module, name, partial(SWAPPED[name], cache))
     try:
         yield
     finally:

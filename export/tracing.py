@@ -70,7 +70,7 @@ class TracedModel(nn.Module):
 class TracedRecurrent(TracedModel):
     """Some layers are recurrent, so that `pending, count, fold, slot` come before the states."""
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # torch.export names inputs by it, and four come before the states
         self,
         input_ids: Tensor,
         start: Tensor,

@@ -138,8 +138,8 @@ class KVCache(ABC):
         """Make the memory of all states, of so many rows, or blocks, of so many tokens."""
         try:
             # Masked entries are multiplied by zero, so they must be finite.
-            of_tokens, states = self._all_of(TOKEN, rows, tokens, make), self._all_of(ROW, rows, 0, make)
-            return Memory(of_tokens, states, self._all_of(WINDOW, rows, 2 * self.half, make))
+            of_tokens, states = self.all_of(TOKEN, rows, tokens, make), self.all_of(ROW, rows, 0, make)
+            return Memory(of_tokens, states, self.all_of(WINDOW, rows, 2 * self.half, make))
         except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
             raise
         except RuntimeError as error:
@@ -149,7 +149,8 @@ class KVCache(ABC):
                 "lower max_batch or the lengths of prompts and outputs, or set cache_bytes"
             ) from error
 
-    def _all_of(self, kind: str, rows: int, entries: int, make: Callable[..., Tensor]) -> list[Tensor]:
+    def all_of(self, kind: str, rows: int, entries: int, make: Callable[..., Tensor]) -> list[Tensor]:
+        """Make the memory of all states of a kind, those of one shape and dtype together."""
         return [
             make(
                 (len(group), *group[0].memory(rows, entries)), dtype=getattr(torch, group[0].dtype), device=self.device

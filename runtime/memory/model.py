@@ -147,15 +147,10 @@ class Model:
         step = make_step(self.engine, cache, inputs, {"logits": logits})
         return preceded(self._features.into(step.inputs["past_hidden"], first_row, start), step)
 
-    def take_part(self, lengths: Sequence[int]) -> None:
-        """Let the states of those first rows advance that lack no token before the last two of so many.
-
-        In a row that lacks more, the steps of a round read and write what nobody needs.
-        """
-        if self.cache.recurrence is not None:
-            entries = self.cache.entries
-            able = [2 <= length <= entries[row] + 2 for row, length in enumerate(lengths)]
-            self.cache.recurrence.runs[: len(able)] = torch.tensor(able)
+    def take_part(self, able: Sequence[bool]) -> None:
+        """Let the states of those first rows advance that are able to; in others a round's steps leave them alone."""
+        assert self.cache.recurrence is not None
+        self.cache.recurrence.runs[: len(able)] = torch.tensor(able)
 
     def _anew(self, batch: int) -> dict[str, Tensor]:
         """Return memory for the states that a call makes anew before they replace the old, shared by all steps."""

@@ -33,7 +33,7 @@ class RowCache(KVCache):
     ) -> None:
         super().__init__(contract, device, max_rows)
         kept_blocks = kept_blocks if self.keeps_blocks else 0
-        self._kept = self._all_of(TOKEN, kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
+        self._kept = self.all_of(TOKEN, kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
         self.snapshots = Snapshots(self, kept_blocks, max_rows) if contract.recurrent and kept_blocks else None
         self._unused = list(range(kept_blocks))
         self._fixed, self._most_tokens = fixed, most_tokens

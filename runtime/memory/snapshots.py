@@ -20,7 +20,7 @@ class Snapshots:
     def __init__(self, cache: KVCache, kept_blocks: int, max_rows: int) -> None:
         self._cache = cache
         count = kept_blocks * BLOCK_TOKENS // EVERY + max_rows
-        self._copies = cache._all_of(ROW, count, 0, torch.empty)  # each [states, copies, …]
+        self._copies = cache.all_of(ROW, count, 0, torch.empty)  # each [states, copies, …]
         self._unused = list(range(count))
         self._of_row: list[dict[int, int]] = [{} for _ in range(max_rows)]  # by the tokens that they stand for
         self._of_block: dict[int, int] = {}

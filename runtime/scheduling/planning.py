@@ -102,7 +102,8 @@ class Planner:
             runs = Counter(source for sources in self._plan.lines for source in sources)
             self.run_twice = {source for source, lines in runs.items() if lines > 1}
         for draft in self._plan.drafts:
-            draft.take_part([request.length for request in live])
+            if draft.recurrent:  # also in rows that do not ask it, where it writes as well
+                draft.take_part([_reaches(request, draft, row, LEAST_WINDOW) for row, request in enumerate(live)])
         entries, since = self._live_entries(live), self._since(len(live))
         if (entries, since) != (self._plan.live, self._plan.since):
             self._plan = replace(self._plan, live=entries, since=since)
@@ -158,7 +159,7 @@ class Planner:
             if source is None:
                 continue
             model = source.model
-            if model is not None and not 2 <= request.length <= model.cache.entries[row] + source.window(window):
+            if model is not None and not _reaches(request, model, row, source.window(window)):
                 continue
             if length := source.ready(request, wanted.length, wanted.names[:number].count(source.name)):
                 lines.append((source, length))
@@ -167,6 +168,11 @@ class Planner:
         length = lines[0][1]
         shape = wanted.shape if wanted.length == length else line(length)
         return Share(tuple(lines), shape, wanted.entropy_limit)
+
+
+def _reaches(request: Request, draft: Model, row: int, window: int) -> bool:
+    """Whether a draft has read all of a row but what a round's first step reads."""
+    return 2 <= request.length <= draft.cache.entries[row] + window
 
 
 def _adapts(shape: Shape, params: SamplingParams) -> bool:

@@ -80,7 +80,7 @@ def test_check_refuses_an_accepted_path_whose_entries_stay_where_they_were(graph
         check_graph(graph.file, graph.contract, replace(graph.reference, script=stay))
 
 
-@pytest.mark.parametrize("fault", ["padding is swallowed", "a path stays where it was", "a token is swallowed twice"])
+@pytest.mark.parametrize("fault", ["padding is swallowed", "a path stays where it was", "what falls is swallowed"])
 def test_check_refuses_recurrent_states_that_stand_elsewhere(recurrent, fault: str) -> None:
     def spoilt_call(call: Call) -> Call:
         if fault == "a path stays where it was":

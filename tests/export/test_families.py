@@ -65,8 +65,8 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["deepseek_v3", "flint", "gpt_oss", "granite_swa", "granitemoe_swa"])
-def test_sinks_gates_and_latents_are_no_rougher_in_bfloat16(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["deepseek_v3", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "lfm2"])
+def test_sinks_gates_latents_and_convolutions_are_no_rougher_in_bfloat16(tmp_path: Path, kind: str) -> None:
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
     [target] = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16").models
     assert target.entry.check["worst_error"] < 2e-4  # constants rounded to bfloat16 would be off by ten times as much
