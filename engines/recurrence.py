@@ -51,6 +51,12 @@ class Recurrence:
         for each in (self.base, self.slot):
             each[[one, other]] = each[[other, one]]
 
+    def resume(self, first: int, rows: int) -> None:
+        """Let calls go on behind what these rows have read, without a round that has begun."""
+        these = slice(first, first + rows)
+        self.runs[these] = True
+        self._own[these] = self.slot[these]
+
     def begin(self, step: Step, first: int = 0) -> Step:
         """Return a step that swallows all that its rows have read before, and none of its own tokens, which may fall.
 

@@ -17,6 +17,10 @@ from trt_spec.engines import ROW, Bundle, Recurrence, Step
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.runtime.memory.snapshots import EVERY, Snapshots
+from trt_spec.tools.certificate import rollback
+from trt_spec.tools.certificate.effort import QUICK
+from trt_spec.tools.certificate.probe import Probes
+from trt_spec.tools.certificate.subject import Subject
 
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
@@ -173,6 +177,15 @@ def test_models_with_and_without_recurrent_layers_draft_for_each_other(tmp_path:
                 for length in (3, "3/6") if "+" not in drafter else (3,):
                     [output] = decoder.generate([prompt], params, drafter=drafter, draft_length=length)
                     assert list(output.token_ids) == expected, (target.name, drafter, length)
+
+
+def test_after_rounds_of_all_kinds_a_row_holds_what_a_fresh_reading_gives(hybrids: Callable[[str], Hybrid]) -> None:
+    """As the certificate asks it, of target and draft, also of rows that have moved."""
+    subject = Subject(Bundle.open(hybrids("granitemoehybrid").bundle), "onnxruntime", "cpu", batch=4)
+    with Probes(subject) as probes:
+        findings = list(rollback.check(subject, probes, QUICK, lambda *_: None))
+    assert len(findings) == 4, "two models, alone and in a batch"
+    assert all(one.passed for one in findings), [one.detail for one in findings]
 
 
 # Faults that would show.

@@ -71,7 +71,7 @@ def fresh_step(model: Model, first_row: int, batch: int, width: int, *, goes_on:
     cache.make_slots(width)
     since = max(width, *(cache.since(row) for row in range(first_row, first_row + batch)))
     if goes_on and cache.recurrence is not None:
-        cache.recurrence.runs[first_row : first_row + batch] = True
+        cache.recurrence.resume(first_row, batch)
     device = model.engine.device
     ids, start = torch.zeros(batch, width, dtype=torch.int64, device=device), torch.zeros(batch, dtype=torch.int64)
     logits = torch.zeros(batch, width, model.engine.contract.vocab_size, device=device)
