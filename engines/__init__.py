@@ -1,6 +1,6 @@
 """Engines run a bundle's graphs. Bundle, contract and errors live here as well, since export and runtime share them."""
 
-from .bundle import Bundle, Masks, ModelEntry, TokenizerEntry
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, TokenizerEntry
 from .contract import (
     ALIGNMENT,
     BLOCK_TOKENS,
@@ -16,6 +16,7 @@ from .contract import (
     SLACK,
     SLOTS,
     SOURCE,
+    SOURCES,
     SPARE_BLOCK,
     STATE_KINDS,
     TOKEN,
@@ -23,10 +24,15 @@ from .contract import (
     WINDOW,
     Capability,
     Contract,
+    EncoderContract,
+    Interface,
+    Sound,
     State,
     StateKind,
     TensorSpec,
     keys_and_values,
+    output_name,
+    source_states,
 )
 from .cores import usable_cores
 from .engine import Engine, Step
@@ -60,6 +66,7 @@ __all__ = [
     "SLACK",
     "SLOTS",
     "SOURCE",
+    "SOURCES",
     "SPARE_BLOCK",
     "STATE_KINDS",
     "TOKEN",
@@ -70,15 +77,19 @@ __all__ = [
     "Capability",
     "Contract",
     "ContractError",
+    "EncoderContract",
+    "EncoderEntry",
     "Engine",
     "EngineError",
     "EngineKind",
     "ExportError",
+    "Interface",
     "Masks",
     "ModelEntry",
     "PairError",
     "Recurrence",
     "RequestError",
+    "Sound",
     "State",
     "StateKind",
     "Step",
@@ -95,6 +106,8 @@ __all__ = [
     "make_step",
     "open_engine",
     "open_engines",
+    "output_name",
+    "source_states",
     "together",
     "usable_cores",
 ]

@@ -37,7 +37,7 @@ class Engine:
     Every engine has a contract and a device and makes steps. It states only what differs from the defaults here.
     """
 
-    contract: Contract
+    contract: Contract  # of an encoder, which is asked for its interface alone, an EncoderContract
     device: str
     verify_width = WIDEST_STEP  # a step gives logits for at most so many tokens
     read_width = WIDEST_STEP  # and reads at most so many of each row, unless there is one row alone

@@ -3,11 +3,26 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .contract import BLOCK_TOKENS, CAPABILITIES, ROW, SLOTS, WINDOW, Contract, TensorSpec
+from .contract import (
+    BLOCK_TOKENS,
+    CAPABILITIES,
+    GRANULE,
+    ROW,
+    SLOTS,
+    SOURCE,
+    SOURCES,
+    STATE_KINDS,
+    WINDOW,
+    Contract,
+    TensorSpec,
+)
 from .engine import Engine, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+WITH_CACHE = ("blocks", "source_length")  # inputs that belong to rows as their cache does
 
 
 def last_rows(batch: int, width: int, rows: int, device: str) -> "Tensor":
@@ -49,12 +64,14 @@ def make_step(
     (batch, width), rows = inputs["input_ids"].shape, outputs["logits"].shape[1]
     buffers = {state.name: cache[state.name] for state in contract.kept}
     inputs = {f"past_{name}": tensor for name, tensor in buffers.items()} | dict(inputs)
-    if contract.in_blocks:
-        inputs["blocks"] = cache["blocks"]
+    for name in WITH_CACHE:
+        if name in cache:
+            inputs[name] = cache[name]
     if "depths" not in inputs:
         inputs |= line(batch, width, device)
     inputs.setdefault("logit_rows", last_rows(batch, width, rows, device))
-    outputs = {f"present_{name}": tensor for name, tensor in buffers.items()} | dict(outputs)
+    made = [state.name for state in contract.kept if STATE_KINDS[state.kind].output]
+    outputs = {f"present_{name}": buffers[name] for name in made} | dict(outputs)
     replaced = {}
     for state in contract.of_kind(ROW):
         found = outputs[f"present_{state.name}"]
@@ -108,18 +125,23 @@ def cache_rows(contract: Contract, cache: "Mapping[str, Tensor]", first_row: int
     return {name: tensor if name in shared else tensor[first_row : first_row + rows] for name, tensor in cache.items()}
 
 
-def blank_cache(contract: Contract, rows: int, capacity: int, device: str = "cpu") -> "dict[str, Tensor]":
-    """Make a cache by contract name, all zero, in which every row has its memory."""
+def blank_cache(
+    contract: Contract, rows: int, capacity: int, device: str = "cpu", source: int = GRANULE
+) -> "dict[str, Tensor]":
+    """Make a cache by contract name, all zero, in which every row has its memory, and a source of so many entries."""
     import torch
 
-    table, size = {}, (rows, capacity)
+    table, size = dict[str, "Tensor"](), (rows, capacity)
+    if SOURCES in contract.capabilities:
+        table["source_length"] = torch.full((rows,), source, device=device)
     if contract.in_blocks:
         each = -(-capacity // BLOCK_TOKENS)
         size = 1 + rows * each, BLOCK_TOKENS  # the first is spare
-        table = {"blocks": torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)}
+        table["blocks"] = torch.arange(1, 1 + rows * each, dtype=torch.int32, device=device).view(rows, each)
+    sizes = {WINDOW: (rows, SLOTS), SOURCE: (rows, source)}
     return {
         state.name: torch.zeros(
-            state.memory(rows, SLOTS) if state.kind == WINDOW else state.memory(*size),
+            state.memory(*sizes.get(state.kind, size)),
             dtype=getattr(torch, state.dtype),
             device=device,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from .contract import CALL, ROW, TOKEN, WINDOW, Contract
+from .contract import CALL, ROW, SOURCE, TOKEN, WINDOW, AnyContract
 from .engine import Engine
 from .errors import EngineError
 
@@ -20,6 +20,7 @@ class EngineKind:
     extras: dict[str, tuple[str, ...]]  # by device: one of these extras of the package brings the library
     computes_in: str | None = None  # a dtype other than the bundle's own, which makes it another model
     states: tuple[str, ...] = (TOKEN,)  # the kinds that it takes
+    encodes_in: str = "torch"  # the engine of encoders beside it: sources have many lengths, and each is read once
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -36,7 +37,8 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime",),
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
-            states=(TOKEN, WINDOW, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            encodes_in="onnxruntime",
         ),
         EngineKind(
             "openvino",
@@ -62,7 +64,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             (),
             {"cpu": ("torch",), "cuda": ("torch",)},
-            states=(TOKEN, WINDOW, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
         ),
         EngineKind(
             "torch-compiled",
@@ -71,7 +73,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnx",),
             ("triton",),
             {"cpu": ("torch",), "cuda": ("torch",)},
-            states=(TOKEN, WINDOW, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
         ),
         EngineKind(
             "tensorrt",
@@ -80,14 +82,14 @@ ENGINES: dict[str, EngineKind] = {
             ("tensorrt", "tensorrt_rtx"),
             ("tensorrt", "tensorrt-rtx"),
             {"cuda": ("tensorrt", "tensorrt-rtx")},
-            states=(TOKEN, WINDOW, ROW, CALL),
+            states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
         ),
     )
 }
 
 
 def open_engine(
-    name: str, graph: Path, contract: Contract, device: str = "cpu", *, exact_weights: bool = False
+    name: str, graph: Path, contract: AnyContract, device: str = "cpu", *, exact_weights: bool = False
 ) -> Engine:
     """Open one graph in the engine of this name."""
     return open_engines(name, [(graph, contract)], device, exact_weights=exact_weights)[0]
@@ -106,7 +108,7 @@ def engines_of(name: str) -> tuple[str, str]:
 
 def open_engines(
     engines: str | Sequence[str],
-    models: Sequence[tuple[Path, Contract]],
+    models: Sequence[tuple[Path, AnyContract]],
     device: str = "cpu",
     *,
     exact_weights: bool = False,
@@ -139,12 +141,12 @@ def open_engines(
     return [opened[place] for place in range(len(names))]
 
 
-def _refuse_states(engine: EngineKind, graph: Path, contract: Contract) -> None:
+def _refuse_states(engine: EngineKind, graph: Path, contract: AnyContract) -> None:
     """Refuse a graph with a state of a kind that the engine does not take."""
     for state in contract.states:
         if state.kind not in engine.states:
             others = [one.name for one in ENGINES.values() if state.kind in one.states]
             raise EngineError(
                 f"engine {engine.name} takes no state of the kind {state.kind!r}, {graph} has {state}; "
-                f"{'use engine ' + ' or '.join(others) if others else 'no engine of this version does, update it'}"
+                f"use engine {' or '.join(others)}"
             )

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .pipeline import ExportReport, ModelReport, export_bundle
+    from .pipeline import export_bundle
+    from .report import ExportReport, ModelReport
 
 __all__ = ["ExportReport", "ModelReport", "export_bundle"]
 

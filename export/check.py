@@ -1,11 +1,11 @@
 """Compare the written graph in ONNX Runtime with the checkpoint in torch, call by call: every export checks itself."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -14,8 +14,11 @@ from torch import Tensor
 from ..engines import (
     FEATURES,
     ROW,
+    SOURCE,
+    SOURCES,
     WINDOW,
     Contract,
+    EncoderContract,
     Engine,
     ExportError,
     Recurrence,
@@ -30,6 +33,7 @@ from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 
+AnyContract = TypeVar("AnyContract", Contract, EncoderContract)
 TOLERANCE = 1e-3
 """Largest allowed error, in standard deviations of the checkpoint's logits. float32 rounding stays below 1e-4 of
 them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1.
@@ -37,6 +41,7 @@ Within it the best token is the same wherever it leads by twice as much."""
 
 DEEP_CACHE_BYTES = 80 << 20  # in float32: reaches the last position of the smaller GPT2
 SEED = 0
+GARBAGE = 5  # entries behind the longest source
 HALF = 24  # slots of a row that one of its calls may fill
 
 
@@ -51,6 +56,7 @@ class Reference:
     deep: list[Call]  # each continues a long cache of such rows
     deep_logits: list[Tensor]  # [live, V] of each
     scale: float  # the standard deviation of the logits
+    sources: list[list[Tensor]]  # what each row finds of its source: of each state [1, heads, S, D]
     sample: Sample
     sample_logits: Tensor  # [L, V], of the checkpoint as it is, whatever its weights are rounded to afterwards
 
@@ -62,17 +68,34 @@ def make_reference(
     sample: Sample,
     sample_logits: Tensor,
     features: Mapping[str, Features] = NO_FEATURES,
+    sources: Sequence[Tensor] = (),
 ) -> Reference:
+    """Compute what the checkpoint says of all calls; each row's text stands behind its source, if there are `sources`.
+
+    They are as the encoder has made them. Long texts, and the sample's, are behind the first.
+    """
     contract = contract.in_dtype("float32")  # in which both sides compute
     script = write_script(sample.vocab_size, contract.max_length, contract.recurrent)
-    branches = branch_logits(model, script.branches)
-    deep, made = list[Call](), list[Tensor]()
+    branches = branch_logits(model, script.branches) if not sources else _behind_each(model, script, sources)
+    deep, made, deep_logits = list[Call](), list[Tensor](), list[Tensor]()
     if not contract.recurrent:  # whose states no cache could be filled with
         deep = _deep_calls(contract, sample.vocab_size, window)
-        made = cached_rows(model, max(script.branches, key=len))
-    deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
+        with model.behind(sources[0]) if sources else nullcontext():
+            made = cached_rows(model, max(script.branches, key=len))
+            deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
     noted = branch_features(model, script.branches, features)
-    return Reference(script, branches, noted, made, deep, deep_logits, float(branches[0].std()), sample, sample_logits)
+    found = [model.made_of(hidden) for hidden in sources]
+    scale = float(branches[0].std())
+    return Reference(script, branches, noted, made, deep, deep_logits, scale, found, sample, sample_logits)
+
+
+def _behind_each(model: Any, script: Script, sources: Sequence[Tensor]) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    for row, hidden in enumerate(sources):
+        own = [number for number, place in enumerate(script.rows) if place == row]
+        with model.behind(hidden):
+            found |= zip(own, branch_logits(model, [script.branches[number] for number in own]), strict=True)
+    return [found[number] for number in range(len(script.branches))]
 
 
 class Errors:
@@ -105,7 +128,7 @@ class Errors:
 
 
 @contextmanager
-def in_float32(graph: Path, contract: Contract) -> Iterator[tuple[Path, Contract]]:
+def in_float32(graph: Path, contract: AnyContract) -> Iterator[tuple[Path, AnyContract]]:
     """Give a graph that computes in float32 on the same weights, itself or a copy, until the block ends."""
     if contract.dtype == "float32":
         yield graph, contract
@@ -130,6 +153,7 @@ def check_graph(
         engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
         try:
             cache, recurrence = _cache(contract, ROWS, reference.script.capacity), Recurrence(ROWS, HALF, engine.device)
+            cache |= _sources(contract, reference.sources)
             for call in reference.script.calls:
                 for row, logits in zip(call.rows, run_call(engine, cache, call, recurrence), strict=True):
                     places = zip(row.branches, row.depths, strict=False)  # of the real ones
@@ -142,11 +166,12 @@ def check_graph(
             for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
                 [row] = call.rows
                 cache = _cache_holding(contract, reference.made, row.start, len(row.tokens))
+                cache |= _sources(contract, reference.sources[:1])
                 errors.compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
             if quantised:
                 engine.close()
                 engine = open_engine("onnxruntime", graph, contract)
-            sample_logits = engine_logits(engine, reference.sample.tokens)
+            sample_logits = engine_logits(engine, reference.sample.tokens, _sources(contract, reference.sources[:1]))
         finally:
             engine.close()
     report = errors.report(graph) | {
@@ -232,7 +257,21 @@ def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
             return torch.full(state.memory(rows, 2 * HALF), torch.nan)
         return torch.full(state.memory(rows, capacity), 1e4)
 
-    return {state.name: buffer(state) for state in contract.kept}
+    return {state.name: buffer(state) for state in contract.kept if state.kind != SOURCE}
+
+
+def _sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, Tensor]:
+    """Give rows what they find of their sources, behind which there is garbage; nothing where there are none."""
+    if not sources:
+        return {}
+    lengths = [made[0].shape[2] for made in sources]
+    longest = max(lengths) + (GARBAGE if SOURCES in contract.capabilities else 0)
+    states = {}
+    for place, state in enumerate(contract.of_kind(SOURCE)):
+        states[state.name] = torch.full(state.memory(len(sources), longest), 1e4)
+        for row, made in enumerate(sources):
+            states[state.name][row, :, : lengths[row]] = made[place][0]
+    return states | {"source_length": torch.tensor(lengths)} if longest > max(lengths) else states
 
 
 def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: int) -> dict[str, Tensor]:

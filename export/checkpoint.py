@@ -12,10 +12,12 @@ import torch
 from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
+from .family_table import BEHIND_SOURCES
 from .gguf_files import forget, parsed_once
 from .lora import merged, require_adapter
 from .quantised import Dequantised, Kept, how_quantised
 from .reading import read_object
+from .sources.behind_source import BehindSource
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
@@ -93,6 +95,10 @@ def _open_checkpoint(name: str) -> Checkpoint:
     refuse_unsupported(name, fields)
     quantised = how_quantised(name, fields)
     config = _typed_config(name, path)
+    if quantised is not None and config.model_type in BEHIND_SOURCES:
+        raise ExportError(
+            f"checkpoint {name} is a quantised encoder-decoder, expected one as it was trained; --weights quantises it"
+        )
     reads_more = None
     if config.model_type in READS_MORE:
         reads_more, config = config.model_type, text_config_of(config)
@@ -108,10 +114,17 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
 
     One that has fewer than `vocab_size` tokens reads the others as nothing, and never proposes them.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
 
     stored: dict[str, Any] = {"gguf_file": checkpoint.gguf} if checkpoint.gguf else {"use_safetensors": True}
     family: Any = AutoModelForCausalLM
+    if (source := checkpoint.shape.source) is not None:
+        family = AutoModelForSpeechSeq2Seq if source.sound else AutoModelForSeq2SeqLM
     place: Path | None = checkpoint.path
     made: Dequantised | None = None
     if checkpoint.quantised is not None:
@@ -168,6 +181,8 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             )
     if checkpoint.lora is not None:
         model = merged(model, checkpoint.lora)
+    if source is not None:
+        model = BehindSource(model)
     if vocab_size > checkpoint.shape.vocab_size:
         _add_unknown_tokens(model, vocab_size)
     return model.eval()

@@ -3,8 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines import RECURRENT, Contract, ExportError, keys_and_values
-from .family_table import RECURRENT_FAMILIES, REFUSED, WORKS
+from ..engines import (
+    RECURRENT,
+    SOURCES,
+    Contract,
+    ExportError,
+    Sound,
+    keys_and_values,
+    source_states,
+)
+from .family_table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
 from .recurrent import Layer, layers_in
 from .text_models import READS_MORE
 
@@ -15,6 +23,17 @@ STATIC_ROTARY = (
     "yarn",
 )  # frequencies that do not depend on the sequence's length
 STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
+
+
+ENDLESS = 2048  # positions that are allowed where a model has no last one
+
+
+@dataclass(frozen=True)
+class SourceShape:
+    """What sources a decoder stands behind: tokens, or sound of one length."""
+
+    longest: int  # entries that an encoder makes of one
+    sound: Sound | None = None
 
 
 @dataclass(frozen=True)
@@ -31,9 +50,14 @@ class ModelShape:
     value_dim: int | None = None  # if values are of another size than keys
     recurrent: tuple[Layer, ...] = ()  # layers with states that swallow tokens
     attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
+    source: SourceShape | None = None  # of a decoder that stands behind an encoder
 
     def contract(self, max_length: int, dtype: str) -> Contract:
         states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
+        if self.source is not None:
+            states += source_states(self.layers, self.heads, self.head_dim, dtype)
+            ragged = () if self.source.sound else (SOURCES,)
+            return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype, ragged)
         if not self.recurrent:
             return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
         by_layer = {layer.number: layer.states(dtype) for layer in self.recurrent}
@@ -60,8 +84,8 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
         )
     if fields.get("auto_map") and kind not in WORKS:  # the type that transformers knows by itself is enough
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
-    if fields.get("is_encoder_decoder"):
-        raise ExportError(f"checkpoint {name} ({kind}) is an encoder-decoder, expected a decoder-only causal LM")
+    if fields.get("is_encoder_decoder") and kind not in BEHIND_SOURCES:
+        raise ExportError(f"checkpoint {name} ({kind}) is an encoder-decoder of a kind that is not known")
     if kind not in WORKS and kind not in READS_MORE:
         reason = REFUSED.get(str(kind), "this version does not know it")
         raise ExportError(
@@ -69,12 +93,16 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
             "trt-spec families lists what can"
         )
     heads = ["ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if kind in READS_MORE else ())]
+    if kind in BEHIND_SOURCES:
+        heads = ["ForConditionalGeneration", "MTModel", "T5WithLMHeadModel"]
     if not architecture.endswith(tuple(heads)):
         raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
 
 
 def shape_of(name: str, config: Any) -> ModelShape:
     """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
+    if config.model_type in BEHIND_SOURCES:
+        return _shape_behind_source(config)
     refuse_moving_positions(name, config)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
@@ -105,6 +133,28 @@ def shape_of(name: str, config: Any) -> ModelShape:
         window=_window(config, layer_types),
         recurrent=recurrent,
         attends=attends,
+    )
+
+
+def _shape_behind_source(config: Any) -> ModelShape:
+    """Read the shape of a decoder that stands behind an encoder."""
+    heads = getattr(config, "decoder_attention_heads", None) or config.num_heads
+    head_dim = getattr(config, "d_kv", None) or config.d_model // heads
+    positions = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    positions = positions or ENDLESS
+    source = SourceShape(positions)
+    if bands := getattr(config, "num_mel_bins", None):
+        entries = config.max_source_positions
+        source = SourceShape(entries, Sound(bands, 2 * entries))  # two frames become an entry
+    return ModelShape(
+        layers=getattr(config, "decoder_layers", None) or config.num_decoder_layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        positions=positions,
+        window=None,
+        source=source,
     )
 
 

@@ -19,6 +19,11 @@ _RECURRENT = """
     bamba falcon_h1 granitemoehybrid lfm2 lfm2_moe nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next
 """
 
+# Decoders behind an encoder, which reads a source.
+_BEHIND_SOURCES = """
+    bart blenderbot blenderbot-small m2m_100 marian mbart mt5 pegasus plbart t5 umt5 whisper
+"""
+
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
         axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba gemma3n_text glm_moe_dsa hy_v4
@@ -33,10 +38,9 @@ _REFUSED = {
         xglm
     """,
     "it is an encoder, or a decoder that needs one": """
-        bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
-        electra ernie marian mbart megatron-bert moshi musicgen musicgen_melody mvp pegasus plbart prophetnet
-        reformer rembert roberta roberta-prelayernorm roc_bert roformer trocr whisper xlm xlm-roberta xlm-roberta-xl
-        xlnet xmod
+        bert bert-generation big_bird bigbird_pegasus camembert data2vec-text electra ernie megatron-bert moshi
+        musicgen musicgen_melody mvp prophetnet reformer rembert roberta roberta-prelayernorm roc_bert roformer trocr
+        xlm xlm-roberta xlm-roberta-xl xlnet xmod
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
         dots3_note emu3 fuyu gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git
@@ -57,5 +61,6 @@ _REFUSED = {
 }
 
 RECURRENT_FAMILIES = tuple(_RECURRENT.split())
-WORKS = tuple(sorted((*_WORKS.split(), *RECURRENT_FAMILIES)))
+BEHIND_SOURCES = tuple(_BEHIND_SOURCES.split())
+WORKS = tuple(sorted((*_WORKS.split(), *RECURRENT_FAMILIES, *BEHIND_SOURCES)))
 REFUSED = {kind: reason for reason, kinds in _REFUSED.items() for kind in kinds.split()}

@@ -1,14 +1,15 @@
 """Make one ONNX graph of one model: trace it, rewrite it, and write it with its weights in one file beside it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from ..engines import CALL, Contract, ExportError, TensorSpec
+from ..engines import CALL, Contract, EncoderContract, ExportError, TensorSpec
 from ..engines.bundle import GRAPH, WEIGHTS
 from .cache import OPSET
 from .decomposing import decomposed_in_place
@@ -22,6 +23,8 @@ from .passes.simplify import simplify
 from .passes.stack_heads import stack_heads
 from .recurrent import forget_lengths
 from .repeating import depth_of, repeat_layers
+from .sources.behind_source import BehindSource
+from .sources.traced import TracedBehindSource
 from .tracing import TracedModel, TracedRecurrent, ready_to_trace
 
 WIDE = Quantisation()
@@ -30,19 +33,20 @@ SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the
 
 def build_graph(
     model: Any,
-    contract: Contract,
+    contract: Contract | EncoderContract,
     positions: int,
     weights: Quantisation = WIDE,
     known: Known = nothing_known,
     features: Mapping[str, Features] = NO_FEATURES,
 ) -> tuple[ir.Model, dict[str, int]]:
-    """Make the graph of a model or a head, its weights still its own, and count how often each rewrite fired.
+    """Make the graph of a model, a head or an encoder, its weights still its own, and count what each rewrite found.
 
     A target also makes the `features` that heads read, by the name of the state. Quantised weights are rounded in
     `model` and in `features`, too.
     """
     graph = trace(model, contract, positions, features)
-    _refuse_other_attention(graph, contract)
+    if isinstance(contract, Contract):
+        _refuse_other_attention(graph, contract)
     traced = list(graph.graph.initializers.values())
     fired = {"orient_weights": orient_weights(graph), "simplify": simplify(graph)}
     fired |= {"fuse_norms": fuse_norms(graph), "fuse_rotary": fuse_rotary(graph)}
@@ -71,12 +75,25 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
         )
 
 
-def trace(model: Any, contract: Contract, positions: int, features: Mapping[str, Features] = NO_FEATURES) -> ir.Model:
-    is_head = bool(contract.of_kind(CALL))
-    kind = TracedRecurrent if contract.recurrent else TracedModel
-    traced = model.traced() if is_head else kind(model, positions, features, [one.name for one in contract.states])
+def _traced(model: Any, contract: Contract | EncoderContract, positions: int, features: Mapping[str, Features]) -> Any:
+    """Return the module that is traced of a model."""
+    if isinstance(contract, EncoderContract):
+        return model
+    if contract.of_kind(CALL):
+        return model.traced()
+    names = [one.name for one in contract.states]
+    if isinstance(model, BehindSource):
+        return TracedBehindSource(model, positions, names, contract.capabilities)
+    return (TracedRecurrent if contract.recurrent else TracedModel)(model, positions, features, names)
+
+
+def trace(
+    model: Any, contract: Contract | EncoderContract, positions: int, features: Mapping[str, Features] = NO_FEATURES
+) -> ir.Model:
+    is_head = isinstance(contract, Contract) and bool(contract.of_kind(CALL))
+    traced = _traced(model, contract, positions, features)
     names = [_symbols(spec) for spec in contract.inputs]
-    places = sum(not spec.name.startswith("past_") for spec in contract.inputs) + is_head  # the others are `*past`
+    places = _named_parameters(traced.forward)  # the others are `*past`
     with ready_to_trace(model), torch.no_grad():
         with decomposed_in_place():
             program = torch.onnx.export(
@@ -103,13 +120,25 @@ def trace(model: Any, contract: Contract, positions: int, features: Mapping[str,
             address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
             outer = str(value.name).removeprefix("model.")  # the traced module is a wrapper
             value.name = own_names.get(address, outer)
-        if contract.cache_names:
+        if isinstance(contract, Contract) and contract.cache_names:
             repeat_layers(graph.graph, model, contract.layers if is_head else depth_of(model))
     return graph
 
 
+def _named_parameters(function: Callable[..., object]) -> int:
+    return sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in signature(function).parameters.values())
+
+
 def _example(spec: TensorSpec) -> torch.Tensor:
-    sizes = {"batch": 2, "width": 3, "rows": 2, "capacity": 40, "slots": 12, "pending": 5}  # any, none of them 1
+    sizes = {
+        "batch": 2,
+        "width": 3,
+        "rows": 2,
+        "capacity": 40,
+        "slots": 12,
+        "pending": 5,
+        "source": 7,
+    }  # any, none of them 1
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
 

@@ -73,11 +73,13 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
     """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy.
 
-    Those of a convolution belong to the recurrent layer around it, which reads them itself.
+    Those of a convolution belong to the recurrent layer around it, which reads them itself, and so do the last of a
+    feed-forward part of T5, which asks for their dtype.
     """
     hooks = []
     for module in model.modules():
-        for owner in (module, *(one for one in module.children() if isinstance(one, nn.Conv1d))):
+        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name == "wo"]
+        for owner in (module, *read):
             narrow = {name: weight for name, weight in owner._parameters.items() if _is_narrow(weight)}
             if narrow:
                 hooks.append(module.register_forward_pre_hook(lambda *_, owner=owner: _widen(owner)))

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -26,6 +26,9 @@ from .oracle import branch_features
 from .passes.quantise import Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
+from .report import ExportReport, ModelReport
+from .sources.examples import example_sources
+from .sources.export_encoders import export_encoders, refuse_unlike_sources
 from .vocabulary import read_vocabulary
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
@@ -34,30 +37,6 @@ TEMPERATURES = (0.0, 1.0)
 DTYPES = ("float32", "float16", "bfloat16")
 MEASURED = 4096  # tokens of the text on which a head is measured
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ModelReport:
-    """One exported model: what was written, how it was checked, how long it took."""
-
-    role: str
-    entry: ModelEntry
-    nodes: int
-    fired: dict[str, int]  # how often each rewrite fired
-    weight_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """What an export has written, and what it measured of target and drafts."""
-
-    path: Path
-    max_length: int
-    models: list[ModelReport]
-    notes: list[str]
-    overlap: dict[str, dict[float, float]]  # α on running text by draft and temperature, if they were checked
-    seconds: float
 
 
 def export_bundle(
@@ -102,6 +81,7 @@ def export_bundle(
                 f"{head.name} is a head, and the target {checkpoints[TARGET].name} has recurrent layers, of which this "
                 "version gives a head nothing to read; leave it out"
             )
+        refuse_unlike_sources(checkpoints, [head.name for head in heads.values()])
         length = agreed_length(list(checkpoints.values()), max_length)
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         ours = vocabularies[TARGET]
@@ -135,15 +115,25 @@ def export_bundle(
             notes += one.head.notes
             if read is not None:
                 logits[role] = read[:, : tokens.vocab_size]
+        encoders = export_encoders(
+            checkpoints,
+            {model.role: model.entry.contract for model in models},
+            folder,
+            {role: weights if role == TARGET else draft_weights for role in checkpoints},
+            sample.tokens if sample else None,
+            progress,
+        )
         progress("hashing the files")
         entries = {model.role: model.entry for model in models}
-        Bundle(folder, entries, tokens, installed(MADE_BY), files={}).save()
+        reading = {encoder.role: encoder.entry for encoder in encoders}
+        Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading).save()
     alpha = {
         role: {t: overlap(logits[TARGET][-len(said) :], said, t) for t in TEMPERATURES}
         for role, said in logits.items()
         if role != TARGET
     }
-    return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, seconds, encoders)
 
 
 def _told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
@@ -196,17 +186,21 @@ def _export_model(
     features = {name: head.features for name, head in loaded.items()}
     contract = with_features(contract, loaded)
     reference: Reference | None = None
+    sources = []
     if sample is not None:
         progress(f"{role}: computing reference logits in torch")
-        before = checkpoint_logits(model, sample.tokens)
+        if shape.source is not None:
+            sources = [model.hears(source) for source in example_sources(shape.source, sample.tokens)]
+        with _behind(model, sources):
+            before = checkpoint_logits(model, sample.tokens)
         if weights.kind == "none":  # now, while the graph takes no memory yet
-            reference = make_reference(model, contract, shape.window, sample, before, features)
+            reference = make_reference(model, contract, shape.window, sample, before, features, sources)
     progress(f"{role}: tracing")
     kept = kept_matrices(checkpoint)
     graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known, features)
     if sample is not None and reference is None:
         progress(f"{role}: computing reference logits of the rounded weights")
-        reference = make_reference(model, contract, shape.window, sample, before, features)
+        reference = make_reference(model, contract, shape.window, sample, before, features, sources)
     joined = {}
     for name, one in loaded.items():
         seen = None if sample is None else branch_features(model, [sample.tokens], {name: one.features})[0]
@@ -229,6 +223,11 @@ def _export_model(
     )
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits, joined
+
+
+def _behind(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """Let a model that needs a source say texts behind the first."""
+    return model.behind(sources[0]) if sources else nullcontext()
 
 
 def _masks(checkpoint: Checkpoint, contract: Contract) -> Masks | None:

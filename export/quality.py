@@ -1,6 +1,6 @@
 """Measure on running text what a stored model has lost against its checkpoint, and how often a draft will agree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import exp
 from typing import Any
@@ -14,6 +14,7 @@ from .oracle import computing_in_float32
 LONGEST = 256  # tokens of the text that are read at most,
 LOGITS = 2**23  # and logits: with a large vocabulary these take more memory than the model's layers
 CHUNK = 64
+NO_SOURCE: Mapping[str, Tensor] = {}
 COMPARED = 2**18  # logits at a time: many short calls of torch wait for its threads
 
 
@@ -48,13 +49,16 @@ def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def engine_logits(engine: Engine, tokens: list[int]) -> Tensor:
-    """Compute the logits `[L, V]` of the stored graph, which reads the text in chunks, as it reads a prompt."""
-    return torch.cat(list(_chunks(engine, tokens)))
+def engine_logits(engine: Engine, tokens: list[int], source: Mapping[str, Tensor] = NO_SOURCE) -> Tensor:
+    """Compute the logits `[L, V]` of the stored graph, which reads the text in chunks, as it reads a prompt.
+
+    It stands behind a source if the memory of one is given.
+    """
+    return torch.cat(list(_chunks(engine, tokens, source)))
 
 
-def _chunks(engine: Engine, tokens: list[int]) -> Iterator[Tensor]:
-    cache = blank_cache(engine.contract, 1, len(tokens), engine.device)
+def _chunks(engine: Engine, tokens: list[int], source: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    cache = blank_cache(engine.contract, 1, len(tokens), engine.device) | dict(source)
     width = MOST_READ if engine.contract.recurrent else CHUNK
     for start in range(0, len(tokens), width):
         chunk = tokens[start : start + width]

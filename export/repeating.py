@@ -137,7 +137,7 @@ def each_kind_once(model: Any, depth: int, kept: dict[str, Tensor]) -> Iterator[
 
 def depth_of(model: Any) -> int:
     """Return how many layers a model has, those among them that keep no state."""
-    depth: int = model.config.num_hidden_layers
+    depth: int = getattr(model, "depth", None) or model.config.num_hidden_layers
     return depth
 
 
@@ -150,6 +150,11 @@ def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
     """Find the layers of a model."""
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     return list(next(lists, ()))
+
+
+def layer_list(stack: nn.Module) -> nn.ModuleList:
+    """Find the layers of an encoder or a decoder, however many it has."""
+    return next(module for module in stack.modules() if isinstance(module, nn.ModuleList))
 
 
 def repeat_layers(graph: ir.Graph, model: nn.Module, count: int) -> int:

@@ -87,6 +87,7 @@ class Script:
     calls: list[Call] = field(default_factory=list)
     branches: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS)])
     current: list[int] = field(default_factory=lambda: list(range(ROWS)))  # branch of each cache row
+    rows: list[int] = field(default_factory=lambda: list(range(ROWS)))  # cache row of each branch
     recurrent: bool = False
     swallowed: list[int] = field(default_factory=lambda: [0] * ROWS)  # tokens of each cache row, by recurrent layers
 
@@ -127,6 +128,7 @@ class Script:
                 return
             if rejected:
                 self.branches.append(self.branches[self.current[row]][:start])
+                self.rows.append(row)
                 self.current[row] = len(self.branches) - 1
             tokens = [self.random.randrange(self.vocab) for _ in range(width)]
             self.branches[self.current[row]] += tokens[:real]
@@ -150,6 +152,7 @@ class Script:
                 for node in path:
                     branches[node] = len(self.branches)
                 self.branches.append(before + [tokens[node] for node in path])
+                self.rows.append(row)
             self.current[row] = branches[accepted[-1]]
             padded = parents + list(range(real - 1, width - 1))
             rows.append(RowCall(tokens, start, width - real, padded, branches, accepted))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from ..engines import FEATURES
 from . import special
@@ -149,8 +149,29 @@ def seen_by(
     if mask_function is causal_mask_function:
         return seen[:, None]
     own_positions = start[:, None] + depths
-    positions = rows.expand(start.shape[0], -1).scatter(1, own_rows, own_positions)  # [B, T]
+    positions = positions_of_entries(q_offset, kv_length)
     return seen[:, None] & mask_function(None, None, own_positions[:, None, :, None], positions[:, None, None])
+
+
+def _seen(
+    q_length: int,
+    kv_length: int,
+    q_offset: Any,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,  # [B, T], of sources of unlike lengths
+    **_: Any,
+) -> Tensor | None:  # [B, 1, S, T]; None: all
+    """Say what a layer sees, of a source all that it has."""
+    if mask_function is not bidirectional_mask_function:
+        return seen_by(q_length, kv_length, q_offset, mask_function)
+    return None if attention_mask is None else attention_mask[:, None, None].expand(-1, -1, q_length, -1)
+
+
+def positions_of_entries(places: Places, entries: int) -> Tensor:
+    """Return the position of each entry [B, T], those of a call that its tokens say among them."""
+    start, depths, _ = places
+    own_rows = start[:, None] + torch.arange(depths.shape[1])  # [B, S]
+    return torch.arange(entries).expand(start.shape[0], -1).scatter(1, own_rows, start[:, None] + depths)
 
 
 def _attention(
@@ -158,10 +179,11 @@ def _attention(
     query: Tensor,  # [B, heads, S, D]
     key: Tensor,  # [B, kv_heads, T, D]
     value: Tensor,  # [B, kv_heads, T, D]
-    attention_mask: Tensor,  # [B, 1, S, T]
+    attention_mask: Tensor | None,  # [B, 1, S, T]; None: all is seen
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]
+    position_bias: Tensor | None = None,  # [B or 1, heads, S, T]
     **_: Any,
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -171,15 +193,19 @@ def _attention(
     attrs: dict[str, Any] = {"is_causal": 0, "scale": scale}
     if softcap is not None:
         attrs["softcap"] = softcap
+    mask = attention_mask
+    if position_bias is not None and not getattr(module, "unbiased", False):
+        mask = position_bias if mask is None else torch.where(mask, position_bias, -torch.inf)
     out = torch.onnx.ops.symbolic(
         "Attention",
-        [query, key, value, attention_mask],
+        [query, key, value, *([] if mask is None else [mask])],
         attrs=attrs,
         dtype=query.dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
         version=OPSET,
     )
     if s_aux is not None:
+        assert attention_mask is not None
         out = out * _left_by_sinks(query, key, attention_mask, scale, s_aux)
     if absorbed is not None:
         out = absorbed.answered(out)
@@ -230,5 +256,5 @@ def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
-AttentionMaskInterface.register(IMPLEMENTATION, seen_by)
+AttentionMaskInterface.register(IMPLEMENTATION, _seen)
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)

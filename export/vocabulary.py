@@ -27,10 +27,18 @@ class Vocabulary:
     eos_token_ids: tuple[int, ...]  # the tokenizer's own first
     chat_template: str | None
     sampling: dict[str, float] = field(default_factory=dict)  # the defaults that its makers recommend
+    start_ids: tuple[int, ...] = ()  # what a text begins with, behind a source
+    unsaid_ids: tuple[int, ...] = ()  # tokens that shall never be said
 
     def entry(self) -> TokenizerEntry:
         return TokenizerEntry(
-            max(self.tokens) + 1, self.bos_token_id, self.eos_token_ids, self.chat_template, self.sampling
+            max(self.tokens) + 1,
+            self.bos_token_id,
+            self.eos_token_ids,
+            self.chat_template,
+            self.sampling,
+            self.start_ids,
+            self.unsaid_ids,
         )
 
     def save(self, file: Path) -> None:
@@ -63,6 +71,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
             f"model has only {checkpoint.shape.vocab_size}; take the tokenizer that belongs to the model"
         )
     bos = ids("bos")
+    behind = {} if checkpoint.shape.source is None else _settings(checkpoint, "config.json") | generation
     return Vocabulary(
         name=checkpoint.name,
         tokenizer=tokenizer,
@@ -71,7 +80,19 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         eos_token_ids=ids("eos"),
         chat_template=_chat_template(checkpoint, settings),
         sampling=_sampling(generation),
+        start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
+        unsaid_ids=_unsaid(tokens, behind),
     )
+
+
+def _known(tokens: dict[int, str], *ids: Any) -> tuple[int, ...]:
+    return tuple(index for index in ids if type(index) is int and index in tokens)
+
+
+def _unsaid(tokens: dict[int, str], settings: dict[str, Any]) -> tuple[int, ...]:
+    """Return the single tokens that a decoder shall never say."""
+    alone = [words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1]
+    return _known(tokens, *dict.fromkeys([*alone, *(settings.get("suppress_tokens") or ())]))
 
 
 def _sampling(generation: dict[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 
 from ..engines import (
     BLOCK_TOKENS,
+    ENGINES,
     MAX_DRAFT_LENGTH,
     Bundle,
     Engine,
@@ -40,6 +41,7 @@ from .scheduling.engine_choice import resolve
 from .scheduling.intake import Intake, Prompt, read_tokenizer
 from .scheduling.occupants import Occupant
 from .scheduling.scheduler import Scheduler
+from .sources.encoder import Encoder
 from .state.asked import DraftLength
 from .state.frame import Frame
 
@@ -74,22 +76,32 @@ class Decoder:
             for one in opens:
                 opened.callback(one.close)
             contracts = [one.contract for one in opens]
-            room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch)
+            sources = [bundle.longest_source(name) for name in bundle.names]
+            room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch, sources=sources)
             self._room = max_batch * bundle.capacity if room is None else room
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
+            of_sources = (prefix_bytes or 0) // 2 if bundle.encoders else 0  # and the other half is for their texts
+            kept //= 2 if bundle.encoders else 1
             make = partial(Model, vocab_size=self.vocab_size, max_rows=max_batch, capacity=bundle.capacity)
             make = partial(make, most_tokens=room, kept_blocks=kept)
-            self.target = target = make(opens[0])
+            self.target = target = make(opens[0], longest_source=sources[0])
             self.drafts = tuple(
                 make(
                     one,
                     features=Features(target.cache, bundle.features(name)) if name in bundle.heads else None,
                     masks=bundle.models[name].masks,
+                    longest_source=bundle.longest_source(name),
                 )
                 for name, one in zip(bundle.names[1:], opens[1:], strict=True)
             )
             self.draft = self.drafts[0] if bundle.drafts else None
             self.models = dict(zip(bundle.names, (target, *self.drafts), strict=True))
+            encoders = [
+                Encoder(one, bundle.encoders[name].contract, self.models, of_sources)
+                for name, one in self._open_encoders(device).items()
+            ]
+            for encoder in encoders:
+                opened.callback(encoder.close)
             drafters, unavailable = open_drafters(Resources(bundle, target, self.models, max_batch))
             most = self.target.engine.verify_width - 1
             longest = min(most, MAX_DRAFT_LENGTH)
@@ -107,6 +119,7 @@ class Decoder:
                 capacity=bundle.capacity,
                 capture=capture,
                 kept_blocks=kept,
+                encoders=encoders,
             )
             opened.pop_all()  # nothing failed, so the engines stay open
         self._own_threads = any(one.own_threads for one in opens)
@@ -171,22 +184,30 @@ class Decoder:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] = (),
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         draft_length: DraftLength | None = None,
         drafter: str | None = None,
         trace: bool = False,
+        sources: Sequence[Any] | None = None,
     ) -> list[Output]:
-        """Complete prompts (text or token ids) together; the outputs come in the order of the prompts."""
-        each = _prompts(prompts)
+        """Complete prompts (text or token ids) together; the outputs come in the order of the prompts.
+
+        Where the bundle has an encoder there is one source for each, and the prompts may be left out.
+        """
+        each = [()] * len(sources) if sources is not None and len(prompts) == 0 else _prompts(prompts)
+        behind = [None] * len(each) if sources is None else sources
+        if len(behind) != len(each):
+            raise RequestError(f"there are {len(behind)} sources for {len(each)} prompts, expected one each")
         settings = [params] * len(each) if params is None or isinstance(params, SamplingParams) else params
         if len(settings) != len(each):
             raise RequestError(f"there are {len(settings)} SamplingParams for {len(each)} prompts, expected one each")
         requests: list[Request] = []
         try:
-            for prompt, setting in zip(each, settings, strict=True):
-                requests.append(self.submit(prompt, setting, draft_length=draft_length, drafter=drafter, trace=trace))
+            asked: dict[str, Any] = {"draft_length": draft_length, "drafter": drafter, "trace": trace}
+            for prompt, setting, source in zip(each, settings, behind, strict=True):
+                requests.append(self.submit(prompt, setting, source=source, **asked))
             while not all(request.finished for request in requests):
                 self.step()
         finally:
@@ -196,14 +217,15 @@ class Decoder:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt = (),
         params: SamplingParams | None = None,
         *,
         draft_length: DraftLength | None = None,
         drafter: str | None = None,
+        source: Any = None,
     ) -> Iterator[Piece]:
         """Complete one prompt piece by piece; leaving the loop cancels the request."""
-        request = self.submit(prompt, params, draft_length=draft_length, drafter=drafter)
+        request = self.submit(prompt, params, draft_length=draft_length, drafter=drafter, source=source)
         try:
             while not request.finished:
                 self.step()
@@ -217,7 +239,7 @@ class Decoder:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt = (),
         params: SamplingParams | None = None,
         *,
         draft_length: DraftLength | None = None,
@@ -227,9 +249,13 @@ class Decoder:
         cache_salt: str = "",
         prediction: Prompt = (),
         priority: int = 0,
+        source: Any = None,
     ) -> Request:
         """Validate a request and queue it; it starts in one of the next steps.
 
+        Where the bundle has an encoder the text stands behind a `source`: text or token ids, or samples of sound,
+        16,000 a second. It begins then as the model begins, behind which a prompt of text goes on, or with the token
+        ids that are given.
         Of requests that wait for a row the one with the lowest `priority` starts first, and the oldest of these.
         Requests that begin alike find what it leaves only if they have the same `cache_salt`. A `prediction` of
         the output, such as the text that it edits, makes it faster; drafter suffix, then the default, copies from it.
@@ -246,6 +272,7 @@ class Decoder:
             cache_salt=cache_salt,
             prediction=prediction,
             priority=priority,
+            source=source,
         )
         seating = self._scheduler.seating
         if not seating.can_hold(request.longest + request.drafting.widest):
@@ -368,6 +395,13 @@ class Decoder:
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
         return open_engines([target, *[drafts] * (len(graphs) - 1)], graphs, device)
+
+    def _open_encoders(self, device: str) -> dict[str, Engine]:
+        """Open the encoders by themselves: they run between rounds, so that models share no cores with them."""
+        bundle, (target, _) = self.bundle, engines_of(self.engine)
+        graphs = [(bundle.graph(name), encoder.contract) for name, encoder in bundle.encoders.items()]
+        opened = open_engines(ENGINES[target].encodes_in, graphs, device)
+        return dict(zip(bundle.encoders, opened, strict=True))
 
     def _require_open(self) -> None:
         if self._closed:

@@ -1,8 +1,8 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import Bundle, Masks, ModelEntry, TokenizerEntry
-from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, MANIFEST, PLANS, TABLES, TARGET, WEIGHTS
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, TokenizerEntry
+from .layout import COSTS, DRAFT, DRAFTS, ENCODER, GRAPH, HEAD, MANIFEST, PLANS, TABLES, TARGET, WEIGHTS
 from .manifest import graph_identity
 from .tables import read_tables, write_tables
 
@@ -10,6 +10,7 @@ __all__ = [
     "COSTS",
     "DRAFT",
     "DRAFTS",
+    "ENCODER",
     "GRAPH",
     "HEAD",
     "MANIFEST",
@@ -18,6 +19,7 @@ __all__ = [
     "TARGET",
     "WEIGHTS",
     "Bundle",
+    "EncoderEntry",
     "Masks",
     "ModelEntry",
     "TokenizerEntry",

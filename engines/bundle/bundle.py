@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..contract import CALL, FEATURES, GRANULE, SLACK, Contract
+from ..contract import CALL, FEATURES, GRANULE, SLACK, SOURCE, Contract, EncoderContract
 from ..errors import BundleError, ContractError, RequestError
 from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
@@ -48,6 +48,17 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
+class EncoderEntry:
+    """One encoder of a bundle: where it came from, what its graph promises, and how it was checked."""
+
+    name: str
+    parameters: int
+    contract: EncoderContract
+    weights: str = "none"  # how they are quantised
+    check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
+
+
+@dataclass(frozen=True)
 class TokenizerEntry:
     """The numbers and the template that the runtime needs beside the tokenizer's file."""
 
@@ -56,12 +67,15 @@ class TokenizerEntry:
     eos_token_ids: tuple[int, ...]
     chat_template: str | None = None
     sampling: dict[str, float] = field(default_factory=dict)  # what its makers recommend, by names of SamplingParams
+    start_ids: tuple[int, ...] = ()  # what an output begins with, behind a source
+    unsaid_ids: tuple[int, ...] = ()  # tokens that the model shall never say
 
     def __post_init__(self) -> None:
         if type(self.vocab_size) is not int or self.vocab_size < 1:
             raise ValueError(f"tokenizer vocab_size is {self.vocab_size!r}, expected a positive integer")
-        if not all(type(token) is int and token >= 0 for token in self.eos_token_ids):
-            raise ValueError(f"eos_token_ids are {self.eos_token_ids!r}, expected token ids")
+        for name in ("eos_token_ids", "start_ids", "unsaid_ids"):
+            if not all(type(token) is int and token >= 0 for token in getattr(self, name)):
+                raise ValueError(f"{name} are {getattr(self, name)!r}, expected token ids")
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,7 @@ class Bundle:
     made_by: dict[str, str]  # library name to version
     files: dict[str, dict[str, Any]]  # relative path to {"bytes", "sha256"}
     longest: int | None = None  # fewer tokens than the models allow, if that was asked for
+    encoders: dict[str, EncoderEntry] = field(default_factory=dict)  # by name, which is also that of the folder
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,6 +114,15 @@ class Bundle:
         sizes = {name: self.models[name].contract.of_kind(CALL)[0].shape[0] for name in self.heads}
         begin = sum(size for name, size in sizes.items() if self.heads.index(name) < self.heads.index(head))
         return slice(begin, begin + sizes[head])
+
+    @property
+    def encoder(self) -> EncoderEntry | None:
+        """The encoder that the target reads, if its texts have sources."""
+        return next((one for one in self.encoders.values() if self.names[0] in one.contract.feeds), None)
+
+    def longest_source(self, name: str) -> int:
+        """Return how many entries of a source this model can have, 0 if it reads none."""
+        return max((one.contract.longest for one in self.encoders.values() if name in one.contract.feeds), default=0)
 
     @property
     def draft(self) -> ModelEntry | None:
@@ -154,6 +178,10 @@ class Bundle:
             "models": {
                 name: asdict(model) | {"contract": model.contract.to_json()} for name, model in self.models.items()
             },
+            "encoders": {
+                name: asdict(encoder) | {"contract": encoder.contract.to_json()}
+                for name, encoder in self.encoders.items()
+            },
             "tokenizer": asdict(self.tokenizer),
             "files": self.files,
         }
@@ -173,6 +201,7 @@ class Bundle:
                 tokenizer=_tokenizer(fields["tokenizer"]),
                 made_by=dict(fields["made_by"]),
                 files=files,
+                encoders={str(name): _encoder(entry) for name, entry in fields.get("encoders", {}).items()},
             )
             expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
         except (KeyError, TypeError, ValueError, AttributeError, ContractError) as error:
@@ -200,9 +229,16 @@ class Bundle:
                     f"{path / MANIFEST} is damaged: {model.name} has logits for {model.contract.vocab_size} tokens, "
                     f"the tokenizer has {bundle.tokenizer.vocab_size}; export the bundle again"
                 )
+        for name, model in bundle.models.items():
+            fed = [one.contract.feeds[name] for one in bundle.encoders.values() if name in one.contract.feeds]
+            if [tuple(model.contract.of_kind(SOURCE))] != (fed or [()]):
+                raise BundleError(
+                    f"{path / MANIFEST} is damaged: {len(fed)} encoders feed the {name}, whose states of a source they "
+                    "do not give; export the bundle again"
+                )
         for name in [
             "tokenizer.json",
-            *(f"{name}/{file}" for name in bundle.models for file in (GRAPH, WEIGHTS)),
+            *(f"{name}/{file}" for name in (*bundle.models, *bundle.encoders) for file in (GRAPH, WEIGHTS)),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
@@ -220,5 +256,10 @@ def _model(fields: dict[str, Any]) -> ModelEntry:
     return ModelEntry(**fields | {"contract": Contract.from_json(fields["contract"]), "masks": masks})
 
 
+def _encoder(fields: dict[str, Any]) -> EncoderEntry:
+    return EncoderEntry(**fields | {"contract": EncoderContract.from_json(fields["contract"])})
+
+
 def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:
-    return TokenizerEntry(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+    lists = {name: tuple(fields.get(name, ())) for name in ("eos_token_ids", "start_ids", "unsaid_ids")}
+    return TokenizerEntry(**fields | lists)

@@ -8,3 +8,4 @@ TABLES = "tables.npz"  # of a model that a round reads more of than its graph, b
 TARGET, DRAFT, HEAD = "target", "draft", "head"
 KINDS = (TARGET, DRAFT, HEAD)  # the purposes of a bundle's models
 DRAFTS = (DRAFT, "draft2", "draft3", "draft4")  # the names under which export writes its drafts
+ENCODER = "encoder"  # the name of the target's encoder; that of a draft that has its own begins with the draft's

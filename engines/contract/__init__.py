@@ -12,13 +12,28 @@ from .contract import (
     RECURRENT,
     SLACK,
     SLOTS,
+    SOURCES,
     SPARE_BLOCK,
     WIDEST_STEP,
     Capability,
     Contract,
-    TensorSpec,
 )
-from .states import CALL, FEATURES, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State, StateKind, keys_and_values
+from .encoder import AnyContract, EncoderContract, Sound, output_name
+from .interface import Interface, TensorSpec, in_words
+from .states import (
+    CALL,
+    FEATURES,
+    ROW,
+    SOURCE,
+    STATE_KINDS,
+    TOKEN,
+    WINDOW,
+    Dim,
+    State,
+    StateKind,
+    keys_and_values,
+    source_states,
+)
 
 __all__ = [
     "ALIGNMENT",
@@ -36,16 +51,24 @@ __all__ = [
     "SLACK",
     "SLOTS",
     "SOURCE",
+    "SOURCES",
     "SPARE_BLOCK",
     "STATE_KINDS",
     "TOKEN",
     "WIDEST_STEP",
     "WINDOW",
+    "AnyContract",
     "Capability",
     "Contract",
     "Dim",
+    "EncoderContract",
+    "Interface",
+    "Sound",
     "State",
     "StateKind",
     "TensorSpec",
+    "in_words",
     "keys_and_values",
+    "output_name",
+    "source_states",
 ]

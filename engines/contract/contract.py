@@ -1,11 +1,12 @@
 """The contract of a graph: every input and output, its shape and dtype, and which output is which input's memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
+from .interface import Interface, TensorSpec
 from .states import CALL, DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
 if TYPE_CHECKING:
@@ -24,18 +25,7 @@ MOST_PENDING = MAX_DRAFT_LENGTH + 1  # tokens that one round leaves for the next
 SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its entries are never read
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
 RECURRENT = "recurrent"  # that of a graph with layers whose states swallow tokens when a call says so
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, dtype and shape of one graph input or output; a dimension is a number or a symbol."""
-
-    name: str
-    dtype: str
-    shape: tuple[Dim, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+SOURCES = "sources"  # that of a graph whose rows may have read sources of unlike lengths
 
 
 @dataclass(frozen=True)
@@ -69,11 +59,12 @@ CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts lis
             TensorSpec("slot", "int64", ("batch",)),  # where the call's own tokens go, as far as half of all slots
         )
     ),
+    SOURCES: Capability(inputs=(TensorSpec("source_length", "int64", ("batch",)),)),
 }
 
 
 @dataclass(frozen=True)
-class Contract:
+class Contract(Interface):
     """The numbers and states that fix a graph's interface; `inputs` and `outputs` spell them out."""
 
     layers: int  # that attend
@@ -205,34 +196,3 @@ class Contract:
     def cache_bytes(self, rows: int, tokens: int) -> int:
         """Return what so many rows of so many tokens each take."""
         return rows * (tokens * self.cache_bytes_per_token + self.cache_bytes_per_row)
-
-    def sizes(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
-        """Return the size of each symbol in the shapes of these tensors, which must be all that the contract lists."""
-        sizes: dict[str, int] = {}
-        for spec in (*self.inputs, *self.outputs):
-            found = tensors[spec.name].shape
-            expected = [
-                sizes.setdefault(dim, size) if isinstance(dim, str) else dim
-                for dim, size in zip(spec.shape, found, strict=True)
-            ]
-            assert list(found) == expected, f"{spec} got a tensor {list(found)}, expected {expected}"
-        return sizes
-
-    def check(self, graph: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-        """Refuse a graph whose tensors are not exactly those of this contract."""
-        for kind, expected, found in (("input", self.inputs, inputs), ("output", self.outputs, outputs)):
-            by_name = {spec.name: spec for spec in found}
-            for spec in expected:
-                if spec.name not in by_name:
-                    raise ContractError(
-                        f"{graph} has no {kind} {spec.name!r}, its contract promises {spec}; export it again"
-                    )
-                if by_name[spec.name] != spec:
-                    raise ContractError(
-                        f"{graph} has the {kind} {by_name[spec.name]}, its contract promises {spec}; export it again"
-                    )
-            extra = sorted(set(by_name) - {spec.name for spec in expected})
-            if extra:
-                raise ContractError(
-                    f"{graph} has the {kind} {extra[0]!r}, which its contract does not know; export it again"
-                )

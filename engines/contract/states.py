@@ -1,7 +1,7 @@
 """The states of a model: what it keeps of a request between two calls, each in memory that the caller owns."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
 
@@ -89,6 +89,13 @@ class State:
             return (rows, *self.shape)
         heads, size = self.shape
         return (rows, heads, capacity, size)
+
+
+def source_states(layers: int, heads: int, size: int, dtype: str) -> tuple[State, ...]:
+    """Return the keys and values that layers find of a source."""
+    return tuple(
+        replace(one, name=f"cross_{one.name}", kind=SOURCE) for one in keys_and_values(layers, heads, size, dtype)
+    )
 
 
 def keys_and_values(layers: int, heads: int, size: int, dtype: str, value_size: int | None = None) -> tuple[State, ...]:

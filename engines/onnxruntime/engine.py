@@ -3,12 +3,12 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..contract import Contract, TensorSpec
+from ..contract import AnyContract, Contract, TensorSpec, in_words
 from ..engine import Engine, Step
 from ..errors import EngineError, first_line
 from ..onnx_types import DTYPES
@@ -20,7 +20,7 @@ WARM_UP = 2  # runs of a step before it becomes a CUDA graph
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
+    name: str, models: Sequence[tuple[Path, AnyContract]], device: str, exact_weights: bool, alone: bool
 ) -> "list[OnnxRuntimeEngine]":
     shares = share_threads([graph for graph, _ in models], alone)
     return [
@@ -35,8 +35,8 @@ class OnnxRuntimeEngine(Engine):
     of their own, and the caller cannot capture them in another graph.
     """
 
-    def __init__(self, graph: Path, contract: Contract, device: str, threads: Threads, exact_weights: bool) -> None:
-        self.contract, self.device = contract, device
+    def __init__(self, graph: Path, contract: AnyContract, device: str, threads: Threads, exact_weights: bool) -> None:
+        self.contract, self.device = cast("Contract", contract), device
         if device != "cpu" and device.partition(":")[0] != "cuda":
             raise EngineError(f"engine onnxruntime runs on the device cpu or cuda, not on {device!r}; name one of them")
         self.static_capacity = self._on_gpu = device != "cpu"
@@ -66,9 +66,7 @@ class OnnxRuntimeEngine(Engine):
             try:
                 session.run_with_iobinding(binding, next(settings))
             except Exception as error:  # the bindings raise a dozen unrelated types
-                raise EngineError(
-                    f"ONNX Runtime failed at batch {sizes['batch']}, width {sizes['width']}: {first_line(error)}"
-                ) from error
+                raise EngineError(f"ONNX Runtime failed at {in_words(sizes)}: {first_line(error)}") from error
             if wait:
                 torch.cuda.synchronize(self.device)
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, fx
 
-from ..contract import PREFILL_WIDTH, Contract
+from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .conversion import Recorder, fold, run_node
@@ -17,11 +18,11 @@ from .refusals import refuse_copied_cache, refuse_unknown
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
-TRIAL: Shape = (("batch", 2), ("capacity", 5), ("pending", 4), ("rows", 2), ("slots", 8), ("width", 3))
+TRIAL: Shape = (("batch", 2), ("capacity", 5), ("pending", 4), ("rows", 2), ("slots", 8), ("source", 6), ("width", 3))
 
 
 def open_engines(
-    name: str, models: Sequence[tuple[Path, Contract]], device: str, exact_weights: bool, alone: bool
+    name: str, models: Sequence[tuple[Path, AnyContract]], device: str, exact_weights: bool, alone: bool
 ) -> "list[TorchEngine]":
     """Open the graphs; their weights are always exact here."""
     return [TorchEngine(*model, device, compiled=name == "torch-compiled") for model in models]
@@ -33,14 +34,14 @@ class TorchEngine(Engine):
     A step reads no tensor on the host and allocates only by torch's own allocator, so a caller may capture it.
     """
 
-    def __init__(self, graph: Path, contract: Contract, device: str, compiled: bool) -> None:
+    def __init__(self, graph: Path, contract: AnyContract, device: str, compiled: bool) -> None:
         try:
             torch.zeros(1, device=device).cpu()
         except (RuntimeError, AssertionError) as error:
             raise EngineError(
                 f"engine torch cannot use the device {device!r} ({first_line(error)}); expected cpu or cuda"
             ) from error
-        self.contract, self.device, self._compiled = contract, device, compiled
+        self.contract, self.device, self._compiled = cast("Contract", contract), device, compiled
         # Full capacity is cheap on a GPU, and compiled code would be compiled anew for every length.
         self.static_capacity = self.reads_prefixes = compiled or torch.device(device).type != "cpu"
         read = read_graph(graph)
@@ -77,9 +78,7 @@ class TorchEngine(Engine):
             except torch.OutOfMemoryError:  # the decoder opened all models and says how much they need
                 raise
             except (RuntimeError, IndexError) as error:
-                raise EngineError(
-                    f"torch failed at batch {sizes['batch']}, width {sizes['width']}: {first_line(error)}"
-                ) from error
+                raise EngineError(f"torch failed at {in_words(sizes)}: {first_line(error)}") from error
 
         return Step(inputs, outputs, run)
 

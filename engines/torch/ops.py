@@ -5,7 +5,7 @@ refused when its graph is opened if its function does not know an attribute, or 
 Constants are tensors with data, everything else is a meta tensor: shapes and axes are read while a graph is converted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from typing import Any
 
@@ -165,13 +165,18 @@ def _attention(
     query: Tensor,  # [B, heads, S, D]
     key: Tensor,  # [B, kv_heads, T, D]
     value: Tensor,  # [B, kv_heads, T, D]
-    mask: Tensor,  # [B, 1, S, T]
+    mask: Tensor | None = None,  # [B, 1, S, T], or a bias [B or 1, heads, S, T]
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    if query.dim() != 4 or mask.dtype != torch.bool or mask.shape[1] != 1:
-        raise ValueError(f"attention has a mask {mask.dtype} {list(mask.shape)}, expected bool [B, 1, S, T]")
     (batch, heads, width, size), kv_heads = query.shape, key.shape[1]
+    if mask is None or mask.dtype != torch.bool:
+        if softcap or heads != kv_heads:
+            raise ValueError("attention has no boolean mask, expected one where heads share keys or scores are capped")
+        bias = None if mask is None else mask.expand(batch, -1, -1, -1)
+        return F.scaled_dot_product_attention(query, key, value, bias, scale=size**-0.5 if scale is None else scale)
+    if query.dim() != 4 or mask.shape[1] != 1:
+        raise ValueError(f"attention has a mask {mask.dtype} {list(mask.shape)}, expected bool [B, 1, S, T]")
     hidden = _as(torch.where(mask, 0.0, -torch.inf), torch.float32 if softcap else query.dtype)
     if heads != kv_heads:  # heads that share a key head become more rows of one, so no kernel copies the cache
         query = query.reshape(batch, kv_heads, -1, size)
@@ -184,6 +189,21 @@ def _attention(
     else:
         found = F.scaled_dot_product_attention(query, key, value, hidden, scale=scale)
     return found if heads == kv_heads else found.reshape(batch, heads, width, -1)
+
+
+def _conv(
+    x: Tensor,  # [B, channels, S]
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strides: Sequence[int] = (1,),
+    pads: Sequence[int] = (0, 0),
+    dilations: Sequence[int] = (1,),
+    group: int = 1,
+    **_: Any,
+) -> Tensor:
+    if x.dim() != 3 or pads[0] != pads[1]:
+        raise ValueError(f"a convolution has {x.dim() - 2} dimensions and pads by {pads}, expected 1 and two alike")
+    return F.conv1d(x, weight, bias, strides[0], pads[0], dilations[0], group)
 
 
 @cache
@@ -212,6 +232,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Clip": _clip,
     "Concat": lambda *tensors, axis: torch.cat(tensors, axis),
     "ConstantOfShape": _constant_of_shape,
+    "Conv": _conv,
     "Cos": torch.cos,
     "DequantizeLinear": _dequantize,
     "Div": _div,

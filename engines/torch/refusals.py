@@ -1,6 +1,6 @@
 """Refuses graphs with an operator, an attribute or a cache that the engine `torch` does not support."""
 
-from ..contract import Contract
+from ..contract import AnyContract
 from ..errors import EngineError
 from .onnx_graph import Node
 from .ops import FIXED, OPS
@@ -20,7 +20,7 @@ def refuse_unknown(graph: str, nodes: list[Node]) -> None:
                 )
 
 
-def refuse_copied_cache(graph: str, contract: Contract, nodes: list[Node]) -> None:
+def refuse_copied_cache(graph: str, contract: AnyContract, nodes: list[Node]) -> None:
     """Refuse a graph where anything but its TensorScatter reads a cache input: it might see it before or after."""
     makers = {output: node for node in nodes for output in node.outputs}
     for present, past in contract.aliases.items():

@@ -19,14 +19,15 @@ def stack_heads(model: ir.Model) -> int:
     for node in list(graph):
         if node.op_type != "Attention":
             continue
-        query, key, _, mask = node.inputs
+        query, key, _, *others = node.inputs
         found = node.outputs[0]
         assert query is not None
         assert key is not None
-        assert mask is not None
         heads, kv_heads = _heads(query), _heads(key)
         if heads == kv_heads:
             continue
+        [mask] = others
+        assert mask is not None
         shared = heads // kv_heads
         if (mask, shared) not in masks:
             repeated = ir.node("Concat", [mask] * shared, {"axis": 2})
@@ -50,7 +51,7 @@ def unstack_heads(model: ir.Model) -> int:
     """Give each attention its heads back one by one; returns in how many they were stacked."""
     fired = 0
     for node in list(model.graph):
-        if node.op_type != "Attention":
+        if node.op_type != "Attention" or len(node.inputs) < 4:  # without a mask
             continue
         query, mask, found = node.inputs[0], node.inputs[3], node.outputs[0]
         stacked, repeated = (value.producer() if value is not None else None for value in (query, mask))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, ROW, SPARE_BLOCK, Contract
+from ...engines import BLOCK_TOKENS, ROW, SOURCE, SPARE_BLOCK, Contract
 from .cache import CacheFull, KVCache
 
 FIRST_BLOCKS = 64  # of a pool that may grow
@@ -66,6 +66,7 @@ class BlockCache(KVCache):
     ) -> None:
         super().__init__(contract, device, max_rows)
         assert not contract.of_kind(ROW), "an engine that reads blocks refuses them"
+        assert not contract.of_kind(SOURCE), "an engine that reads blocks refuses them"
         self.table = torch.full(
             (max_rows, _blocks(capacity)), SPARE_BLOCK, dtype=torch.int32, device=device
         )  # [rows, blocks]

@@ -2,23 +2,32 @@
 
 from collections.abc import Sequence
 
-from ...engines import ROW, Contract, RequestError
+from ...engines import ROW, SOURCE, Contract, RequestError
 from .cache import KVCache
 from .snapshots import EVERY
 
 
 def tokens_in(
-    contracts: Sequence[Contract], size: int | None, name: str, rows: int = 0, *, kept: bool = False
+    contracts: Sequence[Contract],
+    size: int | None,
+    name: str,
+    rows: int = 0,
+    *,
+    kept: bool = False,
+    sources: Sequence[int] = (),
 ) -> int | None:
     """Return how many tokens fit into so many bytes of all caches, each the same number; None: no budget is set.
 
-    What so many rows take beside their tokens is set aside. Tokens that are `kept` have copies of states among them.
+    What so many rows take beside their tokens is set aside, and what they take of `sources`, the longest of each model.
+    Tokens that are `kept` have copies of states among them.
     """
     if size is None:
         return None
     if type(size) is not int or size < 1:
         raise RequestError(f"{name} is {size!r}, expected a positive whole number")
     aside = rows * sum(contract.cache_bytes_per_row for contract in contracts)
+    for contract, longest in zip(contracts, sources, strict=bool(sources)):
+        aside += rows * longest * sum(state.bytes for state in contract.of_kind(SOURCE))
     each = sum(contract.cache_bytes_per_token for contract in contracts)
     if kept:
         each += sum(-(-state.bytes // EVERY) for contract in contracts for state in contract.of_kind(ROW))

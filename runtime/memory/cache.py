@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, EngineError, Recurrence, cache_rows
+from .source_rows import SourceRows
 
 
 class CacheFull(EngineError):
@@ -40,6 +41,7 @@ class KVCache(ABC):
         self.half = SLOTS // 2  # of a row's slots: the tokens of one call
         self.recurrence = Recurrence(max_rows, self.half, device) if contract.recurrent else None
         self.memory = Memory([], [], [])
+        self.sources: SourceRows | None = None  # of a model that stands behind a source
         self.buffers: dict[str, Tensor] = {}  # parts of it, by contract name
         self.version = 0  # changes when the buffers move
 
@@ -97,6 +99,8 @@ class KVCache(ABC):
 
     def free(self, row: int) -> None:
         self.entries[row] = self.bases[row] = 0
+        if self.sources is not None:
+            self.sources.free(row)
         if self.recurrence is not None:
             self.recurrence.stand(row, 0)
 
@@ -115,12 +119,12 @@ class KVCache(ABC):
 
     def close(self) -> None:
         """Free the memory."""
-        self.memory, self.buffers = Memory([], [], []), {}
+        self.memory, self.buffers, self.sources = Memory([], [], []), {}, None
 
     @property
     def everything(self) -> dict[str, Tensor]:
         """The memory of all rows, as engines take it."""
-        return self.buffers
+        return self.buffers if self.sources is None else self.buffers | self.sources.buffers
 
     def tensors(self, first_row: int, rows: int) -> dict[str, Tensor]:
         """Return the memory that a step over these rows takes, by contract name."""
@@ -132,6 +136,9 @@ class KVCache(ABC):
         tensors = chain(*memory.tokens, *memory.rows, *memory.slots)
         self.memory = memory
         self.buffers = {state.name: tensor for state, tensor in zip(states, tensors, strict=True)}
+        self.moved()
+
+    def moved(self) -> None:
         self.version += 1
 
     def _allocate(self, rows: int, tokens: int, make: Callable[..., Tensor] = torch.zeros) -> Memory:

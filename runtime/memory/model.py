@@ -51,13 +51,14 @@ class Model:
         kept_blocks: int = 0,
         features: Features | None = None,
         masks: Masks | None = None,
+        longest_source: int = 0,
     ) -> None:
         self.engine = engine
         self._features = features  # of a head: what its target keeps for it
         self._masks = masks
         self._capacity = capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
-        self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks)
+        self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks, longest_source)
         self._logits = torch.zeros(0, device=engine.device)
         self._last_rows: dict[tuple[int, int, int], Tensor] = {}  # never written to, as are the lines
         self._spare: dict[str, Tensor] = {}  # of states that a call makes anew
@@ -234,19 +235,22 @@ def preceded(prepare: Callable[[], None], step: Step) -> Step:
     return replace(step, run=run)
 
 
-def make_cache(engine: Engine, max_rows: int, capacity: int, most_tokens: int | None, kept_blocks: int) -> KVCache:
+def make_cache(
+    engine: Engine, max_rows: int, capacity: int, most_tokens: int | None, kept_blocks: int, longest_source: int = 0
+) -> KVCache:
     """Make the kind of cache that the engine reads."""
     contract, device = engine.contract, engine.device
     if contract.in_blocks:
         return BlockCache(contract, device, max_rows, capacity, most_tokens, kept_blocks)
+    make = partial(RowCache, contract, device, max_rows, kept_blocks=kept_blocks, longest_source=longest_source)
     if not engine.static_capacity:
-        return RowCache(contract, device, max_rows, most_tokens=most_tokens, kept_blocks=kept_blocks)
+        return make(most_tokens=most_tokens)
     if most_tokens is not None and max_rows * capacity > most_tokens:
         raise RequestError(
             f"cache_bytes has room for {most_tokens:,} tokens, this engine takes {max_rows} rows of {capacity:,}; "
             "lower max_batch, or raise cache_bytes"
         )
-    return RowCache(contract, device, max_rows, max_rows, capacity, fixed=True, kept_blocks=kept_blocks)
+    return make(max_rows, capacity, fixed=True)
 
 
 def refuse_drafts(bundle: Bundle) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, TOKEN, WIDEST_STEP, Contract
+from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, Contract
 from .cache import CacheFull, KVCache
 from .snapshots import Snapshots
+from .source_rows import SourceRows
 
 LEAST_BEFORE = 1  # token before the last committed one, which a draft reads again
 
@@ -30,8 +31,13 @@ class RowCache(KVCache):
         fixed: bool = False,
         most_tokens: int | None = None,
         kept_blocks: int = 0,
+        longest_source: int = 0,
     ) -> None:
         super().__init__(contract, device, max_rows)
+        if contract.of_kind(SOURCE):
+            self.sources = SourceRows(contract, device, max_rows, longest_source, self.moved)
+            if fixed:
+                self.sources.fix()
         kept_blocks = kept_blocks if self.keeps_blocks else 0
         self._kept = self.all_of(TOKEN, kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
         self.snapshots = Snapshots(self, kept_blocks, max_rows) if contract.recurrent and kept_blocks else None
@@ -70,6 +76,8 @@ class RowCache(KVCache):
                 self.recurrence.move(source, destination)
             if self.snapshots is not None:
                 self.snapshots.move(source, destination)
+        if self.sources is not None:
+            self.sources.move(source, destination)
         self.entries[destination], self.bases[destination] = length, base
         self.free(source)
 
@@ -99,6 +107,8 @@ class RowCache(KVCache):
                 self.recurrence.swap(one, other)
             if self.snapshots is not None:
                 self.snapshots.swap(one, other)
+        if self.sources is not None:
+            self.sources.swap(one, other)
         self.entries[one], self.entries[other] = self.entries[other], self.entries[one]
         self.bases[one], self.bases[other] = self.bases[other], self.bases[one]
 
@@ -127,6 +137,8 @@ class RowCache(KVCache):
     def make_room(self, first_row: int, starts: Sequence[int], widths: Sequence[int]) -> None:
         if not self._fixed:  # rows of a step have one width, so that narrower ones are padded
             self.fit(first_row + len(starts), max(starts) + max(widths))
+            if self.sources is not None:
+                self.sources.fit(first_row + len(starts))
 
     def keep(self, row: int, place: int) -> int:
         block, begin = self._unused.pop(), place * BLOCK_TOKENS

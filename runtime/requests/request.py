@@ -13,6 +13,7 @@ from ...engines import EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
 from ..acceptance.params import SamplingParams
 from ..grammars.guide import Guide
+from ..sources.source import Source
 from ..state.asked import Drafting, DraftLength
 from .metrics import Speculation
 from .output import Output, Piece, TokenLogprob, TracedRound, Usage
@@ -46,10 +47,13 @@ class Request:
         cache_salt: str = "",
         prediction: Sequence[int] = (),
         priority: int = 0,
+        source: Source | None = None,
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
-        self.cache_salt = cache_salt
+        self.source = source  # that it stands behind
+        # Of requests that begin alike, only those with the same source may read what this one leaves.
+        self.cache_salt = cache_salt if source is None else f"{cache_salt} {source.digest}"
         self.priority = priority
         self.cached_tokens = 0  # of the prompt, which need not be read
         self.params = params

@@ -1,7 +1,9 @@
 """Turns what callers ask for into a request, or into an error that says in one sentence why it cannot be one."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -12,6 +14,7 @@ from ..grammars.compiler import Compiler
 from ..lengths.drafting import DraftingRules
 from ..requests.request import Request
 from ..requests.text import TextStream
+from ..sources.source import Source, read_source
 from ..state.asked import BESIDE, DraftLength
 
 Prompt = str | Sequence[int]
@@ -32,6 +35,7 @@ class Intake:
         self.grammars = Compiler(bundle)
         self._bundle, self._tokenizer, self._rules = bundle, tokenizer, rules
         self._vocab_size = bundle.tokenizer.vocab_size
+        self._encoders = [encoder.contract for encoder in bundle.encoders.values()]
 
     def request(
         self,
@@ -45,11 +49,13 @@ class Intake:
         cache_salt: str,
         prediction: Prompt,
         priority: int,
+        source: Any,
     ) -> Request:
         """Make a request that is valid for the bundle, with the defaults for what was left open."""
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}, expected a whole number", "priority")
-        ids = self._encode(prompt)
+        stands_behind = self._source(source)
+        ids = self._encode(prompt) if stands_behind is None else self._beginning(prompt)
         room = self._bundle.max_length - params.max_new_tokens
         if len(ids) > room:
             raise RequestError(
@@ -59,6 +65,9 @@ class Intake:
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(params, name):
                 self._require_token(token, name)
+        if self._bundle.tokenizer.unsaid_ids:
+            unsaid = dict.fromkeys(self._bundle.tokenizer.unsaid_ids, -math.inf)
+            params = replace(params, logit_bias=dict(params.logit_bias) | unsaid)
         eos = () if params.ignore_eos else self._bundle.tokenizer.eos_token_ids
         if params.min_tokens:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
@@ -94,9 +103,32 @@ class Intake:
             trace=trace,
             on_progress=on_progress,
             cache_salt=cache_salt,
-            prediction=predicted,
+            prediction=predicted or self._copied(stands_behind, drafter),
             priority=priority,
+            source=stands_behind,
         )
+
+    def _source(self, given: Any) -> Source | None:
+        """Read what the text shall stand behind; it must be given if the models need it, and only then."""
+        if self._encoders and given is None:
+            raise RequestError(f"the target of bundle {self._bundle.path} stands behind a source; give one", "source")
+        if given is not None and not self._encoders:
+            raise RequestError(
+                f"the target of bundle {self._bundle.path} has no encoder that could read a source; leave it out",
+                "source",
+            )
+        return read_source(given, self._encoders, self._tokenizer, self._vocab_size) if self._encoders else None
+
+    def _beginning(self, prompt: Prompt) -> list[int]:
+        """Return what a text behind a source begins with: the token ids that are given, or the model's own and text."""
+        own = self._bundle.tokenizer.start_ids
+        if not isinstance(prompt, str):
+            return self._encode(prompt or own)
+        return [*own, *(self._encode(prompt, begins=False) if prompt else ())]
+
+    def _copied(self, source: Source | None, drafter: str) -> Sequence[int]:
+        """Return what drafter suffix copies of a source of text: outputs often repeat it."""
+        return () if source is None or PREDICTING not in drafter.split(BESIDE) else source.ids
 
     def _encode(self, prompt: object, begins: bool = True) -> list[int]:
         """Tokenise text; where it `begins` a sequence the tokenizer may put a token before it."""

@@ -11,6 +11,7 @@ from ..drafters.windows import Windows
 from ..memory.cache import CacheFull
 from ..memory.model import Model
 from ..requests.request import Request
+from ..sources.encoder import Encoder
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
 from .capture import Rounds
@@ -35,9 +36,11 @@ class Reading:
         frames: Frames,
         rounds: Rounds,
         results: Results,
+        encoders: Sequence[Encoder],
     ) -> None:
         self._rows, self._target, self._seating, self._prefill, self._windows = rows, target, seating, prefill, windows
         self._frames, self._rounds, self._results = frames, rounds, results
+        self._encoders = encoders
 
     def read_prompts(self) -> None:
         """Read prompts until more would keep live rows waiting for long."""
@@ -59,11 +62,14 @@ class Reading:
         seating = self._seating
         while seating.admit():
             pass
-        unread = {one.row: _entries_of_prompt(one.request) for one in seating.prefilling}
-        if unscored := [one for one in seating.prefilling if one.request.unscored]:
+        heard = [one for one in seating.prefilling if self._heard(one)]
+        if seating.prefilling and not heard:
+            return self._hear(seating.prefilling[0]), 0
+        unread = {one.row: _entries_of_prompt(one.request) for one in heard}
+        if unscored := [one for one in heard if one.request.unscored]:
             return self._prefill.score(self._target, unscored[0].request, unscored[0].row), 0
         fed, logits = self._prefill.read(self._target, unread, budget)
-        whole = [one for one in seating.prefilling if self._target.cache.entries[one.row] == unread[one.row]]
+        whole = [one for one in heard if self._target.cache.entries[one.row] == unread[one.row]]
         whole.sort(key=lambda one: one.row)
         for occupant in whole:
             seating.keep_prefix(occupant)
@@ -79,6 +85,17 @@ class Reading:
             if all(draft.cache.entries[occupant.row] >= entries for draft, entries in own.items()):
                 seating.go_live(occupant)
         return fed or budget, draft_budget - left
+
+    def _heard(self, occupant: Occupant) -> bool:
+        """Whether a row has what there is of its source."""
+        sources = self._target.cache.sources
+        return sources is None or sources.entries[occupant.row] > 0
+
+    def _hear(self, occupant: Occupant) -> int:
+        """Let the encoders read the source of a request; return what of the budget that takes, a token at least."""
+        source = occupant.request.source
+        assert source is not None
+        return max(1, *(encoder.read(occupant.row, source) for encoder in self._encoders))
 
     def _first_tokens(self, occupants: Sequence[Occupant], logits: Mapping[int, Tensor]) -> None:
         """Pick the tokens after the prompts of neighbouring rows, as a round without proposals does.

@@ -12,6 +12,7 @@ from ..lengths.drafting import DraftingRules
 from ..memory.cache import CacheFull
 from ..memory.model import Model
 from ..requests.metrics import Speculation
+from ..sources.encoder import Encoder
 from ..state.frame import Frame
 from ..state.plan import LEAST_WINDOW
 from .capture import Flight, Rounds
@@ -38,11 +39,12 @@ class Scheduler:
         capacity: int,
         capture: bool,
         kept_blocks: int,
+        encoders: Sequence[Encoder] = (),
     ) -> None:
         self.target, self.drafts = target, drafts
         self.frame: Frame | None = None  # of the last round
         self._drafters, self._rules = drafters, rules
-        self._models = [target, *drafts]
+        self._models, self._encoders = [target, *drafts], encoders
         self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
         recurrent = [model for model in self._models if model.recurrent]
         most = target.engine.verify_width - 1
@@ -54,7 +56,15 @@ class Scheduler:
         self._results = Results(target, self._planner, rules)
         prefill = Prefill(self._rows, drafts)
         self._reading = Reading(
-            self._rows, target, self.seating, prefill, self._windows, self._frames, self._rounds, self._results
+            self._rows,
+            target,
+            self.seating,
+            prefill,
+            self._windows,
+            self._frames,
+            self._rounds,
+            self._results,
+            encoders,
         )
         self._ahead: Flight | None = None  # a round launched before the previous one was read
 
@@ -91,6 +101,8 @@ class Scheduler:
 
     def forget_outputs(self) -> None:
         self.seating.prefixes.forget()
+        for encoder in self._encoders:
+            encoder.forget()
         for drafter in self._drafters.values():
             drafter.forget()
         if self._rules.controller is not None:
@@ -107,6 +119,8 @@ class Scheduler:
         self.frame = None
         for model in self._models:
             model.close()
+        for encoder in self._encoders:
+            encoder.close()
 
     def abort(self, error: BaseException) -> None:
         """End every request that has a row with this error; later requests start on clean rows."""

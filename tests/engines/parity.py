@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import WINDOW, Bundle, Engine, Recurrence, blank_cache, open_engine
+from trt_spec.engines import SOURCE, SOURCES, WINDOW, Bundle, Engine, Recurrence, blank_cache, open_engine
 from trt_spec.engines.openvino import OpenVinoEngine, sizes
 from trt_spec.export.check import HALF, run_call
 from trt_spec.export.scenarios import ROWS, TREE, Script, write_script
@@ -81,6 +81,11 @@ def run_script(engine: Engine, script: Script) -> list[Tensor]:
     )
     for name in contract.cache_names:
         cache[name].fill_(GARBAGE)
+    for number, state in enumerate(contract.of_kind(SOURCE)):
+        shape, generator = cache[state.name].shape, torch.Generator().manual_seed(number)
+        cache[state.name] = torch.randn(shape, generator=generator).to(engine.device)
+    if SOURCES in contract.capabilities:
+        cache["source_length"] = torch.arange(1, ROWS + 1, device=engine.device)
     for state in contract.of_kind(WINDOW):
         cache[state.name] = torch.full(state.memory(ROWS, 2 * HALF), torch.nan, device=engine.device)
     logits = []

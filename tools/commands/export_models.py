@@ -12,7 +12,7 @@ from ..flags.revision import add_revision_flag, at_revision
 from ..program import Parser, exit_code, version_of
 
 if TYPE_CHECKING:
-    from ...export.pipeline import ExportReport
+    from ...export.report import ExportReport
 
 PROGRAM = "export-models"
 

@@ -1,0 +1,42 @@
+"""What an export tells of what it has written."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..engines import EncoderEntry, ModelEntry
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One exported model: what was written, how it was checked, how long it took."""
+
+    role: str
+    entry: ModelEntry
+    nodes: int
+    fired: dict[str, int]  # how often each rewrite fired
+    weight_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EncoderReport:
+    """One exported encoder."""
+
+    role: str
+    entry: EncoderEntry
+    nodes: int
+    weight_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export has written, and what it measured of target and drafts."""
+
+    path: Path
+    max_length: int
+    models: list[ModelReport]
+    notes: list[str]
+    overlap: dict[str, dict[float, float]]  # α on running text by draft and temperature, if they were checked
+    seconds: float
+    encoders: list[EncoderReport]

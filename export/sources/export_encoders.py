@@ -1,0 +1,98 @@
+"""Export the encoders of a bundle: one for each model that stands behind a source, or one that several share."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...engines import Contract, EncoderEntry, ExportError
+from ...engines.bundle import ENCODER, GRAPH, TARGET, WEIGHTS
+from ..checkpoint import Checkpoint, load_model
+from ..graph import build_graph, write_graph
+from ..passes.quantise import Quantisation
+from ..report import EncoderReport
+from .behind_source import BehindSource
+from .check_encoder import check_encoder, encoder_reference
+from .encoder import TracedEncoder, encoder_contract, shared_encoders
+from .examples import example_sources
+
+
+def export_encoders(
+    checkpoints: Mapping[str, Checkpoint],
+    contracts: Mapping[str, Contract],
+    folder: Path,
+    weights: Mapping[str, Quantisation],
+    text: Sequence[int] | None,
+    progress: Callable[[str], None],
+) -> list[EncoderReport]:
+    """Write the encoders of the models that stand behind a source, and check them on a text, if there is one."""
+    reading = {role: one for role, one in checkpoints.items() if one.shape.source is not None}
+    if not reading:
+        return []
+    progress("encoders: loading the weights")
+    models = {role: load_model(one, contracts[role].dtype, contracts[role].vocab_size) for role, one in reading.items()}
+    return [
+        _export_encoder(roles, reading[roles[0]], models, contracts, folder, weights[roles[0]], text, progress)
+        for roles in shared_encoders(models)
+    ]
+
+
+def _export_encoder(
+    roles: list[str],
+    checkpoint: Checkpoint,
+    models: dict[str, BehindSource],
+    contracts: Mapping[str, Contract],
+    folder: Path,
+    weights: Quantisation,
+    text: Sequence[int] | None,
+    progress: Callable[[str], None],
+) -> EncoderReport:
+    """Export the encoder that these models share, which are gone then."""
+    begun = time.perf_counter()
+    name = ENCODER if TARGET in roles else f"{roles[0]}_{ENCODER}"
+    shape = checkpoint.shape.source
+    assert shape is not None
+    feeding = {role: models.pop(role) for role in roles}
+    encoder = feeding[roles[0]].encoder
+    parameters = sum(parameter.numel() for parameter in encoder.parameters())
+    contract = encoder_contract(shape, {role: contracts[role] for role in roles}, contracts[roles[0]].vocab_size)
+    progress(f"{name}: tracing")
+    graph, _ = build_graph(TracedEncoder(list(feeding.values())), contract, shape.longest, weights)
+    sources = [] if text is None else example_sources(shape, text)
+    made = encoder_reference(feeding, sources)
+    progress(f"{name}: writing")
+    write_graph(graph, folder / name)
+    nodes = len(graph.graph)
+    del feeding, encoder, graph  # the check holds the written weights: the checkpoint's must be gone
+    gc.collect()
+    check: dict[str, Any] = {}
+    if sources:
+        progress(f"{name}: checking in ONNX Runtime")
+        check = check_encoder(folder / name / GRAPH, contract, sources, made, weights.kind != "none")
+    entry = EncoderEntry(checkpoint.label, parameters, contract, weights.kind, check)
+    size = (folder / name / WEIGHTS).stat().st_size
+    return EncoderReport(name, entry, nodes, size, time.perf_counter() - begun)
+
+
+def refuse_unlike_sources(checkpoints: Mapping[str, Checkpoint], heads: Sequence[str]) -> None:
+    """Refuse a draft that needs another source than its target has, and heads of a target that has one."""
+    target = checkpoints[TARGET]
+    source = target.shape.source
+    if source is not None and heads:
+        raise ExportError(
+            f"{heads[0]} is a head, and the target {target.name} stands behind an encoder, where this version gives a "
+            "head nothing to read; leave it out"
+        )
+    for role, draft in checkpoints.items():
+        theirs = draft.shape.source
+        if (
+            role != TARGET
+            and theirs is not None
+            and (source is None or (source.sound is None) != (theirs.sound is None))
+        ):
+            ours = "no source" if source is None else "sound" if source.sound else "text"
+            raise ExportError(
+                f"the draft {draft.name} reads {'sound' if theirs.sound else 'text'} as its source, the target "
+                f"{target.name} {ours}; choose a draft that reads what the target reads, or a decoder alone"
+            )
