@@ -85,7 +85,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     if fields.get("auto_map") and kind not in WORKS:  # the type that transformers knows by itself is enough
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
     if fields.get("is_encoder_decoder") and kind not in BEHIND_SOURCES:
-        raise ExportError(f"checkpoint {name} ({kind}) is an encoder-decoder of a kind that is not known")
+        raise ExportError(f"checkpoint {name} ({kind}) says that it is an encoder-decoder, which its type never is")
     if kind not in WORKS and kind not in READS_MORE:
         reason = REFUSED.get(str(kind), "this version does not know it")
         raise ExportError(

@@ -28,6 +28,7 @@ class PlanKey:
     capacity: int  # of the cache
     workspace: int | None = None  # bytes the compiler may plan with
     unfused_attention: bool = False
+    source: int = 0  # entries of a source, whatever its length, where there is one
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "PlanKey":
@@ -36,7 +37,7 @@ class PlanKey:
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the graph's symbols, except the batch."""
-        fixed = {"pending": MOST_PENDING, "slots": MOST_SLOTS}  # where there are recurrent layers
+        fixed = {"pending": MOST_PENDING, "slots": MOST_SLOTS, "source": self.source}  # where there is what has them
         return {"width": self.width, "rows": self.rows, "capacity": self.capacity} | fixed
 
     @property

@@ -5,4 +5,27 @@ from onnxscript.rewriter.rules.fusion import _rms_normalization as rule
 
 
 def fuse_norms(model: ir.Model) -> int:
-    return int(rule.fuse_rms_normalization(model))
+    fired = int(rule.fuse_rms_normalization(model))
+    for node in list(model.graph):
+        if node.op_type == "RMSNormalization":
+            _norm_in_one_dtype(model.graph, node)
+    return fired
+
+
+def _norm_in_one_dtype(graph: ir.Graph, node: ir.Node) -> None:
+    """Compute a norm in the dtype of what it reads, as those of T5 do, and cast what it gives."""
+    hidden, scale = node.inputs
+    found = node.outputs[0]
+    assert hidden is not None
+    assert scale is not None
+    if hidden.dtype == found.dtype or hidden.dtype is None or found.dtype is None:
+        return
+    wide = ir.node("Cast", [scale], {"to": int(hidden.dtype)})
+    narrow = ir.node("Cast", [found], {"to": int(found.dtype)})
+    narrow.outputs[0].shape, narrow.outputs[0].type = found.shape, found.type
+    found.replace_all_uses_with(narrow.outputs[0])
+    narrow.replace_input_with(0, found)
+    found.dtype = hidden.dtype
+    node.replace_input_with(1, wide.outputs[0])
+    graph.insert_before(node, [wide])
+    graph.insert_after(node, [narrow])

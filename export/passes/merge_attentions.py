@@ -11,18 +11,18 @@ def merge_attentions(model: ir.Model) -> int:
     same: defaultdict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
     for node in graph:
         if node.op_type == "Attention":
-            query, key, _, mask = node.inputs
-            same[query, key, mask, str(dict(node.attributes))].append(node)
+            query, key, _, *mask = node.inputs
+            same[query, key, *mask, str(dict(node.attributes))].append(node)
     fired = 0
     for nodes in same.values():
         if len(nodes) == 1:
             continue
-        query, key, _, mask = nodes[0].inputs
+        query, key, _, *mask = nodes[0].inputs
         heads = [
             ir.node("Concat", parts, {"axis": 1})
             for parts in ([query] * len(nodes), [key] * len(nodes), [node.inputs[2] for node in nodes])
         ]
-        merged = ir.node("Attention", [*(node.outputs[0] for node in heads), mask], dict(nodes[0].attributes))
+        merged = ir.node("Attention", [*(node.outputs[0] for node in heads), *mask], dict(nodes[0].attributes))
         split = ir.node(
             "Split", merged.outputs, {"axis": 1, "num_outputs": len(nodes)}, num_outputs=len(nodes), version=24
         )

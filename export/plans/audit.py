@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...engines import Contract, ExportError
+from ...engines import SOURCE, SOURCES, Contract, ExportError
 
 
 def audit(
@@ -16,12 +16,18 @@ def audit(
     """
     _audit_interface(network, contract, sizes)
     attentions = list(layers(network, trt.LayerType.ATTENTION_INPUT, trt.IAttentionInputLayer))
+    sources = bool(contract.of_kind(SOURCE))
+    unmasked = contract.layers if sources and SOURCES not in contract.capabilities else 0  # all of a source is seen
     for layer in attentions:
-        _audit_attention(trt, layer, unfused)
-    if contract.cache_names and len(attentions) + spelled < contract.layers:
+        if layer.attention.mask is None and unmasked:
+            unmasked -= 1
+        else:
+            _audit_attention(trt, layer, unfused)
+    promised = contract.layers * (1 + sources)
+    if contract.cache_names and len(attentions) + spelled < promised:
         raise ExportError(
             f"the network has {len(attentions)} attention layers and {spelled} written out, its contract promises "
-            f"{contract.layers}; please report it"
+            f"{promised}; please report it"
         )
     _audit_cache(trt, network, contract)
 

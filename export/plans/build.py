@@ -64,6 +64,7 @@ def build_plans(
                     capacity=bundle.capacity,
                     workspace=options.workspace,
                     unfused_attention=options.unfused_attention,
+                    source=bundle.longest_source(role.model),
                 )
                 sidecar = (bundle.path / key.path).with_suffix(".json")
                 if sidecar.exists():

@@ -22,6 +22,14 @@ class Said:
     cache: Cache  # of the text alone
 
 
+class _Elsewhere(nn.Module):
+    """Stands where an encoder was, whose name transformers asks for."""
+
+    def __init__(self, main_input_name: str) -> None:
+        super().__init__()
+        self.main_input_name = main_input_name
+
+
 class BehindSource(nn.Module):
     """Its encoder is a module of its own, beside it: what is traced and counted here is the decoder."""
 
@@ -31,7 +39,7 @@ class BehindSource(nn.Module):
         encoder, decoder, said = model.get_encoder(), model.get_decoder(), model.get_output_embeddings()
         for module in model.modules():
             if getattr(module, "encoder", None) is encoder:
-                module.encoder = nn.Identity()
+                module.encoder = _Elsewhere(encoder.main_input_name)
         self._aside = [encoder, decoder, said]  # a list, so that torch does not take them for parts of this module
         self.depth = len(layer_list(decoder))
         self._hidden: Tensor | None = None  # of the source [B or 1, S, hidden]
@@ -93,6 +101,17 @@ class BehindSource(nn.Module):
         with computing_in_float32(self.encoder):
             given = _tokens(self.encoder, source["input_ids"]) if "input_ids" in source else source
             return self.encoder(**given).last_hidden_state.float()  # type: ignore[no-any-return]
+
+    def generate(self, input_ids: Tensor, *, attention_mask: Tensor, **settings: Any) -> Tensor:
+        """Say what transformers would say behind a whole source."""
+        said: Tensor = self.model.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self._hidden),
+            decoder_input_ids=input_ids,
+            decoder_attention_mask=attention_mask,
+            decoder_start_token_id=int(input_ids[0, 0]),  # else transformers puts its own before it
+            **settings,
+        )
+        return said
 
     def say_something(self, hidden: Tensor, seen: Tensor | None, cache: EncoderDecoderCache) -> None:
         """Let each layer note the keys and values that it makes of a source, the same whatever the decoder says."""

@@ -35,9 +35,7 @@ class RowCache(KVCache):
     ) -> None:
         super().__init__(contract, device, max_rows)
         if contract.of_kind(SOURCE):
-            self.sources = SourceRows(contract, device, max_rows, longest_source, self.moved)
-            if fixed:
-                self.sources.fix()
+            self.sources = SourceRows(contract, device, max_rows, longest_source, self.moved, fixed=fixed)
         kept_blocks = kept_blocks if self.keeps_blocks else 0
         self._kept = self.all_of(TOKEN, kept_blocks, BLOCK_TOKENS, torch.empty)  # each is written before it is read
         self.snapshots = Snapshots(self, kept_blocks, max_rows) if contract.recurrent and kept_blocks else None

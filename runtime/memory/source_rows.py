@@ -16,26 +16,36 @@ class SourceRows:
     Attention pays for all that a buffer holds, so that it is hardly longer than the longest source, if it may vary.
     """
 
-    def __init__(self, contract: Contract, device: str, max_rows: int, longest: int, moved: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        device: str,
+        max_rows: int,
+        longest: int,
+        moved: Callable[[], None],
+        *,
+        fixed: bool,
+    ) -> None:
         self.entries = [0] * max_rows
         self._states, self._longest, self._moved = contract.of_kind(SOURCE), longest, moved
         self._ragged = SOURCES in contract.capabilities
-        self._device, self._max_rows = device, max_rows
+        self._device = device
         self._length = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._buffers: dict[str, Tensor] = {}
         self.rows = self.capacity = 0
+        self._fixed = fixed
+        if fixed:
+            self._resize(max_rows, longest)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The memory of all rows, as engines take it."""
         return self._buffers | ({"source_length": self._length} if self._ragged else {})
 
-    def fix(self) -> None:
-        """Take the memory of all rows, however long their sources are."""
-        self._resize(self._max_rows, self._longest)
-
     def fit(self, rows: int, entries: int = 0) -> None:
         """Make room for so many rows with sources of so many entries, and give back what is far too much."""
+        if self._fixed:
+            return
         entries = max([entries, *self.entries])
         capacity = min(-(-entries // GRANULE) * GRANULE, self._longest) if self._ragged else self._longest
         rows = max([rows, *(row + 1 for row, length in enumerate(self.entries) if length)])

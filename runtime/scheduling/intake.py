@@ -117,7 +117,7 @@ class Intake:
                 f"the target of bundle {self._bundle.path} has no encoder that could read a source; leave it out",
                 "source",
             )
-        return read_source(given, self._encoders, self._tokenizer, self._vocab_size) if self._encoders else None
+        return read_source(given, self._encoders, self._vocab_size, self._tokenizer) if self._encoders else None
 
     def _beginning(self, prompt: Prompt) -> list[int]:
         """Return what a text behind a source begins with: the token ids that are given, or the model's own and text."""

@@ -22,8 +22,8 @@ class Encoder:
 
     def __init__(self, engine: Engine, contract: EncoderContract, models: Mapping[str, Model], most_bytes: int) -> None:
         self._engine, self._contract = engine, contract
-        self._rows = [_rows_of(models[name]) for name in contract.feeds]
-        self._kept: OrderedDict[str, list[list[Tensor]]] = OrderedDict()
+        self._rows = {name: _rows_of(models[name]) for name in contract.feeds if name in models}
+        self._kept: OrderedDict[str, dict[str, list[Tensor]]] = OrderedDict()
         self._most = most_bytes
 
     def read(self, row: int, source: Source) -> int:
@@ -34,12 +34,11 @@ class Encoder:
         else:
             self._kept[source.digest] = self._made_of(source)
             self._forget_some()
-        made = self._kept[source.digest]
-        for rows, each in zip(self._rows, made, strict=True):
-            rows.put(row, each)
-        return 0 if known else made[0][0].shape[1]
+        for name, made in self._kept[source.digest].items():
+            self._rows[name].put(row, made)
+        return 0 if known else self._contract.longest if self._contract.sound else len(source.ids)
 
-    def _made_of(self, source: Source) -> list[list[Tensor]]:
+    def _made_of(self, source: Source) -> dict[str, list[Tensor]]:
         """Return for each model that is fed what there is for each of its states [heads, T, size]."""
         contract, device = self._contract, self._engine.device
         entries = contract.longest if contract.sound else len(source.ids)
@@ -58,13 +57,13 @@ class Encoder:
             for state in states
         }
         self._engine.step(inputs, made).run()
-        return [
-            [made[output_name(model, state)][0, :, :entries] for state in states]
-            for model, states in contract.feeds.items()
-        ]
+        return {
+            model: [made[output_name(model, state)][0, :, :entries] for state in contract.feeds[model]]
+            for model in self._rows
+        }
 
     def _forget_some(self) -> None:
-        taken = [sum(part.nbytes for each in made for part in each) for made in self._kept.values()]
+        taken = [sum(part.nbytes for each in made.values() for part in each) for made in self._kept.values()]
         while len(taken) > 1 and sum(taken) > self._most:
             taken.pop(0)
             self._kept.popitem(last=False)

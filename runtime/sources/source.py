@@ -30,13 +30,15 @@ class Source:
         return found.hexdigest()
 
 
-def read_source(given: Any, contracts: Sequence[EncoderContract], tokenizer: Tokenizer, vocab_size: int) -> Source:
+def read_source(
+    given: Any, contracts: Sequence[EncoderContract], vocab_size: int, tokenizer: Tokenizer | None = None
+) -> Source:
     """Make the source that all these encoders read: of text or token ids, or of samples of sound."""
     sounds = {one.sound for one in contracts if one.sound is not None}
     if sounds:
         return Source(pictures={sound: log_mel(_samples(given, sound), sound) for sound in sounds})
-    ids = tokenizer.encode(given).ids if isinstance(given, str) else given
-    if not isinstance(ids, Sequence) or not all(type(token) is int for token in ids):
+    ids = tokenizer.encode(given).ids if tokenizer is not None and isinstance(given, str) else given
+    if isinstance(ids, str) or not isinstance(ids, Sequence) or not all(type(token) is int for token in ids):
         raise RequestError(f"the source is {_kind(given)}, expected text or a list of token ids", "source")
     for token in ids:
         if not 0 <= token < vocab_size:

@@ -46,7 +46,7 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
             "has the model type 'mamba', which cannot be exported: its layers keep a state",
         ),
         ({"model_type": None}, "says no model_type in its config.json"),
-        ({"is_encoder_decoder": True}, "is an encoder-decoder, expected a decoder-only causal LM"),
+        ({"is_encoder_decoder": True}, "says that it is an encoder-decoder, which its type never is"),
         (
             {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "x.Y"}},
             "needs its own Python code (auto_map), which is never run",

@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 import onnx_ir as ir
-from trt_spec.engines import CALL, Contract
+from trt_spec.engines import CALL, SOURCE, Contract, EncoderContract
 from trt_spec.export import graph as graphs
 from trt_spec.export.hidden_states import Features
 
@@ -14,13 +14,13 @@ kept: dict[str, ir.Model] = {}
 
 
 def traced_once(
-    model: Any, contract: Contract, positions: int, features: Mapping[str, Features] | None = None
+    model: Any, contract: Contract | EncoderContract, positions: int, features: Mapping[str, Features] | None = None
 ) -> ir.Model:
     """Do what `trace` does, with the trace of an earlier model of this configuration where there is one.
 
-    Those of heads and of their targets hold more than a configuration says.
+    Those of heads and of their targets, and of what has to do with sources, hold more than a configuration says.
     """
-    if features or contract.of_kind(CALL):
+    if features or not isinstance(contract, Contract) or contract.of_kind(CALL) or contract.of_kind(SOURCE):
         return TRACE(model, contract, positions, features or {})
     asked = repr((model.config.to_dict() | {"_name_or_path": ""}, contract, positions))
     if asked not in kept:

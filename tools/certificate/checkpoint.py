@@ -1,15 +1,19 @@
 """The target in its engine against the checkpoint it was exported from, run by transformers in float32."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...engines import RequestError
 from ...runtime import SamplingParams
+from ...runtime.sources.source import read_source
+from ..example_sources import example_source
 from .arbiter import Arbiter
 from .effort import Effort
 from .probe import Probes
@@ -54,7 +58,12 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
     params = SamplingParams(max_new_tokens=subject.room(effort.new_tokens))
     asked = ask_plain(subject, [(prompt, params) for prompt in subject.prompts(effort.prompts)])
     probe = probes["target"]
-    judge = Arbiter(probe, subject.rounding, [lambda context: branch_logits(model, [[*context]])[0][-1, :vocab_size]])
+
+    def logits(text: Sequence[int]) -> Tensor:
+        with _behind_its_source(subject, model, text[0]):
+            return branch_logits(model, [[*text]])[0][:, :vocab_size]
+
+    judge = Arbiter(probe, subject.rounding, [lambda context: logits(context)[-1]])
     tally = Tally()
     with computing_in_float32(model):
         for one in asked:
@@ -64,7 +73,7 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
     worst, compared = 0.0, 0
     for one in asked:
         text = [*one.prompt, *one.expected.token_ids]
-        expected = branch_logits(model, [text])[0][:, :vocab_size]
+        expected = logits(text)
         for length in range(1, len(text) + 1, STRIDE):
             worst = max(worst, float(torch.dist(probe.logits(text[:length]), expected[length - 1], torch.inf)))
             compared += 1
@@ -76,14 +85,29 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
 def transformers_text(subject: Subject, model: Any, one: Asked) -> list[int]:
     """What its `generate` says, end of text included."""
     ids = torch.tensor([one.prompt])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=one.params.max_new_tokens,
-        eos_token_id=list(subject.bundle.tokenizer.eos_token_ids) or None,
-        pad_token_id=0,
-        repetition_penalty=1.0,
-    )
+    with _behind_its_source(subject, model, one.prompt[0]):
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=one.params.max_new_tokens,
+            eos_token_id=list(subject.bundle.tokenizer.eos_token_ids) or None,
+            pad_token_id=0,
+            repetition_penalty=1.0,
+        )
     text: list[int] = output[0, len(one.prompt) :].tolist()
     return text
+
+
+def _behind_its_source(subject: Subject, model: Any, first_token: int) -> AbstractContextManager[None]:
+    """Let a model that needs a source have the one of the texts that begin with this token."""
+    source = example_source(subject.bundle, first_token)
+    if source is None:
+        return nullcontext()
+    encoder = subject.bundle.encoder
+    assert encoder is not None
+    read = read_source(source, [encoder.contract], subject.bundle.tokenizer.vocab_size)
+    sound = encoder.contract.sound
+    given = {"input_features": read.pictures[sound][None]} if sound else {"input_ids": torch.tensor([read.ids])}
+    behind: AbstractContextManager[None] = model.behind(model.hears(given))
+    return behind

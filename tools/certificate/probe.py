@@ -9,10 +9,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ...engines import Step, engines_of, open_engine
+from ...engines import ENGINES, Step, engines_of, open_engine
 from ...engines.bundle import TARGET
 from ...runtime.memory.features import Features
 from ...runtime.memory.model import Model
+from ...runtime.sources.encoder import Encoder
+from ...runtime.sources.source import read_source
+from ..example_sources import example_source
 from .subject import Subject
 
 
@@ -31,8 +34,25 @@ class Probe:
         self.engine = open_engine(engine, bundle.graph(role), contract, subject.device)
         self._target = target
         features = None if target is None else Features(target.model.cache, bundle.features(role))
-        self.model = Model(self.engine, bundle.tokenizer.vocab_size, subject.batch, bundle.capacity, features=features)
-        self._lock = Lock()
+        self.model = Model(
+            self.engine,
+            bundle.tokenizer.vocab_size,
+            subject.batch,
+            bundle.capacity,
+            features=features,
+            longest_source=bundle.longest_source(role),
+        )
+        self._bundle, self._lock = bundle, Lock()
+        self._encoders = {
+            name: Encoder(
+                open_engine(ENGINES[engine].encodes_in, bundle.graph(name), one.contract, subject.device),
+                one.contract,
+                {role: self.model},
+                most_bytes=0,
+            )
+            for name, one in bundle.encoders.items()
+            if role in one.contract.feeds
+        }
 
     @torch.inference_mode()
     def logits(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
@@ -43,7 +63,7 @@ class Probe:
         with self._lock, nullcontext() if self._target is None else self._target._lock:
             if self._target is not None:
                 self._target._read(tokens, batch)
-            self._read(tokens[:begin], batch)
+            self._read(tokens, batch, begin)
             self.model.cache.make_room(0, [0] * batch, [len(context)] * batch)  # after the reading, which may shrink it
             step = fresh_step(self.model, 0, batch, width)
             for start in range(begin, len(context), width):
@@ -52,14 +72,23 @@ class Probe:
                 step.run()
             return step.logits[0, -1, : self.model.vocab_size].cpu()
 
-    def _read(self, tokens: Tensor, batch: int) -> None:
+    def _read(self, tokens: Tensor, batch: int, end: int | None = None) -> None:
+        """Begin anew, with the first tokens in each row, and the source that the first of all stands for."""
         self.model.cache.clear()
+        for name, encoder in self._encoders.items():
+            source = example_source(self._bundle, int(tokens[0]))
+            read = read_source(source, [self._bundle.encoders[name].contract], self._bundle.tokenizer.vocab_size)
+            for row in range(batch):
+                encoder.read(row, read)
+        tokens = tokens[:end]
         keeps = bool(self.engine.contract.cache_names)  # else there is nothing to read for
         for row in range(batch if keeps and len(tokens) else 0):
             self.model.prefill([row], [tokens])
 
     def close(self) -> None:
         self.model.close()
+        for encoder in self._encoders.values():
+            encoder.close()
 
 
 def fresh_step(model: Model, first_row: int, batch: int, width: int, *, goes_on: bool = False) -> Step:

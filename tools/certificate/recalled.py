@@ -18,6 +18,7 @@ from torch import Tensor
 from ...engines import Engine, Step, keys_and_values
 from ...runtime import Decoder
 from ...runtime.memory.model import Model
+from ..example_sources import SourcedDecoder
 from .first_tokens import DEPTH, Tokens
 
 REMEMBERED_BYTES = 2**28  # of logits, in each lane
@@ -26,10 +27,10 @@ MISPLACED = (-1,) * (LONGEST + 1)  # stands for the context of a token that is n
 AT_ONCE = 64  # contexts that are computed together
 
 
-class RecallingDecoder(Decoder):
+class RecallingDecoder(SourcedDecoder):
     """A decoder whose target recalls; not on a GPU, where to read tokens is to wait, nor in engines without trees.
 
-    Nor does a target that keeps more than tokens tell, for heads.
+    Nor does a target that keeps more than tokens tell, for heads or of a source.
     """
 
     def _open_engines(self, device: str) -> list[Engine]:
@@ -37,7 +38,7 @@ class RecallingDecoder(Decoder):
         with ExitStack() as opened:
             for one in engines:
                 opened.callback(one.close)
-            if device == "cpu" and engines[0].takes_trees and not self.bundle.heads:
+            if device == "cpu" and engines[0].takes_trees and not (self.bundle.heads or self.bundle.encoders):
                 engines[0] = RecallingEngine(engines[0], self.bundle.capacity)
             opened.pop_all()
         return engines

@@ -14,6 +14,7 @@ from ...runtime.drafters import DRAFTERS
 from ...runtime.state.asked import AUTO, BESIDE, MIXED, DraftLength
 from ...runtime.state.noise import MOST_LINES
 from ...runtime.state.shapes import Shape, comb, regular, tree
+from ..example_sources import SourcedDecoder
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
@@ -57,7 +58,7 @@ class Subject:
     engine: str
     device: str
     batch: int  # the most rows decoded together
-    decoder: type[Decoder] = Decoder
+    decoder: type[Decoder] = SourcedDecoder
 
     def open(self, max_batch: int | None = None, *, capture: bool = True, prefix_bytes: int | None = None) -> Decoder:
         batch = max_batch or self.batch

@@ -24,7 +24,7 @@ import torch
 from filelock import FileLock
 from trt_spec.engines import SLACK, TOKEN, Bundle, EngineError, ExportError, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
-from trt_spec.export.family_table import WORKS
+from trt_spec.export.family_table import BEHIND_SOURCES, WORKS
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans import build, compiler
 from trt_spec.export.plans.audit import audit
@@ -39,6 +39,7 @@ from ...bundles import export_pair, save_graph
 from ...families import tiny_checkpoint
 from ...faults import no_file_larger_than
 from ...models import tiny_llama
+from ...source_models import tiny_behind_source
 from ...toys import Toy
 from .forms import forms, forms_of_plan
 
@@ -541,9 +542,9 @@ def test_the_audit_refuses_other_sizes_and_attention_that_may_be_taken_apart(hal
 
 # Between them these have every form of layer that any family has. Another family with one of its own is compiled, too.
 OF_ALL_FORMS = """
-apertus beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe flint gemma2 gpt_neox gpt_oss granitemoehybrid
+apertus bart beam cohere cohere_compass_text ctrl diffllama ernie4_5_moe flint gemma2 gpt_neox gpt_oss granitemoehybrid
 helium hunyuan_v1_dense laguna lfm2 llama minimax_m3_vl_text ministral3 modernbert-decoder nanochat olmo opt persimmon
-phi phimoe qwen3_next vaultgemma
+phi phimoe qwen3_next t5 vaultgemma whisper
 """
 COMPILED = OF_ALL_FORMS.split()
 CRASHES = ("falcon_h1",)  # tensorrt_rtx 1.7.1 dies over its graph at width 2
@@ -554,9 +555,8 @@ def keys(bundle: Bundle, **settings: Any) -> list[PlanKey]:
     shapes = sorted({(role.width, role.rows, role.batch) for role in roles(options(**settings), ["draft"])})
     assert len(shapes) == 4, "verify, first, decode, prefill"
     unfused = bundle.target.contract.of_kind(TOKEN)[0].shape[1] < 16
-    return [
-        replace(VERIFY, width=width, rows=rows, batch=batch, unfused_attention=unfused) for width, rows, batch in shapes
-    ]
+    asked = replace(VERIFY, unfused_attention=unfused, source=bundle.longest_source("target"))
+    return [replace(asked, width=width, rows=rows, batch=batch) for width, rows, batch in shapes]
 
 
 def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
@@ -568,7 +568,8 @@ def compile_all_roles(bundle: Bundle, folder: Path, **settings: Any) -> None:
 
 
 def in_half_precision(kind: str, folder: Path) -> Bundle:
-    checkpoint = tiny_checkpoint(kind, folder / "checkpoint")
+    make = tiny_behind_source if kind in BEHIND_SOURCES else tiny_checkpoint
+    checkpoint = make(kind, folder / "checkpoint")
     dtype = "bfloat16" if kind in ("llama", "gemma2") else "float16"
     return Bundle.open(export_pair(checkpoint, folder / "bundle", max_length=64, dtype=dtype).bundle)
 

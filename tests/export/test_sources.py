@@ -1,0 +1,105 @@
+"""Encoder–decoders: what stands behind an encoder says what it says in transformers, or is refused by name."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from trt_spec.engines import Bundle, BundleError, EngineError, ExportError
+from trt_spec.export import export_bundle
+from trt_spec.export.family_table import BEHIND_SOURCES
+from trt_spec.export.sources import export_encoders
+from trt_spec.runtime import Decoder, SamplingParams
+
+from ..engines.parity import assert_engine_agrees
+from ..families import tiny_checkpoint
+from ..source_models import example_sources, noisy_copy, said_by_transformers, tiny_behind_source
+
+TOKENS = 24
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("t5", 8), ("whisper", 8), *(pytest.param(kind, 50, marks=pytest.mark.exhaustive) for kind in BEHIND_SOURCES)],
+)
+def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_path: Path, kind: str, count: int) -> None:
+    checkpoint = tiny_behind_source(kind, tmp_path / "checkpoint")
+    report = export_bundle(checkpoint, tmp_path / "bundle")
+    for entry in (report.models[0].entry, report.encoders[0].entry):
+        assert entry.check["worst_error"] < 2e-4  # float32 rounding
+    sources = example_sources(kind, count)
+    expected = said_by_transformers(kind, checkpoint, sources, TOKENS)
+    assert len(set(map(tuple, expected))) > count // 5  # the text goes by the source
+    params = SamplingParams(max_new_tokens=TOKENS, min_tokens=TOKENS)
+    with Decoder.open(tmp_path / "bundle") as decoder:
+        for drafter, length in (("none", 0), ("suffix", 4)):
+            outputs = decoder.generate(sources=sources, params=params, drafter=drafter, draft_length=length)
+            assert [list(output.token_ids) for output in outputs] == expected
+    assert_engine_agrees(tmp_path / "bundle")
+    with pytest.raises(EngineError, match="engine openvino takes no state of the kind 'source'"):
+        Decoder.open(tmp_path / "bundle", "openvino")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["bart", "m2m_100", "marian", "t5", "umt5", "whisper"])
+def test_no_factor_of_hidden_states_is_rounded_to_bfloat16(tmp_path: Path, kind: str) -> None:
+    checkpoint = tiny_behind_source(kind, tmp_path / "checkpoint")
+    report = export_bundle(checkpoint, tmp_path / "bundle", dtype="bfloat16")
+    for entry in (report.models[0].entry, report.encoders[0].entry):
+        assert entry.check["worst_error"] < 2e-4  # rounded, they would move logits by ten times as much
+
+
+def test_drafts_share_the_encoder_of_their_target_if_it_is_the_same(tmp_path: Path) -> None:
+    target = tiny_behind_source("t5", tmp_path / "target")
+    like = noisy_copy("t5", target, tmp_path / "like", 0.1, encoder=False)
+    other = noisy_copy("t5", target, tmp_path / "other", 0.1, encoder=True)
+    alone = tiny_checkpoint("llama", tmp_path / "alone")
+    export_bundle(target, tmp_path / "bundle", [like, other, alone], max_length=128, check=False)
+    bundle = Bundle.open(tmp_path / "bundle")
+    feeds = {name: list(encoder.contract.feeds) for name, encoder in bundle.encoders.items()}
+    assert feeds == {"encoder": ["target", "draft"], "draft2_encoder": ["draft2"]}
+    assert [bundle.longest_source(name) for name in bundle.names] == [2048, 2048, 2048, 0]  # T5 has no last position
+
+
+def test_an_encoder_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint")
+    write = export_encoders.write_graph
+
+    def wrong(graph, folder: Path) -> None:
+        write(graph, folder)
+        file = folder / "model.onnx"
+        model = onnx.load(file)
+        weight = next(one for one in model.graph.initializer if len(one.dims) == 2 and one.data_type == 1)
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+        onnx.save_model(model, file)
+
+    monkeypatch.setattr(export_encoders, "write_graph", wrong)
+    with pytest.raises(ExportError, match="the encoder graph does not compute what its checkpoint computes"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "reason"),
+    [
+        ("llama", "t5", "reads text as its source, the target .* no source; choose a draft that reads what"),
+        ("t5", "whisper", "reads sound as its source, the target .* text; choose a draft that reads what"),
+    ],
+)
+def test_a_draft_with_another_kind_of_source_is_refused(tmp_path: Path, target: str, draft: str, reason: str) -> None:
+    made = [
+        tiny_checkpoint(kind, tmp_path / kind) if kind == "llama" else tiny_behind_source(kind, tmp_path / kind)
+        for kind in (target, draft)
+    ]
+    with pytest.raises(ExportError, match=reason):
+        export_bundle(made[0], tmp_path / "bundle", made[1])
+
+
+def test_a_bundle_whose_model_lacks_its_encoder_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint")
+    export_bundle(checkpoint, tmp_path / "bundle", check=False)
+    replace(Bundle.open(tmp_path / "bundle"), encoders={}).save()
+    with pytest.raises(BundleError, match="0 encoders feed the target"):
+        Bundle.open(tmp_path / "bundle")

@@ -1,0 +1,1 @@
+"""Sources: what encoders read, and the rows that texts behind them have."""

@@ -1,0 +1,116 @@
+"""Tiny random encoder–decoders of every kind, drafts of them, and what transformers says behind a source."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, GenerationMixin
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from trt_spec.engines import Sound
+from trt_spec.runtime.sources.log_mel import log_mel, samples_of
+
+from .families import SIZES, VOCAB
+from .models import write_tokenizer
+
+START, END, PADDING = 0, 1, 2  # M2M100 gives padding no position, so that no text of a test may hold it
+SOUND = Sound(bands=8, frames=60)
+RELATIVE = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "d_kv": 20}
+OURS = SIZES | {
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 64),
+    **dict.fromkeys(("max_position_embeddings", "max_target_positions"), 128),
+    "d_model": 64,  # in heads of 16, for which TensorRT has fused kernels
+    "max_source_positions": SOUND.frames // 2,
+    "num_mel_bins": SOUND.bands,
+    "decoder_start_token_id": START,
+    "pad_token_id": PADDING,
+    "scale_embedding": True,
+    "initializer_factor": 1.0,
+    **RELATIVE,
+}
+
+
+def tiny_behind_source(kind: str, path: Path, seed: int = 0, **settings: Any) -> Path:
+    """Write two layers of encoder and decoder whose text depends on the source."""
+    known = CONFIG_MAPPING[kind]
+    fields = set(known().to_dict()) | set(known.attribute_map)
+    config = known(**{name: value for name, value in (OURS | settings).items() if name in fields})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _class_of(kind).from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn_like(parameter)
+                if parameter.dim() == 1:  # norms and biases, which would hide mistakes
+                    parameter.add_(noise * 0.1)
+                elif "relative" in name:
+                    parameter.copy_(noise)
+                elif "embed" not in name and "shared" not in name and "head" not in name:
+                    parameter.copy_(noise * 0.3)
+    return _write(model, path)
+
+
+def noisy_copy(kind: str, checkpoint: Path, out: Path, noise: float, *, encoder: bool) -> Path:
+    """Write a draft: the same decoder with noise in every weight, and in those of the encoder, if it is to differ."""
+    model = _class_of(kind).from_pretrained(checkpoint, dtype=torch.float32)
+    shared = set() if encoder else {id(one) for one in model.get_encoder().parameters()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            if id(parameter) not in shared:
+                parameter.add_(torch.randn_like(parameter) * noise * parameter.std(unbiased=False))
+    return _write(model, out)
+
+
+def example_sources(kind: str, count: int, seed: int = 0) -> list[Any]:
+    """Make sources of many lengths."""
+    random = Random(seed)
+    if kind == "whisper":
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(random.randint(1, samples_of(SOUND)), generator=generator) for _ in range(count)]
+    return [[random.randrange(3, VOCAB) for _ in range(random.randint(1, 40))] for _ in range(count)]
+
+
+def said_by_transformers(kind: str, checkpoint: Path, sources: Sequence[Any], tokens: int) -> list[list[int]]:
+    """Return the greedy texts of so many tokens; none of them ends before."""
+    model = _class_of(kind).from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return [
+        GenerationMixin.generate(  # Whisper's own adds rules for tokens that these models do not have
+            model,
+            **_given(kind, source),
+            decoder_input_ids=torch.tensor([[START]]),
+            decoder_start_token_id=START,
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            bad_words_ids=[[PADDING]],
+        )[0, 1:].tolist()
+        for source in sources
+    ]
+
+
+def _given(kind: str, source: Any) -> dict[str, Tensor]:
+    if kind == "whisper":
+        return {"input_features": log_mel(source, SOUND)[None]}
+    ids = torch.tensor([source])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _class_of(kind: str) -> Any:
+    return AutoModelForSpeechSeq2Seq if kind == "whisper" else AutoModelForSeq2SeqLM
+
+
+def _write(model: Any, path: Path) -> Path:
+    settings = model.generation_config
+    settings.decoder_start_token_id, settings.eos_token_id, settings.pad_token_id = START, END, PADDING
+    settings.forced_bos_token_id = settings.forced_eos_token_id = None
+    settings.bad_words_ids = [[PADDING]]
+    settings.max_length = settings.min_length = None  # the calls say these
+    model.save_pretrained(path)
+    write_tokenizer(path, VOCAB)
+    return path

@@ -1,0 +1,36 @@
+"""Sources for measuring and certifying: each text has the one that its first token stands for."""
+
+from random import Random
+from typing import Any
+
+import torch
+
+from ..engines import Bundle
+from ..runtime import Decoder, Request
+from ..runtime.sources.log_mel import samples_of
+
+LONGEST = 48  # tokens of a source of text
+LOUD = 0.1
+
+
+def example_source(bundle: Bundle, first_token: int) -> Any:
+    """Return random tokens, or noise that fills a window in part; None for a bundle that has no encoder."""
+    if bundle.encoder is None:
+        return None
+    random, contract = Random(first_token), bundle.encoder.contract
+    if contract.sound is not None:
+        generator = torch.Generator().manual_seed(first_token)
+        most = samples_of(contract.sound)
+        return LOUD * torch.randn(random.randint(most // 4, most), generator=generator)
+    length = random.randint(1, min(LONGEST, contract.longest))
+    return [random.randrange(bundle.tokenizer.vocab_size) for _ in range(length)]
+
+
+class SourcedDecoder(Decoder):
+    """A decoder whose requests need not say what they stand behind."""
+
+    def submit(self, *given: Any, source: Any = None, **more: Any) -> Request:
+        prompt = given[0] if given else more.get("prompt", ())
+        if source is None and self.bundle.encoders:
+            source = example_source(self.bundle, prompt[0] if prompt else 0)
+        return super().submit(*given, source=source, **more)
