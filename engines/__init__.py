@@ -1,6 +1,6 @@
 """Engines run a bundle's graphs. Bundle, contract and errors live here as well, since export and runtime share them."""
 
-from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, TokenizerEntry
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, Speech, TokenizerEntry
 from .contract import (
     ALIGNMENT,
     BLOCK_TOKENS,
@@ -90,6 +90,7 @@ __all__ = [
     "Recurrence",
     "RequestError",
     "Sound",
+    "Speech",
     "State",
     "StateKind",
     "Step",

@@ -8,11 +8,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..engines import ExportError, TokenizerEntry
+from ..engines import ExportError, Speech, TokenizerEntry
 from ..engines.errors import one_line
 from .checkpoint import Checkpoint, reading
 from .reading import read_object
 
+MULTILINGUAL = 51_865  # tokens that every Whisper has which was trained on more than English
+NO_TIMES = "<|notimestamps|>"  # the last of Whisper's tokens before the times
+SECONDS_OF_TIME = 0.02  # from each to the next
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as generation_config.json calls them
 
 
@@ -29,6 +32,7 @@ class Vocabulary:
     sampling: dict[str, float] = field(default_factory=dict)  # the defaults that its makers recommend
     start_ids: tuple[int, ...] = ()  # what a text begins with, behind a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that shall never be said
+    speech: Speech | None = None  # of a model that hears
 
     def entry(self) -> TokenizerEntry:
         return TokenizerEntry(
@@ -39,6 +43,7 @@ class Vocabulary:
             self.sampling,
             self.start_ids,
             self.unsaid_ids,
+            self.speech,
         )
 
     def save(self, file: Path) -> None:
@@ -49,6 +54,9 @@ class Vocabulary:
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """Read the tokenizer; ids that no token has are no special ids."""
     tokenizer, settings = _tokenizer(checkpoint)
+    hears = checkpoint.shape.source is not None and checkpoint.shape.source.sound is not None
+    if hears:
+        tokenizer = _with_times(tokenizer, checkpoint.shape.vocab_size)
     tokenizer.no_truncation()  # what a training run left in the file would cut prompts without a word
     tokenizer.no_padding()
     tokens = {index: token for token, index in tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -82,6 +90,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         sampling=_sampling(generation),
         start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
         unsaid_ids=_unsaid(tokens, behind),
+        speech=_speech(tokens, behind) if hears else None,
     )
 
 
@@ -93,6 +102,25 @@ def _unsaid(tokens: dict[int, str], settings: dict[str, Any]) -> tuple[int, ...]
     """Return the single tokens that a decoder shall never say."""
     alone = [words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1]
     return _known(tokens, *dict.fromkeys([*alone, *(settings.get("suppress_tokens") or ())]))
+
+
+def _speech(tokens: dict[int, str], settings: dict[str, Any]) -> Speech:
+    begin, latest = settings.get("begin_suppress_tokens") or (), settings.get("max_initial_timestamp_index")
+    multilingual = settings.get("is_multilingual", max(tokens) + 1 >= MULTILINGUAL)
+    return Speech(bool(multilingual), _known(tokens, *begin), latest if type(latest) is int else None)
+
+
+def _with_times(tokenizer: Any, vocab_size: int) -> Any:
+    """Name the tokens behind the last of Whisper's own, which are times, and take them for no text."""
+    first = tokenizer.token_to_id(NO_TIMES)
+    if first is None:
+        return tokenizer
+    times = {first + 1 + number: f"<|{number * SECONDS_OF_TIME:.2f}|>" for number in range(vocab_size - first - 1)}
+    fields = json.loads(tokenizer.to_str())
+    others = [token for token in fields["added_tokens"] if token["id"] not in times]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": index, "content": content, "special": True} | plain for index, content in times.items()]
+    return Tokenizer.from_str(json.dumps(fields | {"added_tokens": others + added}))
 
 
 def _sampling(generation: dict[str, Any]) -> dict[str, float]:

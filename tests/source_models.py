@@ -1,5 +1,6 @@
 """Tiny random encoder–decoders of every kind, drafts of them, and what transformers says behind a source."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, GenerationMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from trt_spec.engines import Sound
-from trt_spec.runtime.sources.log_mel import log_mel, samples_of
+from trt_spec.runtime.sources.log_mel import one_window, samples_of
 
 from .families import SIZES, VOCAB
 from .models import write_tokenizer
@@ -23,7 +24,7 @@ OURS = SIZES | {
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 64),
     **dict.fromkeys(("max_position_embeddings", "max_target_positions"), 128),
-    "d_model": 64,  # in heads of 16, for which TensorRT has fused kernels
+    **dict.fromkeys(("hidden_size", "d_model"), 64),  # in heads of 16, for which TensorRT has fused kernels
     "max_source_positions": SOUND.frames // 2,
     "num_mel_bins": SOUND.bands,
     "decoder_start_token_id": START,
@@ -52,6 +53,47 @@ def tiny_behind_source(kind: str, path: Path, seed: int = 0, **settings: Any) ->
                 elif "embed" not in name and "shared" not in name and "head" not in name:
                     parameter.copy_(noise * 0.3)
     return _write(model, path)
+
+
+SPECIAL = ("endoftext", "startoftranscript", "en", "de", "translate", "transcribe", "notimestamps")
+TIMES = SOUND.frames // 2 + 1
+WORDS = 40  # tokens before the special ones
+
+
+def tiny_listener(path: Path, seed: int = 0, *, multilingual: bool = True, **settings: Any) -> Path:
+    """Write a Whisper with special tokens and times, whose times are as likely as its words."""
+    ids = {name: WORDS + place for place, name in enumerate(SPECIAL)}
+    size = WORDS + len(SPECIAL) + TIMES
+    end, start = ids["endoftext"], ids["startoftranscript"]
+    tiny_behind_source("whisper", path, seed, vocab_size=size, eos_token_id=end, bos_token_id=end, **settings)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {f"{chr(0x4E00 + place)}": place for place in range(WORDS)}
+    tokenizer["model"]["merges"], tokenizer["pre_tokenizer"], tokenizer["decoder"] = [], None, {"type": "Fuse"}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] = [
+        {"id": index, "content": f"<|{name}|>", "special": True} | plain for name, index in ids.items()
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    generation = json.loads((path / "generation_config.json").read_text())
+    generation.pop("_from_model_config", None)  # else it is made anew
+    generation |= {
+        "decoder_start_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "bad_words_ids": None,
+        "is_multilingual": multilingual,
+        "lang_to_id": {f"<|{name}|>": ids[name] for name in ("en", "de")},
+        "task_to_id": {name: ids[name] for name in ("translate", "transcribe")},
+        "no_timestamps_token_id": ids["notimestamps"],
+        "begin_suppress_tokens": [3, end],
+        "suppress_tokens": [5, 6, *(ids[name] for name in SPECIAL[1:-1])],
+        "max_initial_timestamp_index": 10,
+    }
+    if not multilingual:
+        generation = {name: value for name, value in generation.items() if not name.endswith("_to_id")}
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
 
 
 def noisy_copy(kind: str, checkpoint: Path, out: Path, noise: float, *, encoder: bool) -> Path:
@@ -96,7 +138,7 @@ def said_by_transformers(kind: str, checkpoint: Path, sources: Sequence[Any], to
 
 def _given(kind: str, source: Any) -> dict[str, Tensor]:
     if kind == "whisper":
-        return {"input_features": log_mel(source, SOUND)[None]}
+        return {"input_features": one_window(source, SOUND)[None]}
     ids = torch.tensor([source])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

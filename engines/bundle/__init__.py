@@ -1,7 +1,7 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, TokenizerEntry
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, Speech, TokenizerEntry
 from .layout import COSTS, DRAFT, DRAFTS, ENCODER, GRAPH, HEAD, MANIFEST, PLANS, TABLES, TARGET, WEIGHTS
 from .manifest import graph_identity
 from .tables import read_tables, write_tables
@@ -22,6 +22,7 @@ __all__ = [
     "EncoderEntry",
     "Masks",
     "ModelEntry",
+    "Speech",
     "TokenizerEntry",
     "graph_identity",
     "put_file",

@@ -59,6 +59,15 @@ class EncoderEntry:
 
 
 @dataclass(frozen=True)
+class Speech:
+    """How a decoder writes down what was heard, beside what its tokens say by their names."""
+
+    multilingual: bool
+    begin_unsaid: tuple[int, ...] = ()  # tokens that may not be the first
+    latest_first: int | None = None  # the highest number of a time that a text may begin with
+
+
+@dataclass(frozen=True)
 class TokenizerEntry:
     """The numbers and the template that the runtime needs beside the tokenizer's file."""
 
@@ -69,6 +78,7 @@ class TokenizerEntry:
     sampling: dict[str, float] = field(default_factory=dict)  # what its makers recommend, by names of SamplingParams
     start_ids: tuple[int, ...] = ()  # what an output begins with, behind a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that the model shall never say
+    speech: Speech | None = None  # of a model that hears
 
     def __post_init__(self) -> None:
         if type(self.vocab_size) is not int or self.vocab_size < 1:
@@ -262,4 +272,7 @@ def _encoder(fields: dict[str, Any]) -> EncoderEntry:
 
 def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:
     lists = {name: tuple(fields.get(name, ())) for name in ("eos_token_ids", "start_ids", "unsaid_ids")}
-    return TokenizerEntry(**fields | lists)
+    speech = fields.get("speech")
+    if speech is not None:
+        speech = Speech(**speech | {"begin_unsaid": tuple(speech["begin_unsaid"])})
+    return TokenizerEntry(**fields | lists | {"speech": speech})

@@ -37,9 +37,10 @@ class BehindSource(nn.Module):
         super().__init__()
         self.model = model
         encoder, decoder, said = model.get_encoder(), model.get_decoder(), model.get_output_embeddings()
+        elsewhere = _Elsewhere(encoder.main_input_name)
         for module in model.modules():
             if getattr(module, "encoder", None) is encoder:
-                module.encoder = _Elsewhere(encoder.main_input_name)
+                module.encoder = elsewhere
         self._aside = [encoder, decoder, said]  # a list, so that torch does not take them for parts of this module
         self.depth = len(layer_list(decoder))
         self._hidden: Tensor | None = None  # of the source [B or 1, S, hidden]

@@ -66,7 +66,7 @@ class Intake:
             for token in getattr(params, name):
                 self._require_token(token, name)
         if self._bundle.tokenizer.unsaid_ids:
-            unsaid = dict.fromkeys(self._bundle.tokenizer.unsaid_ids, -math.inf)
+            unsaid = dict.fromkeys(set(self._bundle.tokenizer.unsaid_ids) - {*params.allowed_token_ids}, -math.inf)
             params = replace(params, logit_bias=dict(params.logit_bias) | unsaid)
         eos = () if params.ignore_eos else self._bundle.tokenizer.eos_token_ids
         if params.min_tokens:

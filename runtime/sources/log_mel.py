@@ -11,6 +11,7 @@ SAMPLE_RATE = 16_000  # per second
 WINDOW, HOP = 400, 160  # samples: a frame looks at 25 ms, and the next begins 10 ms later
 LINEAR_HZ, LINEAR_MELS = 1000.0, 15.0  # below, mels are even in Hz; above, in the logarithm of Hz,
 PER_OCTAVE = 27 / torch.tensor(6.4).log().item()  # of which so many are a unit
+AT_ONCE = 3000  # frames, of a spectrum that takes much memory
 QUIETEST, RANGE = 1e-10, 8.0  # of the loudest, so many powers of ten are told apart
 
 
@@ -19,15 +20,23 @@ def samples_of(sound: Sound) -> int:
     return sound.frames * HOP
 
 
-def log_mel(samples: Tensor, sound: Sound) -> Tensor:
-    """Return the picture [bands, frames] of samples, which silence follows up to the encoder's length."""
-    heard = torch.zeros(samples_of(sound))
-    heard[: len(samples)] = samples
-    spectrum = torch.stft(heard, WINDOW, HOP, window=torch.hann_window(WINDOW), return_complex=True)
-    power = spectrum[:, :-1].abs() ** 2  # [WINDOW / 2 + 1, frames]
-    picture = (_filters(sound.bands) @ power).clamp(min=QUIETEST).log10()
-    picture = torch.maximum(picture, picture.max() - RANGE)
-    return (picture + 4) / 4
+def log_mel(samples: Tensor, bands: int) -> Tensor:
+    """Return the picture [bands, frames] of sound. How loud its frames are is measured by the loudest of all."""
+    frames, window = len(samples) // HOP, torch.hann_window(WINDOW)
+    around = torch.nn.functional.pad(samples[None], (WINDOW // 2, WINDOW // 2), mode="reflect")[0]
+    parts = []
+    for begin in range(0, frames, AT_ONCE):
+        end = min(frames, begin + AT_ONCE)
+        part = around[begin * HOP : (end - 1) * HOP + WINDOW]
+        spectrum = torch.stft(part, WINDOW, HOP, window=window, center=False, return_complex=True)
+        parts.append((_filters(bands) @ spectrum.abs().square()).clamp(min=QUIETEST).log10())
+    picture = torch.cat(parts, 1)
+    return (torch.maximum(picture, picture.max() - RANGE) + 4) / 4
+
+
+def one_window(samples: Tensor, sound: Sound) -> Tensor:
+    """Return the picture of samples that silence follows up to the length of an encoder's window."""
+    return log_mel(torch.nn.functional.pad(samples, (0, samples_of(sound) - len(samples))), sound.bands)
 
 
 @lru_cache

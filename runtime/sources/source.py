@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...engines import EncoderContract, RequestError, Sound
-from .log_mel import SAMPLE_RATE, log_mel, samples_of
+from .log_mel import SAMPLE_RATE, one_window, samples_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +33,12 @@ class Source:
 def read_source(
     given: Any, contracts: Sequence[EncoderContract], vocab_size: int, tokenizer: Tokenizer | None = None
 ) -> Source:
-    """Make the source that all these encoders read: of text or token ids, or of samples of sound."""
+    """Make the source that all these encoders read: of text or token ids, or of samples of sound; or take one."""
+    if isinstance(given, Source):
+        return given
     sounds = {one.sound for one in contracts if one.sound is not None}
     if sounds:
-        return Source(pictures={sound: log_mel(_samples(given, sound), sound) for sound in sounds})
+        return Source(pictures={sound: one_window(_samples(given, sound), sound) for sound in sounds})
     ids = tokenizer.encode(given).ids if tokenizer is not None and isinstance(given, str) else given
     if isinstance(ids, str) or not isinstance(ids, Sequence) or not all(type(token) is int for token in ids):
         raise RequestError(f"the source is {_kind(given)}, expected text or a list of token ids", "source")

@@ -28,10 +28,10 @@ def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_pat
     checkpoint = tiny_behind_source(kind, tmp_path / "checkpoint")
     report = export_bundle(checkpoint, tmp_path / "bundle")
     for entry in (report.models[0].entry, report.encoders[0].entry):
-        assert entry.check["worst_error"] < 2e-4  # float32 rounding
+        assert entry.check["worst_error"] < 2e-4 * max(1.0, entry.check["logit_std"])  # float32 rounding
     sources = example_sources(kind, count)
     expected = said_by_transformers(kind, checkpoint, sources, TOKENS)
-    assert len(set(map(tuple, expected))) > count // 5  # the text goes by the source
+    assert len(set(map(tuple, expected))) > min(4, count // 2)  # the text goes by the source
     params = SamplingParams(max_new_tokens=TOKENS, min_tokens=TOKENS)
     with Decoder.open(tmp_path / "bundle") as decoder:
         for drafter, length in (("none", 0), ("suffix", 4)):

@@ -6,11 +6,12 @@ from .grammar import Allowed
 from .min_p import MinP
 from .min_tokens import MinTokens
 from .penalties import Penalties
+from .speech import Speech, SpeechRules
 from .temperature import Temperature
 from .top_k import TopK
 from .top_p import TopP
 
 TEMPERATURE = Temperature()
-FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), TEMPERATURE, TopK(), TopP(), MinP()]
+FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), Speech(), TEMPERATURE, TopK(), TopP(), MinP()]
 
-__all__ = ["FILTERS", "TEMPERATURE", "Change", "Cut", "Filter", "cut_below"]
+__all__ = ["FILTERS", "TEMPERATURE", "Change", "Cut", "Filter", "SpeechRules", "cut_below"]

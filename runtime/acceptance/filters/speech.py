@@ -1,0 +1,109 @@
+"""What Whisper may say next: tokens that begin no text, and times between the pieces of a text, which never fall."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...state.proposal import Ahead
+from ...state.rows import Columns
+from ..checks import require
+from ..parameters import Parameters
+from .filter import Change, wide, widened
+
+NO_TIME = 2**31
+
+
+@dataclass(frozen=True)
+class SpeechRules:
+    """The rules of a text that was heard, for the parameter `extra["speech"]`."""
+
+    begin_unsaid: tuple[int, ...] = ()  # tokens that may not be the first
+    timed: bool = False  # times stand before and behind each piece of text
+    end: int = 0  # the token that ends the text
+    silent: int = 0  # the token that says that there are no times
+    first_time: int = 0  # the time 0; all tokens behind it are later times
+    latest_first: int | None = None  # the highest number of a time that a text may begin with
+
+
+class Numbers(NamedTuple):
+    """What is known of a row: what it has said, and its rules."""
+
+    said: Any  # tokens
+    before: Any  # the last token but one
+    last: Any  # token
+    time: Any  # the last that was said
+    first: Any  # time that there is
+    latest: Any  # with which a text may begin
+    silent: Any
+    end: Any
+
+
+class Speech(Change):
+    """Times come in pairs, the end of a piece and the beginning of the next, and where they are likelier than text."""
+
+    fields: ClassVar = {"speech": "rules of a text that was heard"}
+    reads_ahead = True
+
+    def check(self, params: Parameters) -> None:
+        rules = params.extra.get("speech")
+        require("speech", rules, rules is None or isinstance(rules, SpeechRules), "SpeechRules")
+
+    def active(self, params: Parameters) -> bool:
+        return params.extra.get("speech") is not None
+
+    def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
+        numbers = torch.zeros(rows, len(Numbers._fields), dtype=torch.int64, device=device)
+        return {"speech": numbers, "begin_unsaid": wide(rows, vocab_size, device)}
+
+    def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
+        rules = params.extra.get("speech") or SpeechRules()
+        first = rules.first_time if rules.timed else NO_TIME
+        latest = NO_TIME if rules.latest_first is None else rules.first_time + rules.latest_first
+        # Before the first token there is a time, as if a piece had begun.
+        numbers = Numbers(0, first, first, first - 1, first, latest, rules.silent, rules.end)
+        columns["speech"][row] = torch.tensor(numbers)
+        if rules.begin_unsaid:
+            columns["begin_unsaid"] = widened(columns["begin_unsaid"], vocab_size)
+        columns["begin_unsaid"][row] = 0
+        if rules.begin_unsaid:
+            columns["begin_unsaid"][row, list(rules.begin_unsaid)] = 1
+
+    def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
+        assert ahead is not None
+        own = Numbers(*columns["speech"][:, :, None].unbind(1))  # [A, 1] each
+        width, tokens = scores.shape[1], torch.arange(scores.shape[2], device=scores.device)
+        begin = ahead.tokens.shape[1] - (width - 1)  # tokens of this round before the first position
+        places = slice(begin, begin + width)
+        said = torch.cat([own.before, own.last, ahead.tokens], 1)  # [A, 2 + N]
+        before, last = said[:, places] >= own.first, said[:, 1:][:, places] >= own.first  # times, at [A, W] positions
+        times = torch.cat([own.time, said[:, 2:].masked_fill(said[:, 2:] < own.first, -1)], 1)
+        time = times.cummax(1).values[:, places]
+        at_begin = own.said + torch.arange(begin, begin + width, device=scores.device) == 0
+        in_pair = last & ~before & ~at_begin  # behind the end of a piece the next one begins
+        is_time = tokens >= own.first[:, :, None]  # [A, 1, V]
+        lowest = torch.where(in_pair, time, time + 1)
+        unsaid = is_time & ((tokens < lowest[:, :, None]) | (last & before & ~at_begin)[:, :, None])
+        unsaid |= in_pair[:, :, None] & (tokens < own.end[:, :, None])
+        begins = at_begin[:, :, None] & (~is_time | (tokens > own.latest[:, :, None]))
+        timed = (own.first < NO_TIME)[:, :, None]
+        unsaid |= timed & (begins | (tokens == own.silent[:, :, None]))
+        if columns["begin_unsaid"].shape[1]:
+            unsaid |= at_begin[:, :, None] & (columns["begin_unsaid"] > 0)[:, None]
+        scores = scores.masked_fill(unsaid, -torch.inf)
+        likely = scores.masked_fill(~is_time, -torch.inf).logsumexp(-1, keepdim=True)
+        text = scores.masked_fill(is_time, -torch.inf).amax(-1, keepdim=True)
+        return scores.masked_fill(~is_time & (likely > text), -torch.inf)
+
+    def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
+        own = Numbers(*columns["speech"].unbind(1))  # views
+        said = torch.cat([own.before[:, None], own.last[:, None], tokens], 1)
+        before, last = said.gather(1, accepted[:, None] + torch.arange(1, 3, device=tokens.device)).unbind(1)
+        stands = torch.arange(tokens.shape[1], device=tokens.device) <= accepted[:, None]
+        times = tokens.masked_fill(~stands | (tokens < own.first[:, None]), -1)
+        own.time.copy_(torch.maximum(own.time, times.amax(1)))
+        own.said.add_(accepted).add_(1)
+        own.before.copy_(before)
+        own.last.copy_(last)

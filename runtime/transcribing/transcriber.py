@@ -1,0 +1,159 @@
+"""Writes down sound of any length, window by window, by the rule that Whisper was made with.
+
+A window begins where the last piece of text before it ended. How long its text is and how it is drafted changes nothing
+of what is heard: the decoder's texts are the target's.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engines import RequestError, Sound
+from ..acceptance.params import SamplingParams
+from ..decoder import Decoder
+from ..requests.metrics import Speculation
+from ..requests.output import Output
+from ..sources.log_mel import HOP, SAMPLE_RATE, log_mel, one_window, samples_of
+from ..sources.source import Source
+from ..state.asked import DraftLength
+from .tokens import TASKS, WhisperTokens
+from .transcript import Cut, Segment, Transcript, cuts
+
+PLAIN = SamplingParams()
+
+
+@dataclass(frozen=True)
+class Window:
+    """What to ask a decoder for next."""
+
+    prompt: list[int]
+    source: Source
+    params: SamplingParams
+
+
+Work = Generator[Window, Output, Transcript]
+
+
+class Transcriber:
+    """Asks a decoder for one window after another; several may share it."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.tokens = WhisperTokens.read(decoder.bundle.tokenizer, decoder.tokenizer)
+        self._sounds = [one.contract.sound for one in decoder.bundle.encoders.values() if one.contract.sound]
+
+    def transcribe(
+        self,
+        samples: Any,
+        *,
+        language: str | None = None,
+        task: str = TASKS[0],
+        timed: bool = True,
+        params: SamplingParams = PLAIN,
+        draft_length: DraftLength | None = None,
+        drafter: str | None = None,
+        on_segment: Callable[[Segment], None] = lambda segment: None,
+    ) -> Transcript:
+        """Write down sound, 16,000 samples a second; of a language that is not named the model says what it hears."""
+        work = self.work(samples, language=language, task=task, timed=timed, params=params, on_segment=on_segment)
+        asked = next(work)
+        while True:
+            [output] = self.decoder.generate(
+                [asked.prompt], asked.params, sources=[asked.source], draft_length=draft_length, drafter=drafter
+            )
+            try:
+                asked = work.send(output)
+            except StopIteration as ended:
+                transcript: Transcript = ended.value
+                return transcript
+
+    def work(
+        self,
+        samples: Any,
+        *,
+        language: str | None = None,
+        task: str = TASKS[0],
+        timed: bool = True,
+        params: SamplingParams = PLAIN,
+        on_segment: Callable[[Segment], None] = lambda segment: None,
+    ) -> Work:
+        """Yield what to ask for, and be sent what came out, until all is heard.
+
+        A window's text may have as many tokens as there is room for. Times are asked for where they are not wanted, too,
+        if the sound is longer than a window.
+        """
+        self.tokens.check(language, task)
+        heard = _read(samples)
+        pictures, frames = self._pictures(heard)
+        window = self._sounds[0].frames
+        timed = timed or frames > window
+        language = language or (yield from self._language(self._source(pictures, 0))) if self.tokens.languages else None
+        beginning = self.tokens.beginning(language, task, timed=timed)
+        most = self.decoder.bundle.max_length - len(beginning)
+        asked = replace(
+            params,
+            max_new_tokens=most,
+            extra={**params.extra, "speech": self.tokens.rules(timed=timed)},
+        )
+        entries = self.decoder.bundle.longest_source("target")
+        seek, segments, total = 0, list[Segment](), Speculation()
+        while seek < frames:
+            output: Output = yield Window(beginning, self._source(pictures, seek), asked)
+            total.add(output.speculation)
+            tokens = [token for token in output.token_ids if token != self.tokens.end]
+            length = min(window, frames - seek)
+            times = length * entries / window
+            found, end = (
+                cuts(tokens, self.tokens.first_time, times) if timed else ([Cut(0, times, tuple(tokens))], None)
+            )
+            for one in found:
+                segment = self._segment(seek, one.start, one.end, one.tokens)
+                if segment.text.strip():
+                    segments.append(segment)
+                    on_segment(segment)
+            seek += length if not end else min(length, round(end * window / entries))
+        text = "".join(segment.text for segment in segments).strip()
+        return Transcript(text, language, len(heard) / SAMPLE_RATE, tuple(segments), total)
+
+    def _language(self, source: Source) -> Generator[Window, Output, str]:
+        params = SamplingParams(max_new_tokens=1, allowed_token_ids=tuple(self.tokens.languages.values()))
+        output: Output = yield Window([self.tokens.start], source, params)
+        return next(name for name, token in self.tokens.languages.items() if token == output.token_ids[0])
+
+    def _pictures(self, samples: Tensor) -> tuple[dict[Sound, Tensor], int]:
+        """Return the pictures of all of a sound, at least a window, and how many frames are heard."""
+        if len(samples) <= min(map(samples_of, self._sounds)):
+            return {sound: one_window(samples, sound) for sound in self._sounds}, self._sounds[0].frames
+        return {sound: log_mel(samples, sound.bands) for sound in self._sounds}, len(samples) // HOP
+
+    def _source(self, pictures: dict[Sound, Tensor], seek: int) -> Source:
+        """Return the window that begins there; behind the end of the sound there is nothing."""
+        found = {}
+        for sound, picture in pictures.items():
+            window = torch.zeros(sound.bands, sound.frames)
+            part = picture[:, seek : seek + sound.frames]
+            window[:, : part.shape[1]] = part
+            found[sound] = window
+        return Source(pictures=found)
+
+    def _segment(self, seek: int, start: float, end: float, tokens: tuple[int, ...]) -> Segment:
+        each = self._sounds[0].frames / self.decoder.bundle.longest_source("target") * HOP / SAMPLE_RATE
+        begin = seek * HOP / SAMPLE_RATE
+        text = self.decoder.tokenizer.decode([token for token in tokens if token < self.tokens.first_time])
+        return Segment(round(begin + start * each, 3), round(begin + end * each, 3), text, tokens)
+
+
+def _read(samples: Any) -> Tensor:
+    try:
+        heard = torch.as_tensor(samples, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"the sound is a {type(samples).__name__}, expected samples ({error})", "samples") from error
+    if heard.dim() != 1 or len(heard) < HOP or not heard.isfinite().all():
+        raise RequestError(
+            f"the sound has samples {list(heard.shape)}, expected one channel of at least {HOP} finite numbers",
+            "samples",
+        )
+    return heard
