@@ -57,6 +57,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "grammars",
             "sources",
         },
+        "transcribing": {"sources", "requests", "acceptance", "state"},
         "decoder": {
             "scheduling",
             "lengths",

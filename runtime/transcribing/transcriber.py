@@ -4,16 +4,16 @@ A window begins where the last piece of text before it ended. How long its text 
 of what is heard: the decoder's texts are the target's.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...engines import RequestError, Sound
+from ...engines import Bundle, RequestError, Sound
 from ..acceptance.params import SamplingParams
-from ..decoder import Decoder
 from ..requests.metrics import Speculation
 from ..requests.output import Output
 from ..sources.log_mel import HOP, SAMPLE_RATE, log_mel, one_window, samples_of
@@ -23,6 +23,20 @@ from .tokens import TASKS, WhisperTokens
 from .transcript import Cut, Segment, Transcript, cuts
 
 PLAIN = SamplingParams()
+
+
+class Decodes(Protocol):
+    """The part of a decoder that is asked."""
+
+    @property
+    def bundle(self) -> Bundle: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def generate(
+        self, prompts: Any, params: Any, *, sources: Any, draft_length: Any, drafter: Any
+    ) -> Sequence[Output]: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ Work = Generator[Window, Output, Transcript]
 class Transcriber:
     """Asks a decoder for one window after another; several may share it."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decodes) -> None:
         self.decoder = decoder
         self.tokens = WhisperTokens.read(decoder.bundle.tokenizer, decoder.tokenizer)
         self._sounds = [one.contract.sound for one in decoder.bundle.encoders.values() if one.contract.sound]
@@ -82,8 +96,8 @@ class Transcriber:
     ) -> Work:
         """Yield what to ask for, and be sent what came out, until all is heard.
 
-        A window's text may have as many tokens as there is room for. Times are asked for where they are not wanted, too,
-        if the sound is longer than a window.
+        A window's text may have as many tokens as there is room for. Of sound that is longer than a window times are
+        asked for in any case.
         """
         self.tokens.check(language, task)
         heard = _read(samples)
@@ -105,10 +119,9 @@ class Transcriber:
             total.add(output.speculation)
             tokens = [token for token in output.token_ids if token != self.tokens.end]
             length = min(window, frames - seek)
-            times = length * entries / window
-            found, end = (
-                cuts(tokens, self.tokens.first_time, times) if timed else ([Cut(0, times, tuple(tokens))], None)
-            )
+            found, end = [Cut(0, length * entries / window, tuple(tokens))], None
+            if timed:
+                found, end = cuts(tokens, self.tokens.first_time, length * entries / window)
             for one in found:
                 segment = self._segment(seek, one.start, one.end, one.tokens)
                 if segment.text.strip():
