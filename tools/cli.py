@@ -11,6 +11,7 @@ from .program import Parser, exit_code, version_of
 COMMANDS = {  # each is a module in commands/ with add_arguments(parser) and run(arguments) -> exit code
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
+    "transcribe": "write down what is said in sound files",
     "serve": "answer many clients at once by OpenAI's API",
     "chat": "talk to a model in the terminal",
     "bench": "measure the speed of each draft length, and compare it with what theory predicts",
@@ -39,7 +40,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _commands_parser() -> Parser:
-    listing = "\n".join(f"  {name:<10}{summary}" for name, summary in COMMANDS.items())
+    listing = "\n".join(f"  {name:<11}{summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="trt-spec",
         description="Lossless speculative decoding: a small draft model proposes tokens, the large target checks\n"

@@ -20,7 +20,7 @@ def test_help_names_every_command_and_needs_no_torch():
     assert done.returncode == 0
     assert done.stderr == ""
     for command, summary in COMMANDS.items():
-        assert f"{command:<10}{summary}" in done.stdout
+        assert f"{command:<11}{summary}" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -35,7 +35,7 @@ def test_version_is_the_packages(run):
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(run):
-    assert_refused(run("generte"), "invalid choice: 'generte' (choose from 'demo', 'generate', 'serve', 'chat', ")
+    assert_refused(run("generte"), "invalid choice: 'generte' (choose from 'demo', 'generate', 'transcribe', 'serve', ")
 
 
 def test_no_command_is_refused(run):

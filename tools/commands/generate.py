@@ -9,7 +9,7 @@ from ...engines import RequestError
 from ...runtime import Decoder, Output, Request
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.prompt import add_prompt_flags, chosen_prompt
+from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source
 from ..flags.sampling import add_sampling_flags, sampling_params
 from ..flags.templates import add_template_flags, beginning, template_of
 from ..in_words import lossy, summary
@@ -22,6 +22,7 @@ from ..whole_file import outputs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompt_flags(parser)
+    add_source_flags(parser)
     parser.add_argument("--chat", action="store_true", help="ask a chat model: write the prompt as a user's message")
     add_template_flags(parser)
     add_engine_flags(parser)
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.stream and (arguments.json or arguments.trace):
         raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
     params = sampling_params(arguments)
-    prompt = chosen_prompt(arguments)
+    source = chosen_source(arguments)
+    prompt = chosen_prompt(arguments, needed=source is None)
     with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
         request = decoder.submit(
             _as_asked(prompt, arguments, decoder),
@@ -50,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
             trace=arguments.trace or bool(out),
+            source=source,
         )
         if arguments.trace and not arguments.json:
             _print_rounds(decoder, request)

@@ -15,8 +15,23 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stdin", nargs="?", metavar="-", help="read the text to complete from standard input")
 
 
-def chosen_prompt(arguments: argparse.Namespace) -> str:
+def add_source_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", metavar="TEXT", help="what the text stands behind, where the bundle has an encoder")
+    parser.add_argument("--source-file", metavar="F", type=Path, help="a UTF-8 file that holds it")
+
+
+def chosen_source(arguments: argparse.Namespace) -> str | None:
+    if arguments.source is not None and arguments.source_file is not None:
+        raise RequestError("--source and --source-file both say what the text stands behind; leave one out")
+    if arguments.source is not None:
+        return decoded(arguments.source.encode("utf-8", "surrogateescape"), "--source")
+    return read_text(arguments.source_file, "source file") if arguments.source_file else None
+
+
+def chosen_prompt(arguments: argparse.Namespace, needed: bool = True) -> str:
     prompt, file, stdin = arguments.prompt, arguments.prompt_file, arguments.stdin
+    if not needed and prompt is file is stdin is None:
+        return ""
     if stdin not in (None, "-"):
         raise RequestError(f"{stdin!r} was not expected here; a prompt follows --prompt")
     if sum(source is not None for source in (prompt, file, stdin)) != 1:

@@ -1,0 +1,80 @@
+"""Sound files become one channel of 16,000 samples a second, or are refused in a sentence."""
+
+import io
+import os
+import stat
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trt_spec.engines import RequestError
+from trt_spec.tools.sound_files import at_rate, read_sound
+
+RATE = 16_000
+
+
+def tone(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(rate * seconds)) / rate)
+
+
+def wav(samples: np.ndarray, rate: int, width: int, channels: int = 1) -> bytes:
+    whole = np.repeat(samples[:, None], channels, 1)
+    if width == 1:
+        content = (whole * 127 + 128).astype(np.uint8).tobytes()
+    elif width == 3:
+        content = (whole * (2**31 - 1)).astype("<i4").view(np.uint8).reshape(*whole.shape, 4)[..., 1:].tobytes()
+    else:
+        content = (whole * (2 ** (8 * width - 1) - 1)).astype(f"<i{width}").tobytes()
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (3, 1), (4, 2)])
+def test_wav_files_of_any_width_and_rate_are_the_same_tone(
+    tmp_path: Path, rate: int, width: int, channels: int
+) -> None:
+    (tmp_path / "a.wav").write_bytes(wav(tone(rate), rate, width, channels))
+    found, expected = read_sound(tmp_path / "a.wav"), torch.from_numpy(tone(RATE)).float()
+    assert abs(len(found) - len(expected)) <= 1
+    inner = slice(400, 7600)  # before the first sample and behind the last there was silence
+    assert float((found[inner] - expected[inner]).abs().max()) < (2e-2 if width == 1 else 2e-3)
+
+
+def test_what_a_lower_rate_cannot_hold_is_left_out() -> None:
+    high = torch.from_numpy(tone(48_000, hertz=12_000.0)).float()
+    assert float(at_rate(high, 48_000)[400:-400].abs().max()) < 5e-3
+
+
+def test_other_formats_are_read_by_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stand-in is a script that shows what it is called with."""
+    script = tmp_path / "ffmpeg"
+    script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\nprintf "\\0\\0\\200\\077\\0\\0\\0\\0"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "a.mp3").write_bytes(b"ID3 and so on")
+    assert read_sound(tmp_path / "a.mp3").tolist() == [1.0, 0.0]
+    called = (tmp_path / "called").read_text()
+    assert "-protocol_whitelist file -format_whitelist aac,flac,matroska,mov,mp3,ogg,wav" in called
+    script.write_text("#!/bin/sh\necho 'Invalid data found' >&2\nexit 1\n")
+    with pytest.raises(RequestError, match=r"a\.mp3 cannot be read by ffmpeg \(Invalid data found\)"):
+        read_sound(tmp_path / "a.mp3")
+
+
+def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RequestError, match=r"cannot be read .No such file or directory.; give another"):
+        read_sound(tmp_path / "none.wav")
+    (tmp_path / "a.mp3").write_bytes(b"ID3 and so on")
+    with pytest.raises(RequestError, match=r"is no WAV file of PCM .*, and ffmpeg, which reads others, is not"):
+        read_sound(tmp_path / "a.mp3")
+    (tmp_path / "empty.wav").write_bytes(wav(np.zeros(0), RATE, 2))
+    with pytest.raises(RequestError, match="holds 0 frames of 2 bytes, expected PCM"):
+        read_sound(tmp_path / "empty.wav")

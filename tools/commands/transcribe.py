@@ -1,0 +1,60 @@
+"""Write down what is said in sound files, by a bundle of a Whisper. A draft only makes the text come sooner."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ...engines import RequestError
+from ...runtime.transcribing.tokens import TASKS
+from ...runtime.transcribing.transcriber import Transcriber
+from ...runtime.transcribing.transcript import Segment
+from ..flags.controller import add_controller_flags, draft_length
+from ..flags.engine import add_engine_flags, open_decoder
+from ..in_words import summary
+from ..sound_files import read_sound
+from ..transcripts import FORMATS, clock
+from ..whole_file import whole_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="WAV, or whatever ffmpeg reads")
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
+    parser.add_argument("--language", metavar="L", help="what is spoken, as en (default: what the model hears)")
+    parser.add_argument("--translate", action="store_true", help="write it down in English, whatever is spoken")
+    parser.add_argument("--no-times", action="store_true", help="ask for no times; sound of more than 30 s needs them")
+    parser.add_argument("--format", choices=FORMATS, default="txt", help="what to write (default txt)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="write FILE.txt, FILE.srt … there (default: to standard output)"
+    )
+    add_engine_flags(parser)
+    add_controller_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.out is not None and not arguments.out.is_dir():
+        raise RequestError(f"--out {arguments.out} is no directory; make it first")
+    with open_decoder(arguments, max_batch=1) as decoder:
+        transcriber = Transcriber(decoder)
+        for file in arguments.files:
+            samples = read_sound(file)
+            transcript = transcriber.transcribe(
+                samples,
+                language=arguments.language,
+                task=TASKS[arguments.translate],
+                timed=not arguments.no_times,
+                draft_length=draft_length(arguments),
+                drafter=arguments.drafter,
+                on_segment=_show if arguments.out is not None or sys.stderr.isatty() else lambda segment: None,
+            )
+            written = FORMATS[arguments.format](transcript)
+            if arguments.out is None:
+                print(written, end="")
+            else:
+                with whole_file(arguments.out / f"{file.stem}.{arguments.format}") as out:
+                    out.write(written)
+            print(f"{file}: {transcript.seconds:.1f} s; {summary(transcript.speculation)}", file=sys.stderr)
+    return 0
+
+
+def _show(segment: Segment) -> None:
+    print(f"[{clock(segment.start)} --> {clock(segment.end)}] {segment.text.strip()}", file=sys.stderr, flush=True)
