@@ -27,6 +27,7 @@ from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
 from .responses import respond
 from .service import Service, raw_body
+from .transcriptions import transcribe, translate
 
 
 def make_app(
@@ -50,6 +51,8 @@ def make_app(
             Route("/v1/responses", respond, methods=["POST"]),
             Route("/v1/messages", answer_messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+            Route("/v1/audio/transcriptions", transcribe, methods=["POST"]),
+            Route("/v1/audio/translations", translate, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", model),
             Route("/tokenize", tokenize, methods=["POST"]),
@@ -70,7 +73,7 @@ def make_app(
         ],
         exception_handlers={HTTPException: refused, ApiError: failed, TrtSpecError: failed},
     )
-    app.state.service, app.state.with_keys = service, bool(keys)
+    app.state.service, app.state.with_keys, app.state.origins = service, bool(keys), origins
     return app
 
 

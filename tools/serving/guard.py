@@ -13,6 +13,8 @@ from .errors import ApiError
 OPEN = ("/health", "/ready")  # what a load balancer asks without a key
 CALLER = "trt_spec.caller"  # where in a scope it says whose key was given
 MOST_BODY_BYTES = 4 * 2**20
+MOST_SOUND_BYTES = 25 * 2**20
+SOUND = "/v1/audio/"
 
 
 class Keys:
@@ -58,13 +60,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers, most = dict(scope["headers"]), most_bytes(scope["path"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
             await error_response(_two_lengths(), scope)(scope, receive, send)
             return
         announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > MOST_BODY_BYTES:
-            await error_response(_too_large(), scope)(scope, receive, send)
+        if announced.isdigit() and int(announced) > most:
+            await error_response(_too_large(most), scope)(scope, receive, send)
             return
         read = 0
 
@@ -72,15 +74,19 @@ class BodyLimit:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > MOST_BODY_BYTES:
-                raise _too_large()
+            if read > most:
+                raise _too_large(most)
             return message
 
         await self._app(scope, counted, send)
 
 
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body has more than {MOST_BODY_BYTES:,} bytes; send less", code="body_too_large")
+def most_bytes(path: str) -> int:
+    return MOST_SOUND_BYTES if path.startswith(SOUND) else MOST_BODY_BYTES
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most:,} bytes; send less", code="body_too_large")
 
 
 def _two_lengths() -> ApiError:

@@ -8,6 +8,7 @@ import msgspec
 from . import answers, bodies, messages, responses
 from .errors import MESSAGES, ErrorAnswer, MessagesError
 from .service import Service
+from .transcriptions import FORM, Form, Transcription
 
 PLACE = "#/components/schemas/{name}"
 KEY: list[dict[str, list[str]]] = [{"key": []}]
@@ -29,6 +30,10 @@ POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it take
     "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
     "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
     "/detokenize": ("Turn token ids into text.", bodies.DetokenizeBody, answers.Prompt),
+}
+HEARD: dict[str, str] = {  # path: what it does with the sound in a form
+    "/v1/audio/transcriptions": "Write down what is said.",
+    "/v1/audio/translations": "Write down in English what is said.",
 }
 GETS: dict[str, tuple[str, type | None]] = {
     "/v1/models": ("List the model.", answers.ModelList),
@@ -55,6 +60,7 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
         *responses.ITEMS.values(),
         *(kind for _, body, answer in POSTS.values() for kind in (body, answer)),
     ]
+    kinds += [Form, Transcription]
     kinds += [answer for _, answer in GETS.values() if answer is not None]
     places, schemas = msgspec.json.schema_components(kinds, ref_template=PLACE)
     place = dict(zip(kinds, places, strict=True))
@@ -82,6 +88,12 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
         if path in STREAMED:
             ok["text/event-stream"] = {"schema": EVENT}
         taken = {"required": True, "content": _content(place[body])}
+        paths[path] = {"post": operation(path, summary, ok, requestBody=taken)}
+    file = {"type": "object", "properties": {"file": {"type": "string", "format": "binary"}}, "required": ["file"]}
+    for path, summary in HEARD.items():
+        ok = _content(place[Transcription]) | {"text/plain": {"schema": {"type": "string"}}}
+        ok["text/event-stream"] = {"schema": EVENT}
+        taken = {"required": True, "content": {FORM: {"schema": {"allOf": [place[Form], file]}}}}
         paths[path] = {"post": operation(path, summary, ok, requestBody=taken)}
     for path, (summary, given) in GETS.items():
         text = {"text/plain": {"schema": {"type": "string"}}} if path == "/metrics" else _content({"type": "object"})

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...engines import EngineError
 from ...engines.errors import first_line
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
+from ...runtime.sources.source import Source
 from ...runtime.state.asked import DraftLength
 from .errors import ApiError, unavailable
 
@@ -40,6 +41,7 @@ class Submission(NamedTuple):
     cache_salt: str = ""
     prediction: Sequence[int] = ()
     priority: int = 0
+    source: Source | None = None
 
 
 class Ticket:
@@ -171,6 +173,7 @@ class Stepper:
                     cache_salt=one.cache_salt,
                     prediction=one.prediction,
                     priority=one.priority,
+                    source=one.source,
                     on_progress=self._noting(ticket, every_round),
                 )
                 tickets.append(ticket)

@@ -25,6 +25,7 @@ POSTS = (
 )
 CORE = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")  # what the others are translated to
 GETS = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/version", "/metrics", "/openapi.json")
+HEARD = ("/v1/audio/transcriptions", "/v1/audio/translations")
 load_all_checks()
 
 
@@ -53,7 +54,7 @@ def probe(served: Served, path: str, method: str, mode: GenerationMode, examples
 def test_every_path_of_the_server_is_on_the_page_and_no_other(served: Served):
     page = served.http.get("/openapi.json").json()
     routes = {route.path.replace(":path", "") for route in make_app(served.service).routes}
-    assert set(page["paths"]) == routes == {*POSTS, *GETS}
+    assert set(page["paths"]) == routes == {*POSTS, *GETS, *HEARD}
     assert page["openapi"] == "3.1.0"
 
 

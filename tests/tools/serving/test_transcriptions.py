@@ -1,0 +1,143 @@
+"""Sound in a form is written down as the library writes it down, in the shapes of OpenAI's API."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+import torch
+from trt_spec.export import export_bundle
+from trt_spec.runtime import Decoder
+from trt_spec.runtime.transcribing.transcriber import Transcriber
+from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
+from trt_spec.tools.sound_files import sound_of
+
+from ...bundles import Pair
+from ...source_models import tiny_listener
+from ..test_sound_files import wav
+from .conftest import Served, serving
+
+PATH = "/v1/audio/transcriptions"
+NOISE = torch.randn(40_000, generator=torch.Generator().manual_seed(0)).numpy() / 10
+SOUND = wav(NOISE, 16_000, 2)
+
+
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("listener")
+    export_bundle(tiny_listener(folder / "checkpoint"), folder / "bundle", check=False)
+    return Pair(folder / "checkpoint", folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def listening(listener: Pair) -> Iterator[Served]:
+    with serving(listener, names=["whisper"], template=None) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def expected(listener: Pair):
+    with Decoder.open(listener.bundle) as decoder:
+        return Transcriber(decoder).transcribe(sound_of(SOUND, "noise"), language="de")
+
+
+def ask(served: Served, path: str = PATH, file: bytes = SOUND, **fields):
+    return served.http.post(path, files={"file": ("noise.wav", file)}, data=fields)
+
+
+def test_the_client_of_openai_gets_what_the_library_hears(listening: Served, expected) -> None:
+    ask_for = listening.openai.audio.transcriptions.create
+    file = ("noise.wav", SOUND)
+    plain = ask_for(model="whisper", file=file, language="de")
+    assert plain.text == expected.text
+    assert plain.usage.seconds == expected.seconds
+    verbose = ask_for(
+        model="whisper", file=file, language="de", response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    assert (verbose.text, verbose.language, float(verbose.duration)) == (expected.text, "de", expected.seconds)
+    found = [(one.start, one.end, one.text, tuple(one.tokens)) for one in verbose.segments]
+    assert found == [(one.start, one.end, one.text, one.token_ids) for one in expected.segments]
+    subtitles = ask_for(model="whisper", file=file, language="de", response_format="srt")
+    assert subtitles.startswith("1\n00:00:00,")
+    assert ask_for(model="whisper", file=file, language="de", response_format="text") == expected.text + "\n"
+
+
+def test_a_stream_has_an_event_for_each_piece_and_ends_with_the_whole(listening: Served, expected) -> None:
+    events = list(
+        listening.openai.audio.transcriptions.create(
+            model="whisper", file=("noise.wav", SOUND), language="de", stream=True
+        )
+    )
+    assert [one.type for one in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
+    assert len(events) == len(expected.segments) + 1
+    assert "".join(one.delta for one in events[:-1]) == events[-1].text == expected.text
+
+
+def test_a_translation_is_the_other_task(listening: Served, listener: Pair) -> None:
+    with Decoder.open(listener.bundle) as decoder:
+        expected = Transcriber(decoder).transcribe(sound_of(SOUND, "noise"), task="translate")
+    found = listening.openai.audio.translations.create(model="whisper", file=("noise.wav", SOUND))
+    assert found.text == expected.text
+
+
+def test_sounds_of_several_clients_are_heard_together_and_beside_a_client_that_leaves(listening: Served) -> None:
+    import concurrent.futures as futures
+
+    with futures.ThreadPoolExecutor(6) as pool:
+        with pytest.raises(Exception, match="timed out"):
+            listening.http.post(PATH, files={"file": ("a.wav", SOUND)}, data={"language": "de"}, timeout=0.01)
+        texts = {one.json()["text"] for one in pool.map(lambda _: ask(listening, language="de"), range(6))}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "reason"),
+    [
+        ({"language": "xx"}, 400, "language is 'xx', this model knows de, en"),
+        ({"model": "other"}, 404, "model 'other' is not served here"),
+        ({"response_format": "pdf"}, 400, "a field of the form is refused: Invalid enum value 'pdf'"),
+        ({"temperature": "2"}, 400, "a field of the form is refused: Expected `float` <= 1.0"),
+        ({"temperature": "warm"}, 400, "a field of the form is refused: Expected `float`"),
+        ({"stream": "perhaps"}, 400, "stream is 'perhaps', expected true or false"),
+        ({"prompt": "Before"}, 400, "prompt is not supported: what was said before is not read; leave it out"),
+        ({"include[]": "logprobs"}, 400, "include[] is not supported: no log-probabilities are given; leave it out"),
+        ({"timestamp_granularities[]": "word"}, 400, "timestamp_granularities are for segments alone"),
+        ({"odd": "1"}, 400, "a field of the form is refused: Object contains unknown field `odd`"),
+    ],
+)
+def test_a_field_that_is_refused_is_named(listening: Served, fields: dict, status: int, reason: str) -> None:
+    answer = ask(listening, **fields)
+    assert (answer.status_code, reason in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_bodies_that_are_no_sound_are_refused_in_a_sentence(listening: Served, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    http = listening.http
+    assert http.post(PATH, json={}).status_code == 415
+    assert "has no file" in http.post(PATH, data={"model": "whisper"}, files={"other": b"a"}).json()["error"]["message"]
+    assert "is no WAV file of PCM" in ask(listening, file=b"ID3").json()["error"]["message"]
+    assert "cannot be read" in http.post(PATH, content=b"a", headers={"content-type": "multipart/form-data"}).text
+    refused = http.post(PATH, content=bytes(MOST_SOUND_BYTES + 1))
+    assert (refused.status_code, "more than 26,214,400 bytes" in refused.text) == (413, True)
+
+
+def test_a_page_of_another_site_may_not_send_forms(listening: Served) -> None:
+    headers = {"origin": "https://elsewhere.example"}
+    answer = listening.http.post(PATH, files={"file": ("a.wav", SOUND)}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_refused")
+
+
+def test_what_does_not_hear_says_so_and_what_hears_needs_a_source(served: Served, listening: Served) -> None:
+    assert "does not hear as Whisper does" in ask(served).json()["error"]["message"]
+    answer = listening.post("/v1/completions", {"prompt": [1], "max_tokens": 2})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "source")
+
+
+def test_a_failure_in_the_middle_is_told_to_clients_of_both_kinds(listening: Served, monkeypatch) -> None:
+    def fails(self, output):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("trt_spec.tools.serving.transcriptions.Listening._send", fails)
+    with pytest.raises(openai.InternalServerError, match="the server has failed"):
+        listening.openai.audio.transcriptions.create(model="whisper", file=("noise.wav", SOUND), language="de")
+    answer = ask(listening, language="de", stream="true")
+    assert "internal_error" in answer.text

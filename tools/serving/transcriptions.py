@@ -1,0 +1,292 @@
+"""POST /v1/audio/transcriptions and translations: sound is written down by a bundle of a Whisper."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, to_builtins
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...runtime import Output, SamplingParams
+from ...runtime.transcribing.tokens import TASKS
+from ...runtime.transcribing.transcriber import Transcriber, Window, Work
+from ...runtime.transcribing.transcript import Segment, Transcript
+from ..sound_files import sound_of
+from ..transcripts import FORMATS, fields_of
+from .access_log import note
+from .answers import PromptDetails, Usage
+from .delivery import CLIENT_GONE, EVENT_HEADERS, error_response, event, first_of, part, told, until_gone
+from .errors import ApiError
+from .guard import caller_of
+from .service import Service
+from .stepper import Flight, Submission
+
+FORM = "multipart/form-data"
+MOST_FIELDS = 32
+YES, NO = ("true", "1"), ("false", "0")
+LATER = {  # fields of OpenAI's API that are refused, each with the reason
+    "prompt": "what was said before is not read",
+    "include": "no log-probabilities are given",
+    "known_speaker_names": "speakers are not told apart",
+    "known_speaker_references": "speakers are not told apart",
+}
+
+
+class Form(Struct, forbid_unknown_fields=True):
+    """The fields of a form, beside its file."""
+
+    model: str | None = None
+    language: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    timestamp_granularities: list[str] = []
+    stream: bool = False
+    chunking_strategy: Literal["auto"] | None = None
+
+
+class Seconds(Struct):
+    seconds: float
+    type: Literal["duration"] = "duration"
+
+
+class Transcription(Struct):
+    text: str
+    usage: Seconds
+
+
+class Delta(Struct):
+    delta: str
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+
+
+class Done(Struct):
+    text: str
+    usage: Seconds
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+
+
+async def transcribe(request: Request) -> Response:
+    return await _write_down(request, TASKS[0])
+
+
+async def translate(request: Request) -> Response:
+    return await _write_down(request, TASKS[1])
+
+
+async def _write_down(request: Request, task: str) -> Response:
+    service: Service = request.app.state.service
+    _refuse_other_pages(request)
+    content, name, form = await _read(request)
+    service.require_model(form.model)
+    service.stepper.refuse_if_full(1)
+    transcriber = Transcriber(service.decoder)
+    transcriber.tokens.check(form.language, task)
+    params = SamplingParams(temperature=form.temperature)
+    timed = form.response_format in ("srt", "vtt", "verbose_json")
+    samples = await service.aside(lambda: sound_of(content, name), len(content))
+    news = Pieces()
+    work = transcriber.work(samples, language=form.language, task=task, timed=timed, params=params, on_segment=news.add)
+    asked = await run_in_threadpool(next, work)
+    answer = Streamed if form.stream else Whole
+    return answer(service, Listening(service, work, asked, caller_of(request)), news, form.response_format)
+
+
+def _refuse_other_pages(request: Request) -> None:
+    """Refuse a form that a page of another site sends, which its browser does without asking."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin not in request.app.state.origins:
+        raise ApiError(403, f"pages of {origin} may not ask here; --allow-origin lets them", code="origin_refused")
+
+
+async def _read(request: Request) -> tuple[bytes, str, Form]:
+    """Read a form: the content of its file, what that is called, and the fields."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != FORM:
+        raise ApiError(415, f"the body is of the type {kind or 'unknown'}, expected {FORM}; say so")
+    try:
+        form = await request.form(max_files=1, max_fields=MOST_FIELDS)
+    except HTTPException as error:  # as which starlette says what is wrong with a form
+        raise ApiError(400, f"the form cannot be read ({error.detail}); send it again") from error
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise ApiError(400, "the form has no file, expected one under the name file", "file")
+        content = await file.read()
+        return content, f"file {file.filename or 'without a name'}", _fields(form)
+    finally:
+        await form.close()
+
+
+def _fields(form: FormData) -> Form:
+    """Read the fields, which a form has as text; a name that ends with [] may come several times."""
+    given: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name == "file":
+            continue
+        if name.removesuffix("[]") in LATER:
+            raise ApiError(400, f"{name} is not supported: {LATER[name.removesuffix('[]')]}; leave it out", name)
+        if name.endswith("[]"):
+            given.setdefault(name.removesuffix("[]"), []).append(value)
+        elif name == "stream":
+            if value not in (*YES, *NO):
+                raise ApiError(400, f"{name} is {value!r}, expected true or false", name)
+            given[name] = value in YES
+        else:
+            given[name] = value
+    try:
+        found = msgspec.convert(given, Form, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"a field of the form is refused: {error}") from error
+    field = "timestamp_granularities"
+    if set(found.timestamp_granularities) - {"segment"}:
+        raise ApiError(400, f"{field} are for segments alone, words have no times", field)
+    return found
+
+
+class Pieces:
+    """The segments that have been heard, and what wakes the client that waits for them."""
+
+    def __init__(self) -> None:
+        self.added: list[Segment] = []
+        self.wake = asyncio.Event()
+
+    def add(self, segment: Segment) -> None:
+        self.added.append(segment)
+
+    def take(self) -> list[Segment]:
+        taken, self.added = self.added, []
+        return taken
+
+
+class Listening:
+    """Asks the decoder for one window after another, among the requests of other clients."""
+
+    def __init__(self, service: Service, work: Work, first: Window, caller: str) -> None:
+        self._service, self._work, self._asked, self._caller = service, work, first, caller
+        self._flight: Flight | None = None
+
+    async def next(self) -> Transcript | None:
+        """Hear a window; return the whole once there is no more."""
+        asked = self._asked
+        wanted = Submission(
+            asked.prompt,
+            asked.params,
+            self._service.draft_length,
+            self._service.drafter,
+            self._caller,
+            source=asked.source,
+        )
+        self._flight = self._service.stepper.submit([wanted], every_round=False)
+        await self._flight.ended()
+        output: Output = self._flight.output(0)
+        try:
+            self._asked = await run_in_threadpool(self._send, output)
+        except Heard as heard:
+            return heard.transcript
+        return None
+
+    def _send(self, output: Output) -> Window:
+        try:
+            return self._work.send(output)
+        except StopIteration as ended:  # which no thread can raise
+            raise Heard(ended.value) from None
+
+    def cancel(self) -> None:
+        if self._flight is not None:
+            self._flight.cancel()
+
+
+class Heard(Exception):
+    """All is heard."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.transcript = transcript
+
+
+class Answer(Response):
+    """What both answers share; a client that goes away frees its row."""
+
+    def __init__(self, service: Service, listening: Listening, pieces: Pieces, kind: str) -> None:
+        self.background: BackgroundTask | None = None
+        self._service, self._listening, self._pieces, self._kind = service, listening, pieces, kind
+
+
+class Whole(Answer):
+    """An answer in one piece."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        heard: list[Transcript] = []
+
+        async def listen() -> None:
+            while not heard:
+                if (found := await self._listening.next()) is not None:
+                    heard.append(found)
+
+        try:
+            if await first_of(listen(), until_gone(receive)):
+                _note(scope, heard[0])
+                response = _written(heard[0], self._kind)
+            else:
+                response = Response(status_code=CLIENT_GONE)
+        except Exception as error:  # the client learns of a bug, too, and the log all of it
+            response = error_response(told(error), scope)
+        finally:
+            self._listening.cancel()
+        await response(scope, receive, send)
+
+
+class Streamed(Answer):
+    """An answer as server-sent events, one for each piece of text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in EVENT_HEADERS.items()]
+        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await first_of(self._send_all(scope, send), until_gone(receive))
+        finally:
+            self._listening.cancel()
+
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        begun = False
+        try:
+            while True:
+                heard = await self._listening.next()
+                for segment in self._pieces.take():
+                    text = segment.text if begun else segment.text.lstrip()
+                    begun = True
+                    await send(part(event(Delta(text))))
+                if heard is not None:
+                    break
+            _note(scope, heard)
+            end = event(Done(heard.text, Seconds(round(heard.seconds, 3))))
+        except OSError:  # the client has gone
+            return
+        except Exception as error:  # as above
+            problem = told(error)
+            note(scope, error=problem)
+            end = event(problem.answer)
+        await send(part(end, more=False))
+
+
+def _written(transcript: Transcript, kind: str) -> Response:
+    if kind in ("text", "srt", "vtt"):
+        written = FORMATS["txt" if kind == "text" else kind](transcript)
+        return Response(written, media_type="text/plain; charset=utf-8")
+    usage = Seconds(round(transcript.seconds, 3))
+    if kind == "json":
+        answer: Any = Transcription(transcript.text, usage)
+    else:
+        answer = fields_of(transcript) | {"usage": to_builtins(usage)}
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _note(scope: Scope, transcript: Transcript) -> None:
+    said = sum(len(one.token_ids) for one in transcript.segments)
+    note(scope, Usage(0, said, said, PromptDetails(0)), ())
