@@ -47,11 +47,15 @@ class Checkpoint:
         return own if self.lora is None else f"{own}+{self.lora.resolve().name}"
 
     @property
-    def note(self) -> str | None:
+    def notes(self) -> list[str]:
         """What its user should know of what is exported."""
-        if self.reads_more is None:
-            return None
-        return f"{self.name} reads more than text ({self.reads_more}): its text model ({self.architecture}) is exported"
+        notes = []
+        if self.reads_more is not None:
+            more = f"reads more than text ({self.reads_more})"
+            notes.append(f"{self.name} {more}: its text model ({self.architecture}) is exported")
+        if self.shape.ends:
+            notes.append(f"{self.name} has {self.shape.positions:,} positions here: {self.shape.ends}")
+        return notes
 
     @property
     def architecture(self) -> str:

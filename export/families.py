@@ -14,6 +14,7 @@ STATIC_ROTARY = (
     "llama3",
     "yarn",
 )  # frequencies that do not depend on the sequence's length
+MOVING_ROTARY = ("dynamic", "longrope")  # frequencies that do not up to some length
 STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
 
 
@@ -31,6 +32,7 @@ class ModelShape:
     value_dim: int | None = None  # if values are of another size than keys
     recurrent: tuple[Layer, ...] = ()  # layers with states that swallow tokens
     attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
+    ends: str = ""  # why it has no more positions, if its configuration names more
 
     def contract(self, max_length: int, dtype: str) -> Contract:
         states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
@@ -75,7 +77,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
 
 def shape_of(name: str, config: Any) -> ModelShape:
     """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
-    refuse_moving_positions(name, config)
+    refuse_moving_positions(name, config, MOVING_ROTARY)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
     if getattr(config, "use_bidirectional_attention", False):
@@ -92,6 +94,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     positions = getattr(config, "max_position_embeddings", None)
     if type(positions) is not int or positions < 1:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
+    steady = min(_steady(rotary, positions) for rotary in _rotaries(config))
     heads = config.num_attention_heads
     rank = getattr(config, "kv_lora_rank", None)  # of latents, which are kept beside one rotary key of all heads
     return ModelShape(
@@ -101,10 +104,11 @@ def shape_of(name: str, config: Any) -> ModelShape:
         head_dim=rank or getattr(config, "head_dim", None) or config.hidden_size // heads,
         value_dim=config.qk_rope_head_dim if rank else None,
         vocab_size=config.vocab_size,
-        positions=positions,
+        positions=steady,
         window=_window(config, layer_types),
         recurrent=recurrent,
         attends=attends,
+        ends="" if steady == positions else f"a text of more than {steady:,} tokens turns its keys by other factors",
     )
 
 
@@ -115,14 +119,24 @@ def _window(config: Any, layer_types: set[str]) -> int | None:
     return window if getattr(config, "use_sliding_window", True) else None
 
 
-def refuse_moving_positions(name: str, config: Any) -> None:
+def refuse_moving_positions(name: str, config: Any, more: tuple[str, ...] = ()) -> None:
     """Keys are cached as rotated when they were written: a rotation that changes later would make them wrong."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
-    for rotary in by_layer or [parameters]:
+    for rotary in _rotaries(config):
         kind = rotary.get("rope_type", "default")
-        if kind not in STATIC_ROTARY:
+        if kind not in (*STATIC_ROTARY, *more):
             raise ExportError(
                 f"checkpoint {name} has the rotary scaling {kind!r}, which may change with the sequence's length and "
-                f"make cached keys wrong after a rollback; supported are {', '.join(STATIC_ROTARY)}"
+                f"make cached keys wrong after a rollback; supported are {', '.join((*STATIC_ROTARY, *more))}"
             )
+
+
+def _rotaries(config: Any) -> list[dict[str, Any]]:
+    """Give the rotary settings of a model, or those of each type of its layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+
+
+def _steady(rotary: dict[str, Any], positions: int) -> int:
+    """Return up to which length keys stay as they were rotated; dynamic scaling begins behind the last position."""
+    long, short = ([rotary.get(f"{length}_{name}") for name in ("factor", "mscale")] for length in ("long", "short"))
+    return min(positions, int(rotary["original_max_position_embeddings"])) if long != short else positions

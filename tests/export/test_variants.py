@@ -41,6 +41,16 @@ def test_variant_passes_the_built_in_check(tmp_path: Path, make: Callable[..., P
     assert target.entry.check["worst_error"] < 5e-5
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.2, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 64,
+}
+LONGROPE_PHI3 = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}
+LONGROPE_PHIMOE = {"rope_parameters": LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.3}}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 6.0}
 YARN_QWEN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64}
 
 
@@ -51,6 +61,10 @@ YARN_QWEN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "origina
         pytest.param("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, id="qwen2 with a window"),
         pytest.param("qwen3", {"rope_parameters": YARN_QWEN}, id="qwen3 with yarn"),
         pytest.param("phi3", {"sliding_window": None}, id="phi3 without a window"),
+        pytest.param("phi3", LONGROPE_PHI3, id="phi3 with longrope"),
+        pytest.param("phimoe", LONGROPE_PHIMOE, id="phimoe with longrope"),
+        pytest.param("internlm3", {"rope_parameters": DYNAMIC}, id="internlm3 with dynamic scaling"),
+        pytest.param("hunyuan_v1_dense", {"rope_parameters": DYNAMIC | {"alpha": 1000}}, id="hunyuan with its alpha"),
         pytest.param("opt", {"do_layer_norm_before": False}, id="opt with norms behind"),
         pytest.param("gpt_neox", {"use_parallel_residual": False}, id="gpt_neox with layers in a row"),
         pytest.param("olmo2", {"attention_bias": True}, id="olmo2 with biases"),
@@ -62,3 +76,16 @@ def test_variant_of_another_family_passes_the_built_in_check(
 ) -> None:
     (target,) = export_bundle(tiny_checkpoint(kind, tmp_path / "checkpoint", **settings), tmp_path / "bundle").models
     assert target.entry.check["worst_error"] < 2e-4
+
+
+def test_rotary_factors_for_longer_texts_are_left_out_and_the_user_told(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("phi3", tmp_path / "checkpoint", **LONGROPE_PHI3)
+    report = export_bundle(checkpoint, tmp_path / "bundle")
+    assert report.max_length == 64, "where transformers begins to use the long factors"
+    assert report.notes == [
+        f"{checkpoint} has 64 positions here: a text of more than 64 tokens turns its keys by other factors"
+    ]
+    same = LONGROPE | {"long_factor": LONGROPE["short_factor"]}
+    checkpoint = tiny_checkpoint("phi3", tmp_path / "same", **LONGROPE_PHI3 | {"rope_parameters": same})
+    report = export_bundle(checkpoint, tmp_path / "bundle")
+    assert (report.max_length, report.notes) == (256, [])
