@@ -1,6 +1,6 @@
 """What single families need to be traced: a file named after the model type, with a context manager `ready(model)`.
 
-Latent attention and rotary scaling by the text's length, which many have, are files of their own.
+What many have is a file of its own: latent attention, rotary scaling by the text's length, gates.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from . import latents, moving_rotary
+from . import gates, latents, moving_rotary
 
 
 @contextmanager
@@ -22,4 +22,5 @@ def ready_to_trace(model: Any) -> Iterator[None]:
         if getattr(model.config, "kv_lora_rank", None):
             stack.enter_context(latents.ready(model))
         stack.enter_context(moving_rotary.ready(model))
+        stack.enter_context(gates.ready(model))
         yield

@@ -1,21 +1,19 @@
 """Keep rotary frequencies as they are for short texts: a bundle has no text for which they would be others."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from .swapping import swapped
 
 MOVING = ("dynamic", "longrope")
 
 
 @contextmanager
 def ready(model: Any) -> Iterator[None]:
-    moving = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
-    moving = [(rotary, kind) for rotary, kind in moving if kind in MOVING]
-    for rotary, _ in moving:
-        rotary.rope_type = "default"  # by which transformers knows whether to look at the text's length
-        rotary.inv_freq.copy_(rotary.original_inv_freq)
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            if getattr(module, "rope_type", None) in MOVING:  # by which it knows whether to look at the text's length
+                stack.enter_context(swapped(module, rope_type="default"))
+                module.inv_freq.copy_(module.original_inv_freq)
         yield
-    finally:
-        for rotary, kind in moving:
-            rotary.rope_type = kind

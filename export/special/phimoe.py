@@ -1,23 +1,21 @@
 """Keep the factor of PhiMoE's rotary numbers as it is for short texts."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
+from .swapping import swapped
+
 
 @contextmanager
 def ready(model: Any) -> Iterator[None]:
-    moving = [module for module in model.modules() if isinstance(module, PhimoeRotaryEmbedding)]
-    moving = [rotary for rotary in moving if "short_mscale" in rotary.config.rope_parameters]
-    before = [(rotary, rotary.config.rope_parameters, rotary.rope_init_fn) for rotary in moving]
-    for rotary, parameters, _ in before:
-        still = rotary.original_inv_freq, parameters["short_mscale"]
-        rotary.config.rope_parameters = parameters | {"rope_type": "default"}
-        rotary.rope_init_fn = lambda _, still=still: still
-    try:
+    parameters = model.config.rope_parameters
+    with ExitStack() as stack:
+        for rotary in model.modules():
+            if isinstance(rotary, PhimoeRotaryEmbedding) and "short_mscale" in parameters:
+                still = rotary.original_inv_freq, parameters["short_mscale"]
+                stack.enter_context(swapped(rotary, rope_init_fn=lambda _, still=still: still))
+                stack.enter_context(swapped(model.config, rope_parameters=parameters | {"rope_type": "default"}))
         yield
-    finally:
-        for rotary, parameters, function in before:
-            rotary.config.rope_parameters, rotary.rope_init_fn = parameters, function
