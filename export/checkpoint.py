@@ -23,6 +23,7 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
 UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
+NOT_EAGER = ("falcon",)  # whose eager attention adds the biases of ALiBi twice
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -129,7 +130,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
                 place,
                 config=checkpoint.config,
                 dtype=getattr(torch, dtype),
-                attn_implementation="eager",
+                attn_implementation="sdpa" if checkpoint.architecture in NOT_EAGER else "eager",
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,

@@ -18,6 +18,10 @@ MOVING_ROTARY = ("dynamic", "longrope")  # frequencies that do not up to some le
 STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
 
 
+ENDLESS = 2048  # positions that are allowed where a model has no last one
+POSITIONS = {"bloom": "seq_length", "mpt": "max_seq_len"}  # where their number has another name
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """What the contract needs to know of a model."""
@@ -91,7 +95,9 @@ def shape_of(name: str, config: Any) -> ModelShape:
             f"checkpoint {name} has layers of the type {layer_type}, which keep another state than keys and values; "
             f"supported are {', '.join(STATIC_LAYERS)}"
         )
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, POSITIONS.get(config.model_type, "max_position_embeddings"), None)
+    if config.model_type == "bloom" and positions is None:
+        positions = ENDLESS
     if type(positions) is not int or positions < 1:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
     steady = min(_steady(rotary, positions) for rotary in _rotaries(config))
@@ -100,7 +106,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     return ModelShape(
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=1 if rank else getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=1 if rank else kv_heads_of(config),
         head_dim=rank or getattr(config, "head_dim", None) or config.hidden_size // heads,
         value_dim=config.qk_rope_head_dim if rank else None,
         vocab_size=config.vocab_size,
@@ -112,10 +118,22 @@ def shape_of(name: str, config: Any) -> ModelShape:
     )
 
 
+def kv_heads_of(config: Any) -> int:
+    """Return how many heads have keys and values of their own."""
+    heads: int = config.num_attention_heads
+    if getattr(config, "new_decoder_architecture", False):  # of Falcon
+        return int(config.num_kv_heads)
+    if hasattr(config, "multi_query"):
+        return 1 if config.multi_query else heads
+    return getattr(config, "num_key_value_heads", None) or heads
+
+
 def _window(config: Any, layer_types: set[str]) -> int | None:
     """Give the window of the layers that slide, or of all layers where a configuration does not tell them apart."""
     slides = "sliding_attention" in layer_types or getattr(config, "layer_types", None) is None
     window = getattr(config, "sliding_window", None) if slides else None
+    if "local" in getattr(config, "attention_layers", ()):  # of GPT-Neo
+        window = config.window_size
     return window if getattr(config, "use_sliding_window", True) else None
 
 

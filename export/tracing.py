@@ -149,11 +149,18 @@ def seen_by(
     if mask_function is causal_mask_function:
         return seen[:, None]
     own_positions = start[:, None] + depths
-    positions = rows.expand(start.shape[0], -1).scatter(1, own_rows, own_positions)  # [B, T]
+    positions = positions_of_entries(q_offset, kv_length)
     return seen[:, None] & mask_function(None, None, own_positions[:, None, :, None], positions[:, None, None])
 
 
-def _attention(
+def positions_of_entries(places: Places, entries: int) -> Tensor:
+    """Return the position of each entry [B, T], those of a call that its tokens say among them."""
+    start, depths, _ = places
+    own_rows = start[:, None] + torch.arange(depths.shape[1])  # [B, S]
+    return torch.arange(entries).expand(start.shape[0], -1).scatter(1, own_rows, start[:, None] + depths)
+
+
+def attention(
     module: nn.Module,
     query: Tensor,  # [B, heads, S, D]
     key: Tensor,  # [B, kv_heads, T, D]
@@ -162,6 +169,7 @@ def _attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]
+    position_bias: Tensor | None = None,  # [B or 1, heads, S, T]
     **_: Any,
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -171,9 +179,10 @@ def _attention(
     attrs: dict[str, Any] = {"is_causal": 0, "scale": scale}
     if softcap is not None:
         attrs["softcap"] = softcap
+    mask = attention_mask if position_bias is None else torch.where(attention_mask, position_bias, -torch.inf)
     out = torch.onnx.ops.symbolic(
         "Attention",
-        [query, key, value, attention_mask],
+        [query, key, value, mask],
         attrs=attrs,
         dtype=query.dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
@@ -229,6 +238,6 @@ def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
     return (outputs * share.T[:, :, None]).sum(0).to(hidden.dtype)
 
 
-AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionInterface.register(IMPLEMENTATION, attention)
 AttentionMaskInterface.register(IMPLEMENTATION, seen_by)
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)

@@ -3,10 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
+from torch import Tensor
+from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
+from trt_spec.export.cache import Places
+from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.special import attending
 
+from ..engines.parity import assert_engine_agrees
 from ..families import tiny_checkpoint
 from ..models import YARN, tiny_gemma2, tiny_gpt2, tiny_llama
 
@@ -51,6 +59,15 @@ LONGROPE = {
 LONGROPE_PHI3 = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}
 LONGROPE_PHIMOE = {"rope_parameters": LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.3}}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 6.0}
+FALCON_RW = {
+    "new_decoder_architecture": False,
+    "multi_query": False,
+    "num_kv_heads": 4,
+    "alibi": True,
+    "bias": True,
+    "parallel_attn": False,
+}
+MPT_CLIPPED = {"n_heads": 6, "d_model": 48, "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.3}}
 YARN_QWEN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64}
 
 
@@ -61,6 +78,12 @@ YARN_QWEN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "origina
         pytest.param("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, id="qwen2 with a window"),
         pytest.param("qwen3", {"rope_parameters": YARN_QWEN}, id="qwen3 with yarn"),
         pytest.param("phi3", {"sliding_window": None}, id="phi3 without a window"),
+        pytest.param("falcon", FALCON_RW, id="falcon with ALiBi, as Falcon-RW"),
+        pytest.param("falcon", {"new_decoder_architecture": False}, id="falcon with one key head, as Falcon-7B"),
+        pytest.param("falcon", {"num_ln_in_parallel_attn": 1}, id="falcon with one norm, as Falcon-11B"),
+        pytest.param("bloom", {"n_head": 6, "hidden_size": 48}, id="bloom with 6 heads"),
+        pytest.param("mpt", MPT_CLIPPED, id="mpt with 6 heads, clipped and scaled"),
+        pytest.param("gpt_bigcode", {"multi_query": False}, id="gpt_bigcode with keys for each head"),
         pytest.param("phi3", LONGROPE_PHI3, id="phi3 with longrope"),
         pytest.param("phimoe", LONGROPE_PHIMOE, id="phimoe with longrope"),
         pytest.param("internlm3", {"rope_parameters": DYNAMIC}, id="internlm3 with dynamic scaling"),
@@ -76,6 +99,32 @@ def test_variant_of_another_family_passes_the_built_in_check(
 ) -> None:
     (target,) = export_bundle(tiny_checkpoint(kind, tmp_path / "checkpoint", **settings), tmp_path / "bundle").models
     assert target.entry.check["worst_error"] < 2e-4
+
+
+def test_biases_of_heads_that_share_keys_are_those_of_each_head_in_torch_too(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("falcon", tmp_path / "checkpoint", alibi=True)
+    (target,) = export_bundle(checkpoint, tmp_path / "bundle").models
+    assert (target.entry.contract.heads, target.entry.contract.states[0].shape[0]) == (4, 2)
+    assert target.entry.check["worst_error"] < 5e-5
+    assert_engine_agrees(tmp_path / "bundle")
+    (target,) = export_bundle(checkpoint, tmp_path / "int8", weights=Quantisation("int8")).models
+    assert target.fired["stack_heads"] == 2
+    assert_engine_agrees(tmp_path / "int8")
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("bloom", {}), ("mpt", {}), ("falcon", FALCON_RW)])
+def test_the_check_sees_biases_that_go_by_where_an_entry_lies(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    def places(places: Places, entries: int) -> Tensor:
+        return torch.arange(entries).expand(places.start.shape[0], -1)
+
+    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", **settings)
+    with (
+        patch.object(attending, "positions_of_entries", places),
+        pytest.raises(ExportError, match=r"in the scenario '(deep )?tree' a logit is off"),
+    ):
+        export_bundle(checkpoint, tmp_path / "bundle")
 
 
 def test_rotary_factors_for_longer_texts_are_left_out_and_the_user_told(tmp_path: Path) -> None:
