@@ -189,6 +189,11 @@ def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
             "the draft lacks tokens of the target and caps its logits, so that these could not be kept out; choose "
             "another draft"
         )
+    if getattr(model.config, "hidden_size_per_layer_input", None):
+        raise ExportError(
+            "the draft lacks tokens of the target and reads tokens in each layer, which would have nothing for these; "
+            "choose another draft"
+        )
     read, said = model.get_input_embeddings(), model.get_output_embeddings()
     missing = vocab_size - said.weight.shape[0]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines import RECURRENT, Contract, ExportError, keys_and_values
+from ..engines import RECURRENT, Contract, ExportError, State, keys_and_values
 from .family_table import RECURRENT_FAMILIES, REFUSED, WORKS
 from .recurrent import Layer, layers_in
 from .text_models import READS_MORE
@@ -13,6 +13,7 @@ STATIC_ROTARY = (
     "linear",
     "llama3",
     "yarn",
+    "proportional",
 )  # frequencies that do not depend on the sequence's length
 MOVING_ROTARY = ("dynamic", "longrope")  # frequencies that do not up to some length
 STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
@@ -36,9 +37,17 @@ class ModelShape:
     value_dim: int | None = None  # if values are of another size than keys
     recurrent: tuple[Layer, ...] = ()  # layers with states that swallow tokens
     attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
+    own: tuple[tuple[int, int], ...] = ()  # where layers differ: the key heads and their size, of each that keeps keys
     ends: str = ""  # why it has no more positions, if its configuration names more
 
     def contract(self, max_length: int, dtype: str) -> Contract:
+        if self.own:
+            states = tuple(
+                State(f"{name}_{layer}", sizes, dtype)
+                for layer, sizes in enumerate(self.own)
+                for name in ("key", "value")
+            )
+            return Contract(len(self.own), self.heads, states, self.vocab_size, max_length, dtype)
         states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
         if not self.recurrent:
             return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
@@ -84,7 +93,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     refuse_moving_positions(name, config, MOVING_ROTARY)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # of images alone
         raise ExportError(f"checkpoint {name} attends in both directions, expected causal attention")
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     recurrent, attends = layers_in(config) if config.model_type in RECURRENT_FAMILIES else ((), ())
@@ -100,22 +109,33 @@ def shape_of(name: str, config: Any) -> ModelShape:
         positions = ENDLESS
     if type(positions) is not int or positions < 1:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
+    own = _sizes_of_each(config)
     steady = min(_steady(rotary, positions) for rotary in _rotaries(config))
     heads = config.num_attention_heads
     rank = getattr(config, "kv_lora_rank", None)  # of latents, which are kept beside one rotary key of all heads
     return ModelShape(
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=1 if rank else kv_heads_of(config),
-        head_dim=rank or getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=1 if rank else own[0][0] if own else kv_heads_of(config),
+        head_dim=rank or (own[0][1] if own else getattr(config, "head_dim", None) or config.hidden_size // heads),
         value_dim=config.qk_rope_head_dim if rank else None,
         vocab_size=config.vocab_size,
         positions=steady,
         window=_window(config, layer_types),
         recurrent=recurrent,
         attends=attends,
+        own=own,
         ends="" if steady == positions else f"a text of more than {steady:,} tokens turns its keys by other factors",
     )
+
+
+def _sizes_of_each(config: Any) -> tuple[tuple[int, int], ...]:
+    """Return the key heads and their size of each layer that keeps keys, where layers differ in them (Gemma 4)."""
+    if not getattr(config, "is_heterogeneous", False):
+        return ()
+    kept = config.num_hidden_layers - config.num_kv_shared_layers  # the others ask the last one of their type
+    layers = [config.per_layer_config[layer] for layer in range(kept)]
+    return tuple((layer.num_key_value_heads, layer.head_dim) for layer in layers)
 
 
 def kv_heads_of(config: Any) -> int:

@@ -68,6 +68,24 @@ FALCON_RW = {
     "parallel_attn": False,
 }
 MPT_CLIPPED = {"n_heads": 6, "d_model": 48, "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.3}}
+GEMMA4_E = {  # as Gemma 4 E2B: four of eight layers ask others
+    "num_hidden_layers": 8,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+    "num_kv_shared_layers": 4,
+    "final_logit_softcapping": 30.0,
+    "use_double_wide_mlp": True,
+    "use_bidirectional_attention": "vision",
+}
+GEMMA4_A = {  # as Gemma 4 26B-A4B
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 YARN_QWEN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64}
 
 
@@ -81,6 +99,8 @@ YARN_QWEN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "origina
         pytest.param("falcon", FALCON_RW, id="falcon with ALiBi, as Falcon-RW"),
         pytest.param("falcon", {"new_decoder_architecture": False}, id="falcon with one key head, as Falcon-7B"),
         pytest.param("falcon", {"num_ln_in_parallel_attn": 1}, id="falcon with one norm, as Falcon-11B"),
+        pytest.param("gemma4_text", GEMMA4_E, id="gemma4 with layers that ask others"),
+        pytest.param("gemma4_text", GEMMA4_A, id="gemma4 with experts and fewer global heads"),
         pytest.param("bloom", {"n_head": 6, "hidden_size": 48}, id="bloom with 6 heads"),
         pytest.param("mpt", MPT_CLIPPED, id="mpt with 6 heads, clipped and scaled"),
         pytest.param("gpt_bigcode", {"multi_query": False}, id="gpt_bigcode with keys for each head"),
