@@ -95,6 +95,8 @@ def shape_of(name: str, config: Any) -> ModelShape:
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # of images alone
         raise ExportError(f"checkpoint {name} attends in both directions, expected causal attention")
+    if config.model_type == "doge" and config.is_moe:
+        raise ExportError(f"checkpoint {name} has experts that are code of its own (is_moe), expected a Doge without")
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     recurrent, attends = layers_in(config) if config.model_type in RECURRENT_FAMILIES else ((), ())
     if recurrent and not attends:
@@ -111,6 +113,10 @@ def shape_of(name: str, config: Any) -> ModelShape:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
     own = _sizes_of_each(config)
     steady = min(_steady(rotary, positions) for rotary in _rotaries(config))
+    ends = f"a text of more than {steady:,} tokens turns its keys by other factors" if steady < positions else ""
+    kept = getattr(config, "keep_window_size", steady)  # of Doge
+    if kept < steady:
+        steady, ends = kept, f"of a text of more than {kept:,} tokens its layers see a choice alone"
     heads = config.num_attention_heads
     rank = getattr(config, "kv_lora_rank", None)  # of latents, which are kept beside one rotary key of all heads
     return ModelShape(
@@ -125,7 +131,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
         recurrent=recurrent,
         attends=attends,
         own=own,
-        ends="" if steady == positions else f"a text of more than {steady:,} tokens turns its keys by other factors",
+        ends=ends,
     )
 
 

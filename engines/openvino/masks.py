@@ -18,7 +18,7 @@ def window_of(mask: Any) -> int:
         elif kind == "LessEqual" and _is_position(inputs[0]) and _is_own_position(inputs[1]):
             pass  # as its ancestors say
         elif kind == "Select":
-            raise ValueError("its attention adds numbers by position to the scores, which this engine lacks")
+            raise ValueError("its attention adds numbers to the scores, which this engine lacks")
         elif kind != "Constant" or not _constant(term):
             raise ValueError(f"its attention has a mask by {kind}, which PagedAttention lacks")
     if not causal:

@@ -13,6 +13,7 @@ from trt_spec.engines import ExportError, PairError, TrtSpecError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 
+from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer
 
 
@@ -94,6 +95,12 @@ def test_attention_to_an_encoder_or_in_both_directions_is_refused(tmp_path: Path
     assert "attends to an encoder (add_cross_attention)" in refusal(gpt2)
     change(gemma2 / "config.json", use_bidirectional_attention=True)
     assert "attends in both directions, expected causal attention" in refusal(gemma2)
+
+
+def test_experts_of_doge_are_refused(tmp_path: Path) -> None:
+    doge = tiny_checkpoint("doge", tmp_path / "doge")
+    change(doge / "config.json", is_moe=True)
+    assert "has experts that are code of its own (is_moe), expected a Doge without" in refusal(doge)
 
 
 def remove(name: str) -> Callable[[Path], None]:

@@ -147,13 +147,17 @@ def test_the_check_sees_biases_that_go_by_where_an_entry_lies(
         export_bundle(checkpoint, tmp_path / "bundle")
 
 
-def test_rotary_factors_for_longer_texts_are_left_out_and_the_user_told(tmp_path: Path) -> None:
+def test_what_a_family_does_to_longer_texts_is_left_out_and_the_user_told(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("phi3", tmp_path / "checkpoint", **LONGROPE_PHI3)
     report = export_bundle(checkpoint, tmp_path / "bundle")
     assert report.max_length == 64, "where transformers begins to use the long factors"
     assert report.notes == [
         f"{checkpoint} has 64 positions here: a text of more than 64 tokens turns its keys by other factors"
     ]
+    checkpoint = tiny_checkpoint("doge", tmp_path / "doge", keep_window_size=48)
+    report = export_bundle(checkpoint, tmp_path / "bundle")
+    seen = f"{checkpoint} has 48 positions here: of a text of more than 48 tokens its layers see a choice alone"
+    assert (report.max_length, report.notes) == (48, [seen])
     same = LONGROPE | {"long_factor": LONGROPE["short_factor"]}
     checkpoint = tiny_checkpoint("phi3", tmp_path / "same", **LONGROPE_PHI3 | {"rope_parameters": same})
     report = export_bundle(checkpoint, tmp_path / "bundle")
