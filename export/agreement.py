@@ -48,8 +48,9 @@ def agreed_length(checkpoints: list[Checkpoint], asked: int | None) -> int:
     if asked is None:
         asked = positions
     if asked > positions:
+        why = f" ({shortest.shape.ends})" if shortest.shape.ends else ""
         raise ExportError(
-            f"--max-length {asked} is {asked - positions} more than the {positions} positions of {shortest.name}; "
+            f"--max-length {asked} is {asked - positions} more than the {positions} positions of {shortest.name}{why}; "
             f"ask for at most {positions}"
         )
     if asked < SHORTEST_MAX_LENGTH:

@@ -277,7 +277,8 @@ def _sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, Tenso
 def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: int) -> dict[str, Tensor]:
     cache = _cache(contract, 1, start + width)
     for name, rows in zip(contract.cache_names[-len(made) :], _shuffled(made, start), strict=True):
-        cache[name][:, :, :start] = rows
+        heads = cache[name].shape[1]  # transformers may keep them once for each head that shares them
+        cache[name][:, :, :start] = rows[:, :: rows.shape[1] // heads]
     return cache
 
 

@@ -25,6 +25,7 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
 UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
+NOT_EAGER = ("falcon",)  # whose eager attention adds the biases of ALiBi twice
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -49,11 +50,15 @@ class Checkpoint:
         return own if self.lora is None else f"{own}+{self.lora.resolve().name}"
 
     @property
-    def note(self) -> str | None:
+    def notes(self) -> list[str]:
         """What its user should know of what is exported."""
-        if self.reads_more is None:
-            return None
-        return f"{self.name} reads more than text ({self.reads_more}): its text model ({self.architecture}) is exported"
+        notes = []
+        if self.reads_more is not None:
+            more = f"reads more than text ({self.reads_more})"
+            notes.append(f"{self.name} {more}: its text model ({self.architecture}) is exported")
+        if self.shape.ends:
+            notes.append(f"{self.name} has {self.shape.positions:,} positions here: {self.shape.ends}")
+        return notes
 
     @property
     def architecture(self) -> str:
@@ -138,7 +143,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
                 place,
                 config=checkpoint.config,
                 dtype=getattr(torch, dtype),
-                attn_implementation="eager",
+                attn_implementation="sdpa" if checkpoint.architecture in NOT_EAGER else "eager",
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -198,6 +203,11 @@ def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
         raise ExportError(
             "the draft lacks tokens of the target and caps its logits, so that these could not be kept out; choose "
             "another draft"
+        )
+    if getattr(model.config, "hidden_size_per_layer_input", None):
+        raise ExportError(
+            "the draft lacks tokens of the target and reads tokens in each layer, which would have nothing for these; "
+            "choose another draft"
         )
     read, said = model.get_input_embeddings(), model.get_output_embeddings()
     missing = vocab_size - said.weight.shape[0]

@@ -9,6 +9,7 @@ from ..engines import (
     Contract,
     ExportError,
     Sound,
+    State,
     keys_and_values,
     source_states,
 )
@@ -21,11 +22,14 @@ STATIC_ROTARY = (
     "linear",
     "llama3",
     "yarn",
+    "proportional",
 )  # frequencies that do not depend on the sequence's length
+MOVING_ROTARY = ("dynamic", "longrope")  # frequencies that do not up to some length
 STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
 
 
 ENDLESS = 2048  # positions that are allowed where a model has no last one
+POSITIONS = {"bloom": "seq_length", "mpt": "max_seq_len"}  # where their number has another name
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,17 @@ class ModelShape:
     recurrent: tuple[Layer, ...] = ()  # layers with states that swallow tokens
     attends: tuple[int, ...] = ()  # where some are, which layers have keys and values
     source: SourceShape | None = None  # of a decoder that stands behind an encoder
+    own: tuple[tuple[int, int], ...] = ()  # where layers differ: the key heads and their size, of each that keeps keys
+    ends: str = ""  # why it has no more positions, if its configuration names more
 
     def contract(self, max_length: int, dtype: str) -> Contract:
+        if self.own:
+            states = tuple(
+                State(f"{name}_{layer}", sizes, dtype)
+                for layer, sizes in enumerate(self.own)
+                for name in ("key", "value")
+            )
+            return Contract(len(self.own), self.heads, states, self.vocab_size, max_length, dtype)
         states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
         if self.source is not None:
             states += source_states(self.layers, self.heads, self.head_dim, dtype)
@@ -103,11 +116,13 @@ def shape_of(name: str, config: Any) -> ModelShape:
     """Read the shape of a supported configuration; what would make cached rows wrong is refused by name."""
     if config.model_type in BEHIND_SOURCES:
         return _shape_behind_source(config)
-    refuse_moving_positions(name, config)
+    refuse_moving_positions(name, config, MOVING_ROTARY)
     if getattr(config, "add_cross_attention", False):
         raise ExportError(f"checkpoint {name} attends to an encoder (add_cross_attention), expected a decoder alone")
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # of images alone
         raise ExportError(f"checkpoint {name} attends in both directions, expected causal attention")
+    if config.model_type == "doge" and config.is_moe:
+        raise ExportError(f"checkpoint {name} has experts that are code of its own (is_moe), expected a Doge without")
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     recurrent, attends = layers_in(config) if config.model_type in RECURRENT_FAMILIES else ((), ())
     if recurrent and not attends:
@@ -117,22 +132,32 @@ def shape_of(name: str, config: Any) -> ModelShape:
             f"checkpoint {name} has layers of the type {layer_type}, which keep another state than keys and values; "
             f"supported are {', '.join(STATIC_LAYERS)}"
         )
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, POSITIONS.get(config.model_type, "max_position_embeddings"), None)
+    if config.model_type == "bloom" and positions is None:
+        positions = ENDLESS
     if type(positions) is not int or positions < 1:
         raise ExportError(f"checkpoint {name} has max_position_embeddings {positions!r}, expected a positive number")
+    own = _sizes_of_each(config)
+    steady = min(_steady(rotary, positions) for rotary in _rotaries(config))
+    ends = f"a text of more than {steady:,} tokens turns its keys by other factors" if steady < positions else ""
+    kept = getattr(config, "keep_window_size", steady)  # of Doge
+    if kept < steady:
+        steady, ends = kept, f"of a text of more than {kept:,} tokens its layers see a choice alone"
     heads = config.num_attention_heads
     rank = getattr(config, "kv_lora_rank", None)  # of latents, which are kept beside one rotary key of all heads
     return ModelShape(
         layers=config.num_hidden_layers,
         heads=heads,
-        kv_heads=1 if rank else getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=rank or getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=1 if rank else own[0][0] if own else kv_heads_of(config),
+        head_dim=rank or (own[0][1] if own else getattr(config, "head_dim", None) or config.hidden_size // heads),
         value_dim=config.qk_rope_head_dim if rank else None,
         vocab_size=config.vocab_size,
-        positions=positions,
+        positions=steady,
         window=_window(config, layer_types),
         recurrent=recurrent,
         attends=attends,
+        own=own,
+        ends=ends,
     )
 
 
@@ -158,21 +183,52 @@ def _shape_behind_source(config: Any) -> ModelShape:
     )
 
 
+def _sizes_of_each(config: Any) -> tuple[tuple[int, int], ...]:
+    """Return the key heads and their size of each layer that keeps keys, where layers differ in them (Gemma 4)."""
+    if not getattr(config, "is_heterogeneous", False):
+        return ()
+    kept = config.num_hidden_layers - config.num_kv_shared_layers  # the others ask the last one of their type
+    layers = [config.per_layer_config[layer] for layer in range(kept)]
+    return tuple((layer.num_key_value_heads, layer.head_dim) for layer in layers)
+
+
+def kv_heads_of(config: Any) -> int:
+    """Return how many heads have keys and values of their own."""
+    heads: int = config.num_attention_heads
+    if getattr(config, "new_decoder_architecture", False):  # of Falcon
+        return int(config.num_kv_heads)
+    if hasattr(config, "multi_query"):
+        return 1 if config.multi_query else heads
+    return getattr(config, "num_key_value_heads", None) or heads
+
+
 def _window(config: Any, layer_types: set[str]) -> int | None:
     """Give the window of the layers that slide, or of all layers where a configuration does not tell them apart."""
     slides = "sliding_attention" in layer_types or getattr(config, "layer_types", None) is None
     window = getattr(config, "sliding_window", None) if slides else None
+    if "local" in getattr(config, "attention_layers", ()):  # of GPT-Neo
+        window = config.window_size
     return window if getattr(config, "use_sliding_window", True) else None
 
 
-def refuse_moving_positions(name: str, config: Any) -> None:
+def refuse_moving_positions(name: str, config: Any, more: tuple[str, ...] = ()) -> None:
     """Keys are cached as rotated when they were written: a rotation that changes later would make them wrong."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
-    for rotary in by_layer or [parameters]:
+    for rotary in _rotaries(config):
         kind = rotary.get("rope_type", "default")
-        if kind not in STATIC_ROTARY:
+        if kind not in (*STATIC_ROTARY, *more):
             raise ExportError(
                 f"checkpoint {name} has the rotary scaling {kind!r}, which may change with the sequence's length and "
-                f"make cached keys wrong after a rollback; supported are {', '.join(STATIC_ROTARY)}"
+                f"make cached keys wrong after a rollback; supported are {', '.join((*STATIC_ROTARY, *more))}"
             )
+
+
+def _rotaries(config: Any) -> list[dict[str, Any]]:
+    """Give the rotary settings of a model, or those of each type of its layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+
+
+def _steady(rotary: dict[str, Any], positions: int) -> int:
+    """Return up to which length keys stay as they were rotated; dynamic scaling begins behind the last position."""
+    long, short = ([rotary.get(f"{length}_{name}") for name in ("factor", "mscale")] for length in ("long", "short"))
+    return min(positions, int(rotary["original_max_position_embeddings"])) if long != short else positions

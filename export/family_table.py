@@ -4,14 +4,15 @@ Found by exporting and checking a random checkpoint of each; see tests/export/te
 """
 
 _WORKS = """
-    afmoe apertus apertus1p5_text arcee aria_text axk1 beam biogpt bitnet cohere cohere2 cohere2_moe
-    cohere_compass_text ctrl cwm deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5 ernie4_5_moe exaone exaone4
-    exaone_moe flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_neox
-    gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
-    hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minicpm3 minimax_m2
-    minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2
-    olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe sarvam_mla sarvam_moe seed_oss
-    smollm3 solar_open stablelm starcoder2 vaultgemma youtu
+    afmoe apertus apertus1p5_text arcee aria_text axk1 beam biogpt bitnet bloom codegen cohere cohere2
+    cohere2_moe cohere_compass_text ctrl cwm deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5
+    ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text gemma4_text
+    gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
+    gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
+    hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minicpm3
+    minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat
+    nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe sarvam_mla
+    sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu
 """
 
 # Some of their layers keep a recurrent state; in others a token has keys and values.
@@ -33,9 +34,11 @@ _REFUSED = {
     "its keys and values differ in size": """
         longcat_flash mimo_v2_flash
     """,
-    "its attention or its positions are code of its own, or cannot be traced": """
-        bloom codegen cpmant doge falcon gpt_bigcode gpt_neo gpt_neox_japanese gptj hrm_text mpt openai-gpt
-        xglm
+    "a learned prompt stands before each text": """
+        cpmant
+    """,
+    "transformers runs it without a cache of keys and values": """
+        openai-gpt
     """,
     "it is an encoder, or a decoder that needs one": """
         bert bert-generation big_bird bigbird_pegasus camembert data2vec-text electra ernie megatron-bert moshi
@@ -43,17 +46,14 @@ _REFUSED = {
         xlm xlm-roberta xlm-roberta-xl xlnet xmod
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
-        dots3_note emu3 fuyu gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git
-        got_ocr2 hyperclovax llama4 mllama moss_transcribe_diarize phi4_multimodal qwen4_exp
-    """,
-    "its layers differ in the size of their keys and values, or share them": """
-        gemma4_text gemma4_unified_text
+        dots3_note emu3 fuyu gemma3n gemma4_assistant gemma4_unified_assistant git got_ocr2 hyperclovax llama4 mllama
+        moss_transcribe_diarize phi4_multimodal qwen4_exp
     """,
     "its layers share one attention, each with keys and values of its own": """
         zamba2
     """,
     "its layers run several times for a token, each time with keys and values of their own": """
-        dory
+        dory hrm_text
     """,
     "its experts are code of its own, with sizes that depend on the tokens": """
         dbrx jetmoe

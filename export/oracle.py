@@ -52,7 +52,8 @@ def cached_rows(model: Any, tokens: list[int]) -> list[Tensor]:
     """Return the rows that a model caches of these tokens, in float32: key_0, value_0, key_1, …"""
     with computing_in_float32(model):
         cache = model(torch.tensor([tokens]), use_cache=True).cache
-    return [rows.float() for layer in cache.layers for rows in (layer.keys, layer.values)]
+    kept = [layer for layer in cache.layers if layer.keys is not None]  # the others ask the keys of one of these
+    return [rows.float() for layer in kept for rows in (layer.keys, layer.values)]
 
 
 @torch.no_grad()

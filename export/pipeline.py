@@ -85,7 +85,7 @@ def export_bundle(
         length = agreed_length(list(checkpoints.values()), max_length)
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         ours = vocabularies[TARGET]
-        notes = [checkpoint.note for checkpoint in checkpoints.values() if checkpoint.note]
+        notes = [note for checkpoint in checkpoints.values() for note in checkpoint.notes]
         notes += [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
         tokens = ours.entry()
         ours.save(folder / "tokenizer.json")

@@ -93,7 +93,7 @@ class _Kinds:
 
 def _attributes(module: nn.Module, place: int) -> Iterator[Hashable]:
     for name, value in vars(module).items():
-        if name == "layer_idx" and value == place:
+        if name in ("layer_idx", "layer_id") and value == place:
             yield name, OWN_PLACE
         elif name in ("_parameters", "_buffers"):
             yield (

@@ -7,6 +7,8 @@ from typing import Any
 READS_MORE = (
     "aria",
     "gemma3",
+    "gemma4",
+    "gemma4_unified",
     "idefics3",
     "internvl",
     "llava",

@@ -174,7 +174,7 @@ def positions_of_entries(places: Places, entries: int) -> Tensor:
     return torch.arange(entries).expand(start.shape[0], -1).scatter(1, own_rows, start[:, None] + depths)
 
 
-def _attention(
+def attention(
     module: nn.Module,
     query: Tensor,  # [B, heads, S, D]
     key: Tensor,  # [B, kv_heads, T, D]
@@ -255,6 +255,6 @@ def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
     return (outputs * share.T[:, :, None]).sum(0).to(hidden.dtype)
 
 
-AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionInterface.register(IMPLEMENTATION, attention)
 AttentionMaskInterface.register(IMPLEMENTATION, _seen)
 ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)

@@ -64,6 +64,14 @@ MAMBA2 = {
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
     "initializer_range": 0.1,
 }
+GEMMA4 = {  # the last two layers ask the two before them
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB,
+}
 OWN = {  # what single families need besides, or instead
     **dict.fromkeys(LATENT_FAMILIES, LATENT),
     "beam": {"mlp_layer_types": ["dense", "sparse"]},
@@ -71,7 +79,11 @@ OWN = {  # what single families need besides, or instead
         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None},
     },
     "dots1": {"n_shared_experts": 1},
+    "falcon": {"new_decoder_architecture": True},
     "flint": {"mlp_only_layers": [0]},
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
+    "gpt_neo": {"attention_types": [[["local", "global"], 1]], "window_size": 8},
     "helium": {"head_dim": 8},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA_RULE),
     "bamba": MAMBA2 | {"attn_layer_indices": [1]},

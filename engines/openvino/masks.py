@@ -17,6 +17,8 @@ def window_of(mask: Any) -> int:
             window = behind
         elif kind == "LessEqual" and _is_position(inputs[0]) and _is_own_position(inputs[1]):
             pass  # as its ancestors say
+        elif kind == "Select":
+            raise ValueError("its attention adds numbers to the scores, which this engine lacks")
         elif kind != "Constant" or not _constant(term):
             raise ValueError(f"its attention has a mask by {kind}, which PagedAttention lacks")
     if not causal:

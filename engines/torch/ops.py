@@ -165,23 +165,28 @@ def _attention(
     query: Tensor,  # [B, heads, S, D]
     key: Tensor,  # [B, kv_heads, T, D]
     value: Tensor,  # [B, kv_heads, T, D]
-    mask: Tensor | None = None,  # [B, 1, S, T], or a bias [B or 1, heads, S, T]
+    mask: Tensor | None = None,  # [B, 1, S, T], or what is added to the scores of each head [B or 1, heads, S, T]
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
     (batch, heads, width, size), kv_heads = query.shape, key.shape[1]
-    if mask is None or mask.dtype != torch.bool:
+    scale = size**-0.5 if scale is None else scale
+    if mask is None:
         if softcap or heads != kv_heads:
-            raise ValueError("attention has no boolean mask, expected one where heads share keys or scores are capped")
-        bias = None if mask is None else mask.expand(batch, -1, -1, -1)
-        return F.scaled_dot_product_attention(query, key, value, bias, scale=size**-0.5 if scale is None else scale)
-    if query.dim() != 4 or mask.shape[1] != 1:
-        raise ValueError(f"attention has a mask {mask.dtype} {list(mask.shape)}, expected bool [B, 1, S, T]")
-    hidden = _as(torch.where(mask, 0.0, -torch.inf), torch.float32 if softcap else query.dtype)
+            raise ValueError("attention has no mask, expected one where heads share keys or scores are capped")
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+    if mask.dtype == torch.bool and mask.shape[1] == 1:
+        mask = torch.where(mask, 0.0, -torch.inf)
+    elif mask.dtype != query.dtype or mask.shape[1] != heads:
+        expected = f"bool [B, 1, S, T] or {query.dtype} [B, {heads}, S, T]"
+        raise ValueError(f"attention has a mask {mask.dtype} {list(mask.shape)}, expected {expected}")
+    hidden = _as(mask.expand(batch, -1, -1, -1), torch.float32 if softcap else query.dtype)
     if heads != kv_heads:  # heads that share a key head become more rows of one, so no kernel copies the cache
         query = query.reshape(batch, kv_heads, -1, size)
-        hidden = hidden.repeat(1, 1, heads // kv_heads, 1)
-    scale = size**-0.5 if scale is None else scale
+        if hidden.shape[1] == heads:
+            hidden = hidden.reshape(batch, kv_heads, -1, hidden.shape[3])
+        else:
+            hidden = hidden.repeat(1, 1, heads // kv_heads, 1)
     if softcap:
         scores = _as(torch.matmul(query * scale, key.transpose(2, 3)), torch.float32)
         weights = torch.softmax(torch.tanh(scores / softcap) * softcap + hidden, -1)

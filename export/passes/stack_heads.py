@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 from ...engines import ExportError
 
+STACKED = ".stacked_"  # in the names of what has its rows in other heads
+
 
 def stack_heads(model: ir.Model) -> int:
     """Stack the heads of each attention in which some share keys; returns how many there were."""
@@ -30,9 +32,12 @@ def stack_heads(model: ir.Model) -> int:
         assert mask is not None
         shared = heads // kv_heads
         if (mask, shared) not in masks:
-            repeated = ir.node("Concat", [mask] * shared, {"axis": 2})
-            graph.insert_before(node, [repeated])
-            masks[mask, shared] = repeated.outputs[0]
+            one_for_all = mask.dtype == ir.DataType.BOOL
+            rows = (
+                ir.node("Concat", [mask] * shared, {"axis": 2}) if one_for_all else _with_heads(graph, mask, kv_heads)
+            )
+            graph.insert_before(node, [rows])
+            masks[mask, shared] = rows.outputs[0]
         stacked = _with_heads(graph, query, kv_heads)
         graph.insert_before(node, [stacked])
         node.replace_input_with(0, stacked.outputs[0])
@@ -54,19 +59,21 @@ def unstack_heads(model: ir.Model) -> int:
         if node.op_type != "Attention" or len(node.inputs) < 4:  # without a mask
             continue
         query, mask, found = node.inputs[0], node.inputs[3], node.outputs[0]
-        stacked, repeated = (value.producer() if value is not None else None for value in (query, mask))
+        stacked, rows = (value.producer() if value is not None else None for value in (query, mask))
         [(apart, _), *others] = found.uses()
-        if stacked is None or repeated is None or (repeated.op_type, len(set(repeated.inputs))) != ("Concat", 1):
+        if stacked is None or rows is None:
+            continue
+        if (rows.op_type, len(set(rows.inputs))) != ("Concat", 1) and STACKED not in str(rows.outputs[0].name):
             continue
         assert (stacked.op_type, apart.op_type, others) == ("Reshape", "Reshape", [])
         whole = apart.outputs[0]
         node.replace_input_with(0, stacked.inputs[0])
-        node.replace_input_with(3, repeated.inputs[0])
+        node.replace_input_with(3, rows.inputs[0])
         found.shape, found.type = whole.shape, whole.type
         whole.replace_all_uses_with(found)
         model.graph.remove([apart, stacked], safe=True)
-        if not repeated.outputs[0].uses():
-            model.graph.remove(repeated, safe=True)
+        if not rows.outputs[0].uses():
+            model.graph.remove(rows, safe=True)
         fired += 1
     return fired
 
@@ -80,10 +87,11 @@ def _heads(value: ir.Value) -> int:
 
 def _with_heads(graph: ir.Graph, value: ir.Value, heads: int) -> ir.Node:
     """Split the rows `[B, heads, rows, D]` otherwise over heads."""
-    assert value.shape is not None
-    sizes = ir.Tensor(np.array([0, heads, -1, value.shape[3]]), name=f"{value.name}.of_{heads}_heads")
+    last = 0 if value.shape is None else value.shape[3]
+    last = last if isinstance(last, int) else 0  # as it was
+    sizes = ir.Tensor(np.array([0, heads, -1, last]), name=f"{value.name}.of_{heads}_heads")
     constant = ir.Value(name=sizes.name, shape=sizes.shape, type=ir.TensorType(sizes.dtype), const_value=sizes)
     graph.register_initializer(constant)
     node = ir.node("Reshape", [value, constant])
-    node.outputs[0].name, node.outputs[0].type = f"{value.name}.stacked_{heads}", value.type
+    node.outputs[0].name, node.outputs[0].type = f"{value.name}{STACKED}{heads}", value.type
     return node

@@ -25,6 +25,7 @@ from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands.export_models import shown
 
+from ..families import tiny_checkpoint
 from ..faults import no_file_larger_than
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 from .contents import contents
@@ -344,6 +345,12 @@ def test_a_draft_reads_tokens_that_it_lacks_as_nothing_and_never_says_them(
 def test_a_draft_that_caps_its_logits_could_not_keep_out_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="caps its logits, so that these could not be kept out"):
         load_model(open_checkpoint(tiny_gemma2(tmp_path / "draft", vocab=60)), "float32", 64)
+
+
+def test_a_draft_that_reads_tokens_in_each_layer_could_not_read_what_it_lacks(tmp_path: Path) -> None:
+    draft = tiny_checkpoint("gemma4_text", tmp_path / "draft")
+    with pytest.raises(ExportError, match="reads tokens in each layer, which would have nothing for these"):
+        load_model(open_checkpoint(draft), "float32", 65)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(64, 60), (60, 64)])

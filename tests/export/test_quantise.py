@@ -225,7 +225,10 @@ def test_an_int8_token_has_the_same_bits_alone_and_beside_others(tmp_path: Path)
     engine.close()
 
 
-def test_heads_that_were_stacked_are_unstacked_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "settings"), [("llama", {}), ("falcon", {"alibi": True})])
+def test_heads_that_were_stacked_are_unstacked_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, bool]
+) -> None:
     def exported(name: str) -> ir.Model:
         export_bundle(tmp_path / "checkpoint", tmp_path / name, weights=Quantisation("int8"), check=False)
         return ir.load(Bundle.open(tmp_path / name).graph("target"))
@@ -238,7 +241,7 @@ def test_heads_that_were_stacked_are_unstacked_without_a_trace(tmp_path: Path, m
             for node in model.graph
         ]
 
-    tiny_llama(tmp_path / "checkpoint")
+    tiny_checkpoint(kind, tmp_path / "checkpoint", **settings)
     stacked = exported("stacked")
     monkeypatch.setattr("trt_spec.export.graph.stack_heads", lambda model: 0)
     apart = exported("apart")

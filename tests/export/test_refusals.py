@@ -13,6 +13,7 @@ from trt_spec.engines import ExportError, PairError, TrtSpecError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 
+from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer
 
 
@@ -63,8 +64,8 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
             "is quantised by hqq, expected awq",
         ),
         (
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rotary scaling 'dynamic'",
+            {"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4, "factor": 2.0}},
+            "rotary scaling 'axial', which may change with the sequence's length and make cached keys wrong",
         ),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layers of the type linear_attention"),
@@ -78,14 +79,14 @@ def test_unsupported_configuration_is_refused_by_name(llama: Path, fields: dict[
     assert str(llama) in sentence
 
 
-def test_rotary_scaling_by_length_is_refused_with_the_reason(llama: Path) -> None:
-    factors = [1.0] * 8
-    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": factors}
-    change(
-        llama / "config.json",
-        rope_parameters=longrope | {"long_factor": factors, "original_max_position_embeddings": 64},
+def test_a_length_that_turns_keys_by_other_factors_is_refused_with_the_reason(llama: Path) -> None:
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    change(llama / "config.json", rope_parameters=longrope | factors)
+    why = "a text of more than 64 tokens turns its keys by other factors"
+    assert f"--max-length 65 is 1 more than the 64 positions of {llama} ({why}); ask for" in refusal(
+        llama, max_length=65
     )
-    assert "make cached keys wrong after a rollback; supported are default, linear, llama3, yarn" in refusal(llama)
 
 
 def test_attention_to_an_encoder_or_in_both_directions_is_refused(tmp_path: Path) -> None:
@@ -94,6 +95,12 @@ def test_attention_to_an_encoder_or_in_both_directions_is_refused(tmp_path: Path
     assert "attends to an encoder (add_cross_attention)" in refusal(gpt2)
     change(gemma2 / "config.json", use_bidirectional_attention=True)
     assert "attends in both directions, expected causal attention" in refusal(gemma2)
+
+
+def test_experts_of_doge_are_refused(tmp_path: Path) -> None:
+    doge = tiny_checkpoint("doge", tmp_path / "doge")
+    change(doge / "config.json", is_moe=True)
+    assert "has experts that are code of its own (is_moe), expected a Doge without" in refusal(doge)
 
 
 def remove(name: str) -> Callable[[Path], None]:

@@ -12,7 +12,7 @@ from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.text_models import READS_MORE
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..families import DELTA_RULE
+from ..families import DELTA_RULE, GEMMA4
 from ..models import write_tokenizer
 
 VOCAB = 64
@@ -44,7 +44,7 @@ def whole_of(kind: str, path: Path) -> Any:
     """Write a tiny random checkpoint that reads more than text, and return its model."""
     known = CONFIG_MAPPING[kind]
     own = known().get_text_config()
-    text = type(own)(**TEXT).to_dict()
+    text = type(own)(**TEXT | (GEMMA4 | {"pad_token_id": 0} if kind.startswith("gemma4") else {})).to_dict()
     if kind.startswith("qwen3_5"):
         text |= DELTA_RULE
     if kind.startswith(("qwen2_vl", "qwen2_5_vl")):

