@@ -13,12 +13,12 @@ def fuse_norms(model: ir.Model) -> int:
 
 
 def _norm_in_one_dtype(graph: ir.Graph, node: ir.Node) -> None:
-    """Compute a norm in the dtype of what it reads, as those of T5 do, and cast what it gives."""
+    """Compute a norm of what is wider than its scale, as T5's is, in the wider dtype, and cast what it gives."""
     hidden, scale = node.inputs
     found = node.outputs[0]
     assert hidden is not None
     assert scale is not None
-    if hidden.dtype == found.dtype or hidden.dtype is None or found.dtype is None:
+    if hidden.dtype != ir.DataType.FLOAT or found.dtype in (hidden.dtype, None):
         return
     wide = ir.node("Cast", [scale], {"to": int(hidden.dtype)})
     narrow = ir.node("Cast", [found], {"to": int(found.dtype)})
