@@ -1,9 +1,7 @@
 """Sound files become one channel of 16,000 samples a second, or are refused in a sentence."""
 
-import io
 import os
 import stat
-import wave
 from pathlib import Path
 
 import numpy as np
@@ -12,28 +10,7 @@ import torch
 from trt_spec.engines import RequestError
 from trt_spec.tools.sound_files import at_rate, read_sound
 
-RATE = 16_000
-
-
-def tone(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
-    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(rate * seconds)) / rate)
-
-
-def wav(samples: np.ndarray, rate: int, width: int, channels: int = 1) -> bytes:
-    whole = np.repeat(samples[:, None], channels, 1)
-    if width == 1:
-        content = (whole * 127 + 128).astype(np.uint8).tobytes()
-    elif width == 3:
-        content = (whole * (2**31 - 1)).astype("<i4").view(np.uint8).reshape(*whole.shape, 4)[..., 1:].tobytes()
-    else:
-        content = (whole * (2 ** (8 * width - 1) - 1)).astype(f"<i{width}").tobytes()
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        file.writeframes(content)
-    return out.getvalue()
+from ..sounds import RATE, tone, wav
 
 
 @pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 44_100, 48_000])

@@ -13,9 +13,9 @@ from trt_spec.runtime.transcribing.transcript import Segment, Transcript
 from trt_spec.tools.sound_files import read_sound
 from trt_spec.tools.transcripts import FORMATS
 
+from ...sounds import wav
 from ...source_models import tiny_behind_source, tiny_listener
 from ..conftest import assert_refused
-from ..test_sound_files import wav
 
 
 @pytest.fixture(scope="module")

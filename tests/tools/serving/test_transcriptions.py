@@ -8,12 +8,13 @@ import torch
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.transcribing.transcriber import Transcriber
+from trt_spec.tools.serving import transcriptions
 from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
 from trt_spec.tools.sound_files import sound_of
 
 from ...bundles import Pair
+from ...sounds import wav
 from ...source_models import tiny_listener
-from ..test_sound_files import wav
 from .conftest import Served, serving
 
 PATH = "/v1/audio/transcriptions"
@@ -136,7 +137,7 @@ def test_a_failure_in_the_middle_is_told_to_clients_of_both_kinds(listening: Ser
     def fails(self, output):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("trt_spec.tools.serving.transcriptions.Listening._send", fails)
+    monkeypatch.setattr(transcriptions.Listening, "_send", fails)
     with pytest.raises(openai.InternalServerError, match="the server has failed"):
         listening.openai.audio.transcriptions.create(model="whisper", file=("noise.wav", SOUND), language="de")
     answer = ask(listening, language="de", stream="true")
