@@ -80,7 +80,7 @@ class Decoder:
             room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch, sources=sources)
             self._room = max_batch * bundle.capacity if room is None else room
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
-            of_sources = (prefix_bytes or 0) // 2 if bundle.encoders else 0  # and the other half is for their texts
+            of_sources = (prefix_bytes or 0) // 2 // max(1, len(bundle.encoders))  # the other half is for their texts
             kept //= 2 if bundle.encoders else 1
             make = partial(Model, vocab_size=self.vocab_size, max_rows=max_batch, capacity=bundle.capacity)
             make = partial(make, most_tokens=room, kept_blocks=kept)

@@ -26,11 +26,26 @@ def example_source(bundle: Bundle, first_token: int) -> Any:
     return [random.randrange(bundle.tokenizer.vocab_size) for _ in range(length)]
 
 
+class PromptedDecoder(Decoder):
+    """A decoder whose requests stand behind what they are given as a prompt, where the encoder reads text."""
+
+    def submit(self, *given: Any, source: Any = None, **more: Any) -> Request:
+        encoder = self.bundle.encoder
+        if encoder is None or source is not None:
+            return super().submit(*given, source=source, **more)
+        prompt, *others = given
+        if encoder.contract.sound is not None:
+            return super().submit((), *others, source=example_source(self.bundle, len(prompt)), **more)
+        ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else [*prompt]
+        return super().submit((), *others, source=ids[: encoder.contract.longest], **more)
+
+
 class SourcedDecoder(Decoder):
     """A decoder whose requests need not say what they stand behind."""
 
     def submit(self, *given: Any, source: Any = None, **more: Any) -> Request:
-        prompt = given[0] if given else more.get("prompt", ())
         if source is None and self.bundle.encoders:
-            source = example_source(self.bundle, prompt[0] if prompt else 0)
+            prompt = given[0] if given else more.get("prompt", ())
+            ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt
+            source = example_source(self.bundle, ids[0] if ids else 0)
         return super().submit(*given, source=source, **more)

@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import tempfile
 import wave
-from math import ceil, gcd, pi
+from fractions import Fraction
+from math import ceil, pi
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ WIDTHS: dict[int, "np.dtype[Any]"] = {  # of PCM by bytes; three are the upper o
 }
 READ = "aac,flac,matroska,mov,mp3,ogg,wav"  # ffmpeg's names; mov is MP4 and M4A, too, and matroska WebM
 MOST_SECONDS = 60  # for ffmpeg
+MOST_HOURS = 12.0
+RATES = 4000, 384_000
+MOST_PHASES = 640  # as 11,025 samples a second take
 ZEROS = 16  # of the sinc on each side by which samples are taken at another rate
 ROLL_OFF = 0.95  # of the lower rate's band that is kept
 
@@ -36,30 +40,41 @@ def read_sound(path: Path) -> Tensor:
     return sound_of(content, f"sound file {path}")
 
 
-def sound_of(content: bytes, name: str) -> Tensor:
+def sound_of(content: bytes, name: str, most_hours: float = MOST_HOURS) -> Tensor:
     """Read the content of a WAV file of PCM by ourselves, and any other by ffmpeg, if that is installed."""
     try:
         with wave.open(io.BytesIO(content)) as file:
-            return _samples(file, name)
-    except (wave.Error, EOFError) as error:
-        return _by_ffmpeg(content, name, error)
+            channels, width, rate, frames, *_ = file.getparams()
+            samples = file.readframes(frames)
+    except (wave.Error, EOFError, RuntimeError) as error:  # the last where a part is longer than the file
+        return _by_ffmpeg(content, name, error, most_hours)
+    if not RATES[0] <= rate <= RATES[1]:
+        raise RequestError(f"{name} has {rate:,} samples a second, expected {RATES[0]:,} to {RATES[1]:,}", "file")
+    _refuse_long(len(samples) / (channels * width) / rate, name, most_hours)
+    return at_rate(_numbers(samples, channels, width, name), rate)
 
 
-def _samples(file: wave.Wave_read, name: str) -> Tensor:
-    channels, width, rate, frames, *_ = file.getparams()
-    content = file.readframes(frames)
+def _numbers(content: bytes, channels: int, width: int, name: str) -> Tensor:
+    """Return one channel of numbers from -1 to 1."""
     content = content[: len(content) // (channels * width) * channels * width]  # of a file that was cut off
+    if not content:
+        raise RequestError(f"{name} holds no sound", "file")
     if width == 3:
         whole = np.frombuffer(content, np.uint8).reshape(-1, 3)
         content, width = np.pad(whole, ((0, 0), (1, 0))).tobytes(), 4
-    if not content or width not in WIDTHS:
-        raise RequestError(f"{name} holds {frames} frames of {width} bytes, expected PCM; convert it first", "file")
+    if width not in WIDTHS:
+        raise RequestError(f"{name} has samples of {width} bytes, expected 1 to 4; convert it first", "file")
     numbers = np.frombuffer(content, WIDTHS[width]).astype(np.float32).reshape(-1, channels).mean(1)
     middle, largest = (128, 128) if width == 1 else (0, 2 ** (8 * width - 1))
-    return at_rate(torch.from_numpy((numbers - middle) / np.float32(largest)), rate)
+    return torch.from_numpy((numbers - middle) / np.float32(largest))
 
 
-def _by_ffmpeg(content: bytes, name: str, error: Exception) -> Tensor:
+def _refuse_long(seconds: float, name: str, most_hours: float) -> None:
+    if seconds > 3600 * most_hours:
+        raise RequestError(f"{name} holds more than {most_hours:g} hours of sound; cut it into parts", "file")
+
+
+def _by_ffmpeg(content: bytes, name: str, error: Exception, most_hours: float) -> Tensor:
     """Let it read nothing but the file, in a format that names no other files."""
     if (ffmpeg := shutil.which("ffmpeg")) is None:
         raise RequestError(
@@ -71,7 +86,8 @@ def _by_ffmpeg(content: bytes, name: str, error: Exception) -> Tensor:
         file.write(content)
         file.flush()
         given = ["-nostdin", "-v", "error", "-protocol_whitelist", "file", "-format_whitelist", READ, "-i", file.name]
-        command = [ffmpeg, *given, "-f", "f32le", "-ac", "1", "-ar", str(SAMPLE_RATE), "-"]
+        most = ["-t", str(3600 * most_hours + 1)]
+        command = [ffmpeg, *given, *most, "-f", "f32le", "-ac", "1", "-ar", str(SAMPLE_RATE), "-"]
         try:
             done = subprocess.run(command, capture_output=True, check=False, timeout=MOST_SECONDS)
         except subprocess.TimeoutExpired as late:
@@ -79,15 +95,16 @@ def _by_ffmpeg(content: bytes, name: str, error: Exception) -> Tensor:
     if done.returncode or not done.stdout:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise RequestError(f"{name} cannot be read by ffmpeg ({said[-1] if said else 'it holds no sound'})", "file")
-    return torch.from_numpy(np.frombuffer(done.stdout, "<f4").copy())
+    _refuse_long(len(done.stdout) / 4 / SAMPLE_RATE, name, most_hours)
+    return torch.from_numpy(np.frombuffer(bytearray(done.stdout), "<f4"))
 
 
 def at_rate(samples: Tensor, rate: int, wanted: int = SAMPLE_RATE) -> Tensor:
     """Take samples at another rate, without what lies above the lower one's band."""
     if rate == wanted:
         return samples
-    common = gcd(rate, wanted)
-    step, phases = rate // common, wanted // common  # so many samples give so many others
+    taken = Fraction(rate, wanted).limit_denominator(MOST_PHASES)  # of an odd rate one that is nearly it
+    step, phases = taken.numerator, taken.denominator  # so many samples give so many others
     band = ROLL_OFF * min(step, phases) / step  # of the rate that they have
     reach = ceil(ZEROS / band)
     places = torch.arange(-reach, reach + step, dtype=torch.float64)

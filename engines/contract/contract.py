@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ContractError
 from .interface import Interface, TensorSpec
-from .states import CALL, DTYPE_BYTES, ROW, STATE_KINDS, TOKEN, WINDOW, Dim, State
+from .states import CALL, DTYPE_BYTES, ROW, SOURCE, STATE_KINDS, TOKEN, WINDOW, Dim, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,6 +187,11 @@ class Contract(Interface):
         return sum(state.bytes for state in self.of_kind(ROW)) + SLOTS * sum(
             state.bytes for state in self.of_kind(WINDOW)
         )
+
+    @property
+    def source_bytes(self) -> int:
+        """What each entry of a row's source takes."""
+        return sum(state.bytes for state in self.of_kind(SOURCE))
 
     @property
     def recurrent(self) -> bool:

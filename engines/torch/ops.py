@@ -204,8 +204,11 @@ def _conv(
     pads: Sequence[int] = (0, 0),
     dilations: Sequence[int] = (1,),
     group: int = 1,
-    **_: Any,
+    kernel_shape: Sequence[int] = (),
+    auto_pad: str = "NOTSET",
 ) -> Tensor:
+    if auto_pad != "NOTSET":
+        raise ValueError(f"a convolution pads by the rule {auto_pad}, expected numbers")
     if x.dim() != 3 or pads[0] != pads[1]:
         raise ValueError(f"a convolution has {x.dim() - 2} dimensions and pads by {pads}, expected 1 and two alike")
     return F.conv1d(x, weight, bias, strides[0], pads[0], dilations[0], group)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..oracle import computing_in_float32
@@ -105,7 +105,8 @@ class BehindSource(nn.Module):
 
     def generate(self, input_ids: Tensor, *, attention_mask: Tensor, **settings: Any) -> Tensor:
         """Say what transformers would say behind a whole source."""
-        said: Tensor = self.model.generate(
+        said: Tensor = GenerationMixin.generate(  # of a Whisper, too, whose own adds rules
+            self.model,
             encoder_outputs=BaseModelOutput(last_hidden_state=self._hidden),
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,

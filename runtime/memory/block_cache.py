@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, ROW, SOURCE, SPARE_BLOCK, Contract
-from .cache import CacheFull, KVCache
+from .cache import KVCache
+from .full import CacheFull
 
 FIRST_BLOCKS = 64  # of a pool that may grow
 

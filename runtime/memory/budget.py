@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...engines import ROW, SOURCE, Contract, RequestError
+from ...engines import ROW, Contract, RequestError
 from .cache import KVCache
 from .snapshots import EVERY
 
@@ -27,7 +27,7 @@ def tokens_in(
         raise RequestError(f"{name} is {size!r}, expected a positive whole number")
     aside = rows * sum(contract.cache_bytes_per_row for contract in contracts)
     for contract, longest in zip(contracts, sources, strict=bool(sources)):
-        aside += rows * longest * sum(state.bytes for state in contract.of_kind(SOURCE))
+        aside += rows * longest * contract.source_bytes
     each = sum(contract.cache_bytes_per_token for contract in contracts)
     if kept:
         each += sum(-(-state.bytes // EVERY) for contract in contracts for state in contract.of_kind(ROW))

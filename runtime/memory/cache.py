@@ -8,12 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, EngineError, Recurrence, cache_rows
+from ...engines import ROW, SLOTS, TOKEN, WINDOW, Contract, Recurrence, cache_rows
+from .full import CacheFull
 from .source_rows import SourceRows
-
-
-class CacheFull(EngineError):
-    """A cache cannot grow; what it held is as it was."""
 
 
 class Memory(NamedTuple):

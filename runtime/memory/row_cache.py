@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, Contract
-from .cache import CacheFull, KVCache
+from .cache import KVCache
+from .full import CacheFull
 from .snapshots import Snapshots
 from .source_rows import SourceRows
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...engines import GRANULE, SOURCE, SOURCES, Contract
+from .full import CacheFull
 
 Made = Sequence[Tensor]  # of each state, what there is of one source [heads, T, size]
 
@@ -51,19 +52,31 @@ class SourceRows:
         rows = max([rows, *(row + 1 for row, length in enumerate(self.entries) if length)])
         enough = rows <= self.rows and capacity <= self.capacity
         if not enough or self.capacity > 2 * capacity or self.rows > 4 * rows:
-            self._resize(1 << (rows - 1).bit_length(), max(capacity, 1))
+            self._resize(min(1 << (rows - 1).bit_length(), len(self.entries)), max(capacity, 1))
 
     def _resize(self, rows: int, capacity: int) -> None:
         if (rows, capacity) == (self.rows, self.capacity):
             return
-        before, self._buffers = self._buffers, {}
-        for state in self._states:
+        try:
             # What lies behind a source is multiplied by zero, so it must be finite.
-            new = torch.zeros(state.memory(rows, capacity), dtype=getattr(torch, state.dtype), device=self._device)
+            made = {
+                state.name: torch.zeros(
+                    state.memory(rows, capacity), dtype=getattr(torch, state.dtype), device=self._device
+                )
+                for state in self._states
+            }
+        except torch.OutOfMemoryError:  # on a GPU, where weights count too: the decoder reports it
+            raise
+        except RuntimeError as error:
+            need = rows * capacity * sum(state.bytes for state in self._states) / 2**20
+            raise CacheFull(
+                f"no memory for {rows} sources of {capacity} entries: they take {need:,.0f} MiB; lower max_batch"
+            ) from error
+        for name, new in made.items():
             for row, length in enumerate(self.entries):
                 if length:
-                    new[row, :, :length] = before[state.name][row, :, :length]
-            self._buffers[state.name] = new
+                    new[row, :, :length] = self._buffers[name][row, :, :length]
+        self._buffers = made
         self.rows, self.capacity = rows, capacity
         self._moved()
 

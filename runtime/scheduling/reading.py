@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...engines import PREFILL_WIDTH
 from ..drafters.windows import Windows
-from ..memory.cache import CacheFull
+from ..memory.full import CacheFull
 from ..memory.model import Model
 from ..requests.request import Request
 from ..sources.encoder import Encoder
@@ -93,9 +93,9 @@ class Reading:
 
     def _hear(self, occupant: Occupant) -> int:
         """Let the encoders read the source of a request; return what of the budget that takes, a token at least."""
-        source = occupant.request.source
+        source, key = occupant.request.source, occupant.request.cache_salt
         assert source is not None
-        return max(1, *(encoder.read(occupant.row, source) for encoder in self._encoders))
+        return max(1, *(encoder.read(occupant.row, source, key) for encoder in self._encoders))
 
     def _first_tokens(self, occupants: Sequence[Occupant], logits: Mapping[int, Tensor]) -> None:
         """Pick the tokens after the prompts of neighbouring rows, as a round without proposals does.

@@ -9,7 +9,7 @@ from ..drafters import Drafter
 from ..drafters.windows import Windows
 from ..lengths.controller import Behind
 from ..lengths.drafting import DraftingRules
-from ..memory.cache import CacheFull
+from ..memory.full import CacheFull
 from ..memory.model import Model
 from ..requests.metrics import Speculation
 from ..sources.encoder import Encoder

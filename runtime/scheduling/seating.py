@@ -10,7 +10,7 @@ from ..acceptance.seat import admit, follow_guide, resume
 from ..drafters import Drafter
 from ..lengths.drafting import DraftingRules
 from ..memory.budget import Budget
-from ..memory.cache import CacheFull
+from ..memory.full import CacheFull
 from ..memory.model import Model
 from ..memory.prefixes import Prefixes
 from ..requests.request import Request, State

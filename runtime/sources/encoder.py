@@ -26,15 +26,18 @@ class Encoder:
         self._kept: OrderedDict[str, dict[str, list[Tensor]]] = OrderedDict()
         self._most = most_bytes
 
-    def read(self, row: int, source: Source) -> int:
-        """Give a row of each model what there is of a source; return how many entries had to be computed."""
-        known = source.digest in self._kept
+    def read(self, row: int, source: Source, key: str) -> int:
+        """Give a row of each model what there is of a source; return how many entries had to be computed.
+
+        What has been made of it before is known by a key, which those share that may find it.
+        """
+        known = key in self._kept
         if known:
-            self._kept.move_to_end(source.digest)
+            self._kept.move_to_end(key)
         else:
-            self._kept[source.digest] = self._made_of(source)
+            self._kept[key] = self._made_of(source)
             self._forget_some()
-        for name, made in self._kept[source.digest].items():
+        for name, made in self._kept[key].items():
             self._rows[name].put(row, made)
         return 0 if known else self._contract.longest if self._contract.sound else len(source.ids)
 
@@ -74,6 +77,7 @@ class Encoder:
     def close(self) -> None:
         self._engine.close()
         self._kept.clear()
+        self._rows.clear()
 
 
 def _rows_of(model: Model) -> SourceRows:

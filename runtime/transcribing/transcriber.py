@@ -101,7 +101,8 @@ class Transcriber:
         """
         self.tokens.check(language, task)
         heard = _read(samples)
-        pictures, frames = self._pictures(heard)
+        (pictures, frames), seconds = self._pictures(heard), len(heard) / SAMPLE_RATE
+        del samples, heard  # which may be hours
         window = self._sounds[0].frames
         timed = timed or frames > window
         language = language or (yield from self._language(self._source(pictures, 0))) if self.tokens.languages else None
@@ -119,7 +120,8 @@ class Transcriber:
             total.add(output.speculation)
             tokens = [token for token in output.token_ids if token != self.tokens.end]
             length = min(window, frames - seek)
-            found, end = [Cut(0, length * entries / window, tuple(tokens))], None
+            heard_of_it = min(length, seconds * SAMPLE_RATE / HOP)
+            found, end = [Cut(0, heard_of_it * entries / window, tuple(tokens))], None
             if timed:
                 found, end = cuts(tokens, self.tokens.first_time, length * entries / window)
             for one in found:
@@ -129,7 +131,7 @@ class Transcriber:
                     on_segment(segment)
             seek += length if not end else min(length, round(end * window / entries))
         text = "".join(segment.text for segment in segments).strip()
-        return Transcript(text, language, len(heard) / SAMPLE_RATE, tuple(segments), total)
+        return Transcript(text, language, seconds, tuple(segments), total)
 
     def _language(self, source: Source) -> Generator[Window, Output, str]:
         params = SamplingParams(max_new_tokens=1, allowed_token_ids=tuple(self.tokens.languages.values()))
@@ -161,12 +163,12 @@ class Transcriber:
 
 def _read(samples: Any) -> Tensor:
     try:
-        heard = torch.as_tensor(samples, dtype=torch.float32)
+        heard = torch.as_tensor(samples, dtype=torch.float32).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"the sound is a {type(samples).__name__}, expected samples ({error})", "samples") from error
-    if heard.dim() != 1 or len(heard) < HOP or not heard.isfinite().all():
-        raise RequestError(
-            f"the sound has samples {list(heard.shape)}, expected one channel of at least {HOP} finite numbers",
-            "samples",
-        )
+    if heard.dim() != 1 or not heard.isfinite().all():
+        shape = list(heard.shape)
+        raise RequestError(f"the sound has samples {shape}, expected one channel of finite numbers", "samples")
+    if len(heard) < HOP:
+        raise RequestError(f"the sound is too short: it has {len(heard)} samples, expected at least {HOP}", "samples")
     return heard

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.cache import CacheFull
+from trt_spec.runtime.memory.full import CacheFull
 
 from ..bundles import Pair
 from ..kit.caches import bytes_of

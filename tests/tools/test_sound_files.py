@@ -1,14 +1,18 @@
 """Sound files become one channel of 16,000 samples a second, or are refused in a sentence."""
 
 import os
+import random
 import stat
+from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
+from struct import pack
 
 import numpy as np
 import pytest
 import torch
 from trt_spec.engines import RequestError
-from trt_spec.tools.sound_files import at_rate, read_sound
+from trt_spec.tools.sound_files import MOST_PHASES, at_rate, read_sound, sound_of
 
 from ..sounds import RATE, tone, wav
 
@@ -53,5 +57,40 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, monkeypatc
     with pytest.raises(RequestError, match=r"is no WAV file of PCM .*, and ffmpeg, which reads others, is not"):
         read_sound(tmp_path / "a.mp3")
     (tmp_path / "empty.wav").write_bytes(wav(np.zeros(0), RATE, 2))
-    with pytest.raises(RequestError, match="holds 0 frames of 2 bytes, expected PCM"):
+    with pytest.raises(RequestError, match="holds no sound"):
         read_sound(tmp_path / "empty.wav")
+
+
+@pytest.mark.parametrize("rate", [11_025, 11_127, 15_999, 44_101])
+def test_odd_rates_take_little_memory_and_are_the_same_tone(rate: int) -> None:
+    found = at_rate(torch.from_numpy(tone(rate)).float(), rate)
+    assert abs(len(found) - RATE // 2) <= 1
+    inner = slice(400, 7600)
+    assert float((found[inner] - torch.from_numpy(tone(RATE)).float()[inner]).abs().max()) < 5e-2
+    taken = Fraction(rate, RATE).limit_denominator(MOST_PHASES)
+    assert taken.denominator <= MOST_PHASES  # of a kernel with a row for each
+    assert abs(float(taken) * RATE / rate - 1) < 1e-4  # a fifth of a second in an hour, at most
+
+
+@pytest.mark.parametrize("rate", [1, 100, 3999, 384_001, 2**31 - 1])
+def test_a_rate_that_no_sound_has_is_refused(tmp_path: Path, rate: int) -> None:
+    (tmp_path / "a.wav").write_bytes(wav(tone(RATE, 0.01), RATE, 2).replace(pack("<I", RATE), pack("<I", rate), 1))
+    with pytest.raises(RequestError, match=r"samples a second, expected 4,000 to 384,000"):
+        read_sound(tmp_path / "a.wav")
+
+
+def test_hours_of_sound_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"noise holds more than 0\.001 hours of sound; cut it into parts"):
+        sound_of(wav(tone(RATE, 4.0), RATE, 2), "noise", most_hours=0.001)
+
+
+def test_a_damaged_file_is_refused_in_a_sentence_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    whole, choose = wav(tone(RATE, 0.02), RATE, 2), random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole[: choose.choice([len(whole), choose.randrange(len(whole))])])
+        for _ in range(choose.randint(0, 4)):
+            if content:
+                content[choose.randrange(min(len(content), 48))] = choose.randrange(256)
+        with suppress(RequestError):
+            assert sound_of(bytes(content), "noise").dim() == 1

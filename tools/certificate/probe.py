@@ -18,6 +18,8 @@ from ...runtime.sources.source import read_source
 from ..example_sources import example_source
 from .subject import Subject
 
+NEVER = -1e9  # a logit whose token is not said, and that can be subtracted from itself
+
 
 class Probe:
     """Fresh prefills and single steps, in any shape that the engine runs; any thread may ask for them.
@@ -43,6 +45,7 @@ class Probe:
             longest_source=bundle.longest_source(role),
         )
         self._bundle, self._lock = bundle, Lock()
+        self._unsaid = torch.tensor(bundle.tokenizer.unsaid_ids, dtype=torch.int64)
         self._encoders = {
             name: Encoder(
                 open_engine(ENGINES[engine].encodes_in, bundle.graph(name), one.contract, subject.device),
@@ -72,6 +75,10 @@ class Probe:
                 step.run()
             return step.logits[0, -1, : self.model.vocab_size].cpu()
 
+    def law(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
+        """Those by which requests are answered: what the bundle says shall never be said is not."""
+        return self.logits(context, width, batch, decoded).index_fill(0, self._unsaid, NEVER)
+
     def _read(self, tokens: Tensor, batch: int, end: int | None = None) -> None:
         """Begin anew, with the first tokens in each row, and the source that the first of all stands for."""
         self.model.cache.clear()
@@ -79,7 +86,7 @@ class Probe:
             source = example_source(self._bundle, int(tokens[0]))
             read = read_source(source, [self._bundle.encoders[name].contract], self._bundle.tokenizer.vocab_size)
             for row in range(batch):
-                encoder.read(row, read)
+                encoder.read(row, read, read.digest)
         tokens = tokens[:end]
         keeps = bool(self.engine.contract.cache_names)  # else there is nothing to read for
         for row in range(batch if keeps and len(tokens) else 0):

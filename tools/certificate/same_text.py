@@ -253,7 +253,7 @@ def in_another_engine(other: Subject, asked: Sequence[Asked], probe: Probe) -> F
         return Finding("same text", case, None, f"not here: {error}")
     try:
         with decoder:
-            judge = Arbiter(probe, other.rounding, [own.logits])
+            judge = Arbiter(probe, other.rounding, [own.law])
             return compare(decoder, asked, mixed(decoder, len(asked)), judge).finding("same text", case)
     finally:
         own.close()

@@ -84,7 +84,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
     batch, probe = min(TOGETHER, subject.batch), probes["target"]
     asked = {name: ask_plain(subject, requests, batch) for name, requests in cases(subject, effort, batch).items()}
     judge = Arbiter(
-        probe, subject.rounding, [lambda context: probe.logits(context, batch=batch)], Compiler(subject.bundle)
+        probe, subject.rounding, [lambda context: probe.law(context, batch=batch)], Compiler(subject.bundle)
     )
     with subject.open(batch) as decoder:
         lengths = draft_lengths(decoder)

@@ -20,6 +20,7 @@ from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
 from ...runtime.state.shapes import Shape
 from ..console import in_bytes, progress, table_of
+from ..example_sources import PromptedDecoder
 from ..flags.controller import SOURCES_HELP
 from ..flags.draft_lengths import draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
@@ -105,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     printed = arguments.json == PRINTED
     with (
         outputs(arguments, *(() if printed else ("json",)), "report", "plot") as out,
-        open_decoder(arguments, max_batch=arguments.batch) as decoder,
+        open_decoder(arguments, max_batch=arguments.batch, kind=PromptedDecoder) as decoder,
     ):
         result = _measure_all(decoder, params, arguments)
         print(json.dumps(result) if printed else _report(result))
@@ -139,6 +140,10 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
+    if arguments.compare and decoder.bundle.encoders:
+        raise RequestError(
+            f"--compare {arguments.compare} runs models without an encoder; measuring.hearing compares a Whisper"
+        )
     drafter = arguments.drafter or usual_drafter(decoder.bundle)
     settings = _settings(decoder, drafter, params, arguments)
     peer = PEERS[arguments.compare] if arguments.compare else None

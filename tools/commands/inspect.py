@@ -2,10 +2,11 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, ModelEntry, RequestError
+from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, EncoderEntry, ModelEntry, RequestError
 from ...runtime.memory.row_cache import RowCache
 from ..console import in_bytes, table
 from ..flags.sampling import add_number, batch_size, positive
@@ -33,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
 def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
     models = bundle.models
     tokenizer = bundle.tokenizer
-    weight_bytes = sum(map(bundle.weight_bytes, models))
+    weight_bytes = sum(map(bundle.weight_bytes, (*models, *bundle.encoders)))
+    source_bytes = batch * sum(bundle.longest_source(name) * one.contract.source_bytes for name, one in models.items())
     cache_bytes = sum(_cache_bytes(model.contract, batch, length) for model in models.values())
     return {
         "path": str(bundle.path),
@@ -47,13 +49,15 @@ def describe(bundle: Bundle, batch: int, length: int) -> dict[str, Any]:
             "eos_token_ids": list(tokenizer.eos_token_ids),
             "chat_template": tokenizer.chat_template is not None,
         },
+        "encoders": {name: _encoder_json(bundle, name, one) for name, one in bundle.encoders.items()},
         "models": {role: _model_json(bundle, role, model, length) for role, model in models.items()},
         "memory": {
             "batch": batch,
             "length": length,
             "weight_bytes": weight_bytes,
             "cache_bytes": cache_bytes,
-            "total_bytes": weight_bytes + cache_bytes,
+            "source_bytes": source_bytes,
+            "total_bytes": weight_bytes + cache_bytes + source_bytes,
         },
     }
 
@@ -80,6 +84,23 @@ def _model_json(bundle: Bundle, role: str, model: ModelEntry, length: int) -> di
         "outputs": [str(spec) for spec in contract.outputs],
         "aliases": contract.aliases,
         "check": model.check,
+    }
+
+
+def _encoder_json(bundle: Bundle, name: str, encoder: EncoderEntry) -> dict[str, Any]:
+    contract = encoder.contract
+    return {
+        "name": encoder.name,
+        "feeds": list(contract.feeds),
+        "parameters": encoder.parameters,
+        "quantised": encoder.weights,
+        "dtype": contract.dtype,
+        "longest": contract.longest,
+        "sound": contract.sound and asdict(contract.sound),
+        "weight_bytes": bundle.weight_bytes(name),
+        "inputs": [str(spec) for spec in contract.inputs],
+        "outputs": [str(spec) for spec in contract.outputs],
+        "check": encoder.check,
     }
 
 
@@ -113,6 +134,7 @@ def _report(found: dict[str, Any]) -> str:
     ):
         rows.append((title, *map(text, models)))
     contract = found["models"]["target"]
+    sources = f" + {in_bytes(memory['source_bytes'])} of sources" if found["encoders"] else ""
     return "\n".join(
         [
             f"{found['path']}: {found['files']} files, {in_bytes(found['bytes'])}, all as their manifest says",
@@ -126,10 +148,20 @@ def _report(found: dict[str, Any]) -> str:
             *(f"  in   {line}" for line in _folded(contract["inputs"])),
             *(f"  out  {line}" for line in _folded(contract["outputs"])),
             "  every present_* becomes its past_*, those with a capacity in its memory",
+            *(f"\n{name}: {_encoder_line(one)}" for name, one in found["encoders"].items()),
             "",
             f"memory for {memory['batch']} × {memory['length']:,} tokens: {in_bytes(memory['weight_bytes'])} weights + "
-            f"{in_bytes(memory['cache_bytes'])} cache = {in_bytes(memory['total_bytes'])}, plus what the engine needs",
+            f"{in_bytes(memory['cache_bytes'])} cache{sources} = {in_bytes(memory['total_bytes'])}, plus what the "
+            "engine needs",
         ]
+    )
+
+
+def _encoder_line(encoder: dict[str, Any]) -> str:
+    reads = "sound" if encoder["sound"] else f"up to {encoder['longest']:,} tokens"
+    return (
+        f"of {encoder['name']}, reads {reads} for {' and '.join(encoder['feeds'])}; {encoder['parameters']:,} "
+        f"parameters, {in_bytes(encoder['weight_bytes'])}, {_checked(encoder['check'])}"
     )
 
 

@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and not arguments.out.is_dir():
         raise RequestError(f"--out {arguments.out} is no directory; make it first")
+    for file in arguments.files:
+        if not file.is_file():
+            raise RequestError(f"sound file {file} is not there; name another")
+    if arguments.out is None and len(arguments.files) > 1 and arguments.format in ("srt", "vtt"):
+        raise RequestError(f"{arguments.format} of several files is none of one; name a folder by --out")
+    stems = [file.stem for file in arguments.files]
+    if arguments.out is not None and (twice := [stem for stem in stems if stems.count(stem) > 1]):
+        raise RequestError(f"two files would become {twice[0]}.{arguments.format}; name one of them otherwise")
     with open_decoder(arguments, max_batch=1) as decoder:
         transcriber = Transcriber(decoder)
         for file in arguments.files:

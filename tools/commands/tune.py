@@ -21,6 +21,7 @@ from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.noise import MOST_CHILDREN
 from ...runtime.state.shapes import Shape, comb, tree
 from ..console import progress, say, table
+from ..example_sources import SourcedDecoder
 from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
 from ..flags.engine import add_engine_flags, engine_name
 from ..flags.prompt import add_prompts_flag
@@ -106,7 +107,7 @@ def _fastest(bundle: Bundle, arguments: argparse.Namespace) -> dict[int, str]:
 def _tune(
     bundle: Bundle, engine: str, arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
 ) -> dict[str, Any]:
-    with Decoder.open(bundle, engine, arguments.device, max(arguments.batches)) as decoder:
+    with SourcedDecoder.open(bundle, engine, arguments.device, max(arguments.batches)) as decoder:
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         refuse_unfit(decoder, prompts, [params] * len(prompts))
         measured, shapes = _measure_all(decoder, lengths, arguments, prompts, params)

@@ -34,9 +34,13 @@ def engine_name(arguments: argparse.Namespace) -> str:
 
 
 def open_decoder(
-    arguments: argparse.Namespace, max_batch: int, cache_bytes: int | None = None, prefix_bytes: int | None = None
+    arguments: argparse.Namespace,
+    max_batch: int,
+    cache_bytes: int | None = None,
+    prefix_bytes: int | None = None,
+    kind: type[Decoder] = Decoder,
 ) -> Decoder:
-    return Decoder.open(
+    return kind.open(
         arguments.bundle,
         engine_name(arguments),
         arguments.device,

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.state.asked import DraftLength
+from ...runtime.transcribing.transcriber import Transcriber
 from .answers import ModelCard
 from .bodies import Generation, Sampling
 from .encoding import Longest
@@ -78,6 +79,10 @@ class Service:
             expected = " or ".join(map(repr, self.names))
             raise ApiError(404, f"model {asked!r} is not served here, expected {expected}", "model", "model_not_found")
 
+    @cached_property
+    def transcriber(self) -> Transcriber:
+        return Transcriber(self.decoder)
+
     async def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Tokenise a text, a long one in a thread, since the event loop must not wait."""
         self.longest.require(len(text), field)
@@ -104,6 +109,8 @@ class Service:
 
         What a `caller` leaves is found by nobody else, since the time of an answer would tell what others have asked.
         """
+        if self.decoder.bundle.encoders:
+            raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
         wanted = []
         fields = {**self.defaults, **_sampling_fields(body), **more}
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import NamedTuple
 
@@ -47,9 +47,10 @@ class Submission(NamedTuple):
 class Ticket:
     """A request, and what wakes the client that waits for it."""
 
-    def __init__(self, wake: asyncio.Event) -> None:
+    def __init__(self, wake: asyncio.Event, placed: bool) -> None:
         self.request: Request
         self.wake = wake
+        self.placed = placed  # it is part of what has a place already
 
 
 class Flight:
@@ -100,6 +101,7 @@ class Stepper:
         self.decoder, self.max_waiting = decoder, max_waiting
         self.draining = False
         self.tickets: set[Ticket] = set()  # of requests that have not ended, as far as the loop knows
+        self.places = 0  # of what asks for one request after another, and has not ended
         self._on_end = on_end
         self._progressed: set[Ticket] = set()  # in this step; only the stepping thread touches it
         self._untold: set[Ticket] = set()
@@ -151,20 +153,42 @@ class Stepper:
             raise ApiError(
                 400, f"{count} completions are asked for, this server takes {self.most} at once; ask for less"
             )
-        if len(self.tickets) + count > self.most:
+        if self.taken + count > self.most:
             raise unavailable(
-                f"{len(self.tickets)} requests are live or waiting, this server takes {self.most}; try again soon",
+                f"{self.taken} requests are live or waiting, this server takes {self.most}; try again soon",
                 "queue_full",
             )
 
-    def submit(self, wanted: Sequence[Submission], every_round: bool) -> Flight:
-        """Submit requests, all or none; `every_round` tells their client of each round, else only of the end."""
-        self.refuse_if_full(len(wanted))
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return self.places + sum(not ticket.placed for ticket in self.tickets)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Take a place for what will ask for one request after another, and is let finish where the server drains."""
+        self.refuse_if_full(1)
+        self.places += 1
+        try:
+            yield
+        finally:
+            self.places -= 1
+            self._note_the_last()
+
+    def submit(self, wanted: Sequence[Submission], every_round: bool, *, placed: bool = False) -> Flight:
+        """Submit requests, all or none; `every_round` tells their client of each round, else only of the end.
+
+        They take places, unless they are part of what has a place.
+        """
+        if not placed:
+            self.refuse_if_full(len(wanted))
+        elif self.error is not None:
+            raise unavailable(ENDED_BY_DEATH.format(reason=first_line(self.error)), "engine_dead")
         wake = asyncio.Event()
         tickets: list[Ticket] = []
         try:
             for one in wanted:
-                ticket = Ticket(wake)
+                ticket = Ticket(wake, placed)
                 ticket.request = self.decoder.submit(
                     one.prompt,
                     one.params,
@@ -211,7 +235,7 @@ class Stepper:
     async def _wait_for_all(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                while self.tickets:
+                while self.tickets or self.places:
                     self._all_ended.clear()
                     await self._all_ended.wait()
         except TimeoutError:
@@ -257,7 +281,10 @@ class Stepper:
             self.tickets.remove(ticket)
             self._on_end(ticket)
             ticket.wake.set()
-        if not self.tickets:
+        self._note_the_last()
+
+    def _note_the_last(self) -> None:
+        if not self.tickets and not self.places:
             self._all_ended.set()
 
     # The stepping thread.

@@ -1,6 +1,7 @@
 """POST /v1/audio/transcriptions and translations: sound is written down by a bundle of a Whisper."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,20 +16,22 @@ from starlette.types import Receive, Scope, Send
 
 from ...runtime import Output, SamplingParams
 from ...runtime.transcribing.tokens import TASKS
-from ...runtime.transcribing.transcriber import Transcriber, Window, Work
+from ...runtime.transcribing.transcriber import Window, Work
 from ...runtime.transcribing.transcript import Segment, Transcript
 from ..sound_files import sound_of
 from ..transcripts import FORMATS, fields_of
 from .access_log import note
 from .answers import PromptDetails, Usage
-from .delivery import CLIENT_GONE, EVENT_HEADERS, error_response, event, first_of, part, told, until_gone
-from .errors import ApiError
+from .delivery import CLIENT_GONE, EVENT_HEADERS, KEEP_ALIVE, error_response, event, first_of, part, told, until_gone
+from .errors import ApiError, in_terms_of, unavailable
 from .guard import caller_of
-from .service import Service
+from .service import LONG_TEXT, Service
 from .stepper import Flight, Submission
 
 FORM = "multipart/form-data"
 MOST_FIELDS = 32
+MOST_HOURS = 2.0  # of sound in a form, whose pictures take 115 MB an hour
+MOST_FORMS = 8  # that are written down together
 YES, NO = ("true", "1"), ("false", "0")
 LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "prompt": "what was said before is not read",
@@ -82,25 +85,38 @@ async def translate(request: Request) -> Response:
 async def _write_down(request: Request, task: str) -> Response:
     service: Service = request.app.state.service
     _refuse_other_pages(request)
-    content, name, form = await _read(request)
-    service.require_model(form.model)
-    service.stepper.refuse_if_full(1)
-    transcriber = Transcriber(service.decoder)
-    transcriber.tokens.check(form.language, task)
-    params = SamplingParams(temperature=form.temperature)
-    timed = form.response_format in ("srt", "vtt", "verbose_json")
-    samples = await service.aside(lambda: sound_of(content, name), len(content))
-    news = Pieces()
-    work = transcriber.work(samples, language=form.language, task=task, timed=timed, params=params, on_segment=news.add)
-    asked = await run_in_threadpool(next, work)
-    answer = Streamed if form.stream else Whole
-    return answer(service, Listening(service, work, asked, caller_of(request)), news, form.response_format)
+    transcriber = service.transcriber
+    if service.stepper.places >= MOST_FORMS:
+        raise unavailable(f"{MOST_FORMS} sounds are being written down; try again soon", "queue_full")
+    with ExitStack() as stack:
+        stack.enter_context(service.stepper.place())
+        content, name, form = await _read(request)
+        service.require_model(form.model)
+        transcriber.tokens.check(form.language, task)
+        news = Pieces()
+
+        def begin() -> tuple[Work, Window]:
+            work = transcriber.work(
+                sound_of(content, name, MOST_HOURS),
+                language=form.language,
+                task=task,
+                timed=form.response_format in ("srt", "vtt", "verbose_json"),
+                params=SamplingParams(temperature=form.temperature),
+                on_segment=news.add,
+            )
+            return work, next(work)
+
+        with in_terms_of({"samples": "file"}):
+            work, asked = await service.aside(begin, LONG_TEXT)  # one after another: it takes much memory
+        kind = Streamed if form.stream else Whole
+        listening = Listening(service, work, asked, caller_of(request))
+        return kind(service, listening, news, form.response_format, stack.pop_all())
 
 
 def _refuse_other_pages(request: Request) -> None:
     """Refuse a form that a page of another site sends, which its browser does without asking."""
-    origin = request.headers.get("origin")
-    if origin is not None and origin not in request.app.state.origins:
+    origin, allowed = request.headers.get("origin"), request.app.state.origins
+    if origin is not None and origin not in allowed and "*" not in allowed:
         raise ApiError(403, f"pages of {origin} may not ask here; --allow-origin lets them", code="origin_refused")
 
 
@@ -150,11 +166,10 @@ def _fields(form: FormData) -> Form:
 
 
 class Pieces:
-    """The segments that have been heard, and what wakes the client that waits for them."""
+    """The segments that have been heard and not been told."""
 
     def __init__(self) -> None:
         self.added: list[Segment] = []
-        self.wake = asyncio.Event()
 
     def add(self, segment: Segment) -> None:
         self.added.append(segment)
@@ -182,7 +197,7 @@ class Listening:
             self._caller,
             source=asked.source,
         )
-        self._flight = self._service.stepper.submit([wanted], every_round=False)
+        self._flight = self._service.stepper.submit([wanted], every_round=False, placed=True)
         await self._flight.ended()
         output: Output = self._flight.output(0)
         try:
@@ -210,11 +225,16 @@ class Heard(Exception):
 
 
 class Answer(Response):
-    """What both answers share; a client that goes away frees its row."""
+    """What both answers share; a client that goes away frees its row and its place."""
 
-    def __init__(self, service: Service, listening: Listening, pieces: Pieces, kind: str) -> None:
+    def __init__(self, service: Service, listening: Listening, pieces: Pieces, kind: str, held: ExitStack) -> None:
         self.background: BackgroundTask | None = None
         self._service, self._listening, self._pieces, self._kind = service, listening, pieces, kind
+        self._held = held
+
+    def _let_go(self) -> None:
+        self._listening.cancel()
+        self._held.close()
 
 
 class Whole(Answer):
@@ -237,7 +257,7 @@ class Whole(Answer):
         except Exception as error:  # the client learns of a bug, too, and the log all of it
             response = error_response(told(error), scope)
         finally:
-            self._listening.cancel()
+            self._let_go()
         await response(scope, receive, send)
 
 
@@ -251,13 +271,13 @@ class Streamed(Answer):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await first_of(self._send_all(scope, send), until_gone(receive))
         finally:
-            self._listening.cancel()
+            self._let_go()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         begun = False
         try:
             while True:
-                heard = await self._listening.next()
+                heard = await self._next(send)
                 for segment in self._pieces.take():
                     text = segment.text if begun else segment.text.lstrip()
                     begun = True
@@ -273,6 +293,16 @@ class Streamed(Answer):
             note(scope, error=problem)
             end = event(problem.answer)
         await send(part(end, more=False))
+
+    async def _next(self, send: Send) -> Transcript | None:
+        """Hear a window, and say now and then that the stream is alive."""
+        hearing = asyncio.ensure_future(self._listening.next())
+        try:
+            while not (await asyncio.wait({hearing}, timeout=self._service.keep_alive_seconds))[0]:
+                await send(part(KEEP_ALIVE))
+            return hearing.result()
+        finally:
+            hearing.cancel()
 
 
 def _written(transcript: Transcript, kind: str) -> Response:

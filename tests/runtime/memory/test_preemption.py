@@ -7,7 +7,8 @@ from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, EngineError, Grammar, SamplingParams
-from trt_spec.runtime.memory.cache import CacheFull, KVCache
+from trt_spec.runtime.memory.cache import KVCache
+from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.requests.request import State
 
 from ...bundles import Pair

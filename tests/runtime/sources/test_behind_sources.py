@@ -6,7 +6,7 @@ import pytest
 import torch
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.cache import CacheFull
+from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.sources.encoder import Encoder
 from trt_spec.runtime.state.shapes import comb, tree
 
@@ -102,6 +102,23 @@ def test_a_source_that_is_kept_is_not_read_again(
         for source in (one, one, other, one):
             decoder.generate(sources=[source], params=SamplingParams(max_new_tokens=2))
     assert ran.count(encoder) == runs
+
+
+def test_what_was_made_of_a_source_is_found_by_requests_with_its_salt_alone(
+    t5: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [source] = example_sources("t5", 1)
+    made, ran = Encoder._made_of, []
+    with Decoder.open(t5, prefix_bytes=2**24) as decoder:
+        encoder = decoder._scheduler._encoders[0]
+        monkeypatch.setattr(Encoder, "_made_of", lambda self, source: ran.append(self) or made(self, source))
+        for salt in ("one", "other", "one"):
+            request = decoder.submit(source=source, params=SamplingParams(max_new_tokens=2), cache_salt=salt)
+            while not request.finished:
+                decoder.step()
+        assert ran.count(encoder) == 2
+    assert not encoder._rows  # what is closed holds no memory
+    assert not encoder._kept
 
 
 def test_a_text_begins_as_the_model_begins_and_goes_on_behind_a_prompt(t5: Path) -> None:

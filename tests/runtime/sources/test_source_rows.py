@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from trt_spec.engines import GRANULE, SOURCES, Contract, keys_and_values, source_states
+from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.memory.row_cache import RowCache
 
 ROWS, LONGEST = 6, 300
@@ -70,3 +71,27 @@ def test_memory_is_hardly_longer_than_the_longest_source_and_steps_over_the_old_
     cache.make_room(0, [0], [1])
     assert cache.sources.capacity == GRANULE
     assert_holds(cache, 0, 5, 1.0)
+
+
+def test_where_no_memory_is_left_it_says_so_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = RowCache(CONTRACT, "cpu", ROWS, longest_source=LONGEST)
+    assert cache.sources is not None
+    cache.sources.put(0, made(5, 1.0))
+
+    def none_left(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", none_left)
+        with pytest.raises(CacheFull, match="no memory for 4 sources of 300 entries"):
+            cache.sources.put(2, made(320, 2.0))
+    assert_holds(cache, 0, 5, 1.0)
+    cache.sources.put(1, made(9, 3.0))
+    assert_holds(cache, 1, 9, 3.0)
+
+
+def test_it_takes_no_more_rows_than_there_are() -> None:
+    cache = RowCache(CONTRACT, "cpu", ROWS, longest_source=LONGEST)
+    assert cache.sources is not None
+    cache.sources.fit(5, 5)
+    assert cache.sources.rows == ROWS

@@ -2,9 +2,11 @@ import json
 import shutil
 from dataclasses import replace
 
-from trt_spec.engines import Bundle
+from trt_spec.engines import SOURCE, Bundle
+from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ...source_models import tiny_behind_source
 from ..conftest import assert_refused
 
 
@@ -75,3 +77,16 @@ def test_a_length_the_bundle_does_not_allow_is_refused(run, llama):
 
 def test_a_folder_that_is_no_bundle_is_refused(run, tmp_path):
     assert_refused(run("inspect", tmp_path), "has no manifest.json, so it is not a bundle")
+
+
+def test_encoders_and_what_sources_take_are_shown(run, tmp_path):
+    export_bundle(tiny_behind_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle")
+    found = json.loads(run("inspect", tmp_path / "bundle", "--batch", 2, "--json").out)
+    encoder, memory = found["encoders"]["encoder"], found["memory"]
+    assert (encoder["feeds"], encoder["longest"]) == (["target"], 2048)
+    each = sum(state.bytes for state in Bundle.open(tmp_path / "bundle").target.contract.of_kind(SOURCE))
+    assert memory["source_bytes"] == 2 * 2048 * each > 0
+    assert memory["total_bytes"] == sum(memory[f"{name}_bytes"] for name in ("weight", "cache", "source"))
+    said = run("inspect", tmp_path / "bundle").out
+    assert "\nencoder: of checkpoint, reads up to 2,048 tokens for target; " in said
+    assert " of sources = " in said

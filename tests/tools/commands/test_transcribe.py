@@ -74,6 +74,13 @@ def test_what_cannot_be_is_refused(transcribe, arguments, reason):
     assert_refused(transcribe(*arguments), reason)
 
 
+def test_several_files_that_cannot_be_told_apart_are_refused(run, listener, tmp_path):
+    bundle, file = ("--bundle", listener / "bundle"), listener / "a.wav"
+    assert_refused(run("transcribe", file, file, *bundle, "--out", tmp_path), "two files would become a.txt")
+    assert_refused(run("transcribe", file, file, *bundle, "--format", "vtt"), "vtt of several files is none of one")
+    assert_refused(run("transcribe", file, tmp_path / "b.wav", *bundle), "b.wav is not there; name another")
+
+
 def test_a_bundle_that_does_not_hear_is_refused(run, llama, listener):
     result = run("transcribe", listener / "a.wav", "--bundle", llama.bundle)
     assert_refused(result, "the bundle does not hear as Whisper does")

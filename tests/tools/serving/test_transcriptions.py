@@ -1,5 +1,8 @@
 """Sound in a form is written down as the library writes it down, in the shapes of OpenAI's API."""
 
+import concurrent.futures as futures
+import threading
+import time
 from collections.abc import Iterator
 
 import openai
@@ -81,8 +84,6 @@ def test_a_translation_is_the_other_task(listening: Served, listener: Pair) -> N
 
 
 def test_sounds_of_several_clients_are_heard_together_and_beside_a_client_that_leaves(listening: Served) -> None:
-    import concurrent.futures as futures
-
     with futures.ThreadPoolExecutor(6) as pool:
         with pytest.raises(Exception, match="timed out"):
             listening.http.post(PATH, files={"file": ("a.wav", SOUND)}, data={"language": "de"}, timeout=0.01)
@@ -130,7 +131,7 @@ def test_a_page_of_another_site_may_not_send_forms(listening: Served) -> None:
 def test_what_does_not_hear_says_so_and_what_hears_needs_a_source(served: Served, listening: Served) -> None:
     assert "does not hear as Whisper does" in ask(served).json()["error"]["message"]
     answer = listening.post("/v1/completions", {"prompt": [1], "max_tokens": 2})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "source")
+    assert (answer.status_code, "send sound to /v1/audio/transcriptions" in answer.text) == (400, True)
 
 
 def test_a_failure_in_the_middle_is_told_to_clients_of_both_kinds(listening: Served, monkeypatch) -> None:
@@ -142,3 +143,71 @@ def test_a_failure_in_the_middle_is_told_to_clients_of_both_kinds(listening: Ser
         listening.openai.audio.transcriptions.create(model="whisper", file=("noise.wav", SOUND), language="de")
     answer = ask(listening, language="de", stream="true")
     assert "internal_error" in answer.text
+
+
+def test_a_form_that_has_begun_is_finished_where_the_server_drains(listener: Pair, expected, monkeypatch) -> None:
+    with (
+        serving(listener, names=["whisper"], template=None, drain_seconds=30) as served,
+        futures.ThreadPoolExecutor(1) as pool,
+    ):
+        begun, send = threading.Event(), transcriptions.Listening._send
+
+        def first(self, output):
+            if not begun.is_set():
+                begun.set()
+                served.end()
+                time.sleep(0.3)  # in which the server has no request of the form
+            return send(self, output)
+
+        monkeypatch.setattr(transcriptions.Listening, "_send", first)
+        answer = pool.submit(ask, served, language="de")
+        begun.wait(30)
+        time.sleep(0.1)
+        assert answer.result().json()["text"] == expected.text
+
+
+def test_a_form_that_has_begun_keeps_its_place_and_others_are_told_to_come_back(
+    listener: Pair, expected, monkeypatch
+) -> None:
+    with (
+        serving(listener, names=["whisper"], template=None, max_batch=1, max_waiting=0) as served,
+        futures.ThreadPoolExecutor(1) as pool,
+    ):
+        begun, send, told = threading.Event(), transcriptions.Listening._send, threading.Event()
+
+        def slowly(self, output):
+            begun.set()
+            told.wait(30)
+            return send(self, output)
+
+        monkeypatch.setattr(transcriptions.Listening, "_send", slowly)
+        answer = pool.submit(ask, served, language="de")
+        begun.wait(30)
+        full = ask(served, language="de")
+        told.set()
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "queue_full")
+        assert answer.result().json()["text"] == expected.text
+        assert ask(served, language="de").status_code == 200
+        assert served.service.stepper.places == 0
+
+
+def test_a_silent_stream_says_that_it_is_alive(listening: Served, monkeypatch) -> None:
+    send = transcriptions.Listening._send
+
+    def slowly(self, output):
+        time.sleep(0.2)
+        return send(self, output)
+
+    monkeypatch.setattr(transcriptions.Listening, "_send", slowly)
+    monkeypatch.setattr(listening.service, "keep_alive_seconds", 0.05)
+    answer = ask(listening, language="de", stream="true")
+    assert ": keep-alive" in answer.text
+    assert "transcript.text.done" in answer.text
+
+
+@pytest.mark.parametrize("origins", [["https://elsewhere.example"], ["*"]])
+def test_a_page_that_is_allowed_may_send_forms(listener: Pair, origins: list[str]) -> None:
+    with serving(listener, names=["whisper"], template=None, origins=origins) as served:
+        headers = {"origin": "https://elsewhere.example"}
+        answer = served.http.post(PATH, files={"file": ("a.wav", SOUND)}, headers=headers)
+        assert answer.status_code == 200

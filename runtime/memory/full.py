@@ -1,0 +1,7 @@
+"""What a cache says that cannot grow."""
+
+from ...engines import EngineError
+
+
+class CacheFull(EngineError):
+    """A cache cannot grow; what it held is as it was."""
