@@ -592,8 +592,14 @@ def not_compiled(kind: str, folder: Path, compiled: Sequence[str] = COMPILED) ->
     return forms_of(kind, folder / kind).difference(*covered)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", [*COMPILED, *(kind for kind in WORKS if kind not in (*COMPILED, *CRASHES))])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.exhaustive if kind in COMPILED else pytest.mark.plans)
+        for kind in WORKS
+        if kind not in CRASHES
+    ],
+)
 def test_every_family_compiles_in_half_precision(tmp_path: Path, kind: str) -> None:
     """All are parsed and audited. Those are compiled that have forms of layers which no other has that is compiled."""
     forms_of(kind, tmp_path / "forms")
@@ -610,7 +616,7 @@ def test_a_family_over_which_the_library_dies_is_refused_in_a_sentence(tmp_path:
     build_plans(path, options(draft_length=4, batch=(1, 8), compute_capabilities=["8.0"], prefill_width=32))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.plans
 def test_a_family_with_a_form_of_its_own_is_noticed(tmp_path: Path) -> None:
     assert not not_compiled("diffllama", tmp_path)
     assert not_compiled("diffllama", tmp_path, [kind for kind in COMPILED if kind != "diffllama"])
