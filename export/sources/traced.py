@@ -11,6 +11,7 @@ from transformers import EncoderDecoderCache
 
 from ...engines import SOURCES
 from ..cache import Places, ScatterCache
+from ..special.swapping import Factor, swapped
 from ..tracing import TracedModel, positions_of_entries
 from .behind_source import BehindSource
 
@@ -71,19 +72,6 @@ def seen_of(length: Tensor, entries: int) -> Tensor:
     return torch.arange(entries) < length[:, None].clamp(min=1)
 
 
-class _Factor:
-    """A number that hidden states are multiplied by, and that is not rounded to their dtype."""
-
-    def __init__(self, number: float) -> None:
-        self.number = number
-
-    def __pow__(self, power: float) -> "_Factor":
-        return _Factor(self.number**power)
-
-    def __rmul__(self, hidden: Tensor) -> Tensor:
-        return (hidden.float() * self.number).to(hidden.dtype)
-
-
 @contextmanager
 def placed(
     stack: Any, biases: dict[nn.Module, Tensor], positions: Tensor, places: Places | None = None
@@ -95,31 +83,16 @@ def placed(
     with ExitStack() as patches:
         embedding = getattr(stack, "embed_positions", None)
         if embedding is not None:
-            patches.enter_context(set_to(embedding, "forward", lambda *_, **__: _table_of(embedding)[positions]))
+            patches.enter_context(swapped(embedding, forward=lambda *_, **__: _table_of(embedding)[positions]))
         for module, table in biases.items():
-            patches.enter_context(set_to(module, "compute_bias", partial(_bias, table, positions, places)))
+            patches.enter_context(swapped(module, compute_bias=partial(_bias, table, positions, places)))
         for module in stack.modules():
             if hasattr(module, "EncDecAttention"):
-                patches.enter_context(set_to(module.EncDecAttention, "unbiased", True))  # it is given zeros
+                patches.enter_context(swapped(module.EncDecAttention, unbiased=True))  # it is given zeros
             for name in FACTORS:
                 if name in vars(module):
-                    patches.enter_context(set_to(module, name, _Factor(getattr(module, name))))
+                    patches.enter_context(swapped(module, **{name: Factor(getattr(module, name))}))
         yield
-
-
-@contextmanager
-def set_to(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Give a module another attribute until the block ends."""
-    own = vars(module)
-    before = own.get(name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(module, name)
-        else:
-            own[name] = before
 
 
 def _table_of(embedding: Any) -> Tensor:

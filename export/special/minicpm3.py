@@ -4,15 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
-
-class Factor:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __rmul__(self, branch: Tensor) -> Tensor:
-        return (branch.float() * self.value).to(branch.dtype)
+from .swapping import Factor
 
 
 @contextmanager

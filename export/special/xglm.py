@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers.models.xglm.modeling_xglm import XGLMAttention, XGLMSinusoidalPositionalEmbedding
 
 from .attending import asked, with_attention
-from .minicpm3 import Factor
-from .swapping import swapped
+from .swapping import Factor, swapped
 
 
 def attend(self: Any, hidden: Tensor, attention_mask: Tensor, cache: Any, **_: Any) -> tuple[Tensor, None]:
