@@ -21,7 +21,7 @@ SOUND = Sound(bands=8, frames=60)
 RELATIVE = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "d_kv": 20}
 OURS = SIZES | {
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "num_key_value_heads"), 4),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 64),
     **dict.fromkeys(("max_position_embeddings", "max_target_positions"), 128),
     **dict.fromkeys(("hidden_size", "d_model"), 64),  # in heads of 16, for which TensorRT has fused kernels
