@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.example_sources import PromptedDecoder, SourcedDecoder, example_source
 
+from ..bundles import export_pair
 from ..source_models import tiny_behind_source
 
 FEW = SamplingParams(max_new_tokens=8, min_tokens=8)
@@ -15,8 +15,7 @@ FEW = SamplingParams(max_new_tokens=8, min_tokens=8)
 @pytest.fixture(scope="module", params=["t5", "whisper"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    export_bundle(tiny_behind_source(request.param, folder / "checkpoint"), folder / "bundle", check=False)
-    return folder / "bundle"
+    return export_pair(tiny_behind_source(request.param, folder / "checkpoint"), folder / "bundle").bundle
 
 
 def test_a_text_has_the_source_that_its_first_token_stands_for(bundle: Path) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from trt_spec.export import export_bundle
 
+from ...bundles import export_pair
 from ...families import tiny_checkpoint
 from ...source_models import noisy_copy, tiny_behind_source
 
@@ -14,8 +14,7 @@ def export_all(kind: str, folder: Path) -> Path:
     like = noisy_copy(kind, target, folder / "like", 0.05, encoder=False)
     other = noisy_copy(kind, target, folder / "other", 0.05, encoder=True)
     alone = tiny_checkpoint("llama", folder / "alone")
-    export_bundle(target, folder / "bundle", [like, other, alone], max_length=128, check=False)
-    return folder / "bundle"
+    return export_pair(target, folder / "bundle", [like, other, alone], max_length=128).bundle
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForSpeechSeq2Seq
 from trt_spec.engines import RequestError
-from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.sources.log_mel import SAMPLE_RATE, log_mel, one_window, samples_of
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.runtime.transcribing.transcript import Segment, cuts
 
+from ...bundles import export_pair
 from ...source_models import SOUND, tiny_listener
 
 
@@ -20,7 +20,7 @@ def listeners(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("listeners")
     for name, several in (("several", True), ("english", False)):
         checkpoint = tiny_listener(folder / name, multilingual=several)
-        export_bundle(checkpoint, folder / f"{name}-bundle", check=False)
+        export_pair(checkpoint, folder / f"{name}-bundle")
     return folder
 
 

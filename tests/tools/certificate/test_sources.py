@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from trt_spec.engines import Bundle
-from trt_spec.export import export_bundle
 from trt_spec.runtime.memory.source_rows import SourceRows
 from trt_spec.tools.certificate import checkpoint, distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
 
+from ...bundles import export_pair
 from ...source_models import noisy_copy, tiny_behind_source
 
 
@@ -20,7 +20,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     target = tiny_behind_source(request.param, folder / "target")
     draft = noisy_copy(request.param, target, folder / "draft", 0.1, encoder=False)
-    export_bundle(target, folder / "bundle", draft, check=False)
+    export_pair(target, folder / "bundle", draft)
     return folder
 
 

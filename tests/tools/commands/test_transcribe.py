@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.runtime.transcribing.transcript import Segment, Transcript
 from trt_spec.tools.sound_files import read_sound
 from trt_spec.tools.transcripts import FORMATS
 
+from ...bundles import export_pair
 from ...sounds import wav
 from ...source_models import tiny_behind_source, tiny_listener
 from ..conftest import assert_refused
@@ -21,7 +21,7 @@ from ..conftest import assert_refused
 @pytest.fixture(scope="module")
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("listener")
-    export_bundle(tiny_listener(folder / "checkpoint"), folder / "bundle", check=False)
+    export_pair(tiny_listener(folder / "several"), folder / "bundle")
     noise = torch.randn(16_000, generator=torch.Generator().manual_seed(0)).numpy() / 10
     (folder / "a.wav").write_bytes(wav(noise, 16_000, 2))
     return folder
@@ -87,7 +87,7 @@ def test_a_bundle_that_does_not_hear_is_refused(run, llama, listener):
 
 
 def test_generate_stands_behind_a_source(run, tmp_path):
-    export_bundle(tiny_behind_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle", check=False)
+    export_pair(tiny_behind_source("t5", tmp_path / "checkpoint"), tmp_path / "bundle")
     (tmp_path / "source").write_text("abc")
     few = ("--bundle", tmp_path / "bundle", "--max-new-tokens", 8, "--ignore-eos")
     with Decoder.open(tmp_path / "bundle") as decoder:

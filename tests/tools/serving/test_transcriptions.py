@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import openai
 import pytest
 import torch
-from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.tools.serving import transcriptions
 from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
 from trt_spec.tools.sound_files import sound_of
 
-from ...bundles import Pair
+from ...bundles import Pair, export_pair
 from ...sounds import wav
 from ...source_models import tiny_listener
 from .conftest import Served, serving
@@ -28,8 +27,7 @@ SOUND = wav(NOISE, 16_000, 2)
 @pytest.fixture(scope="module")
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("listener")
-    export_bundle(tiny_listener(folder / "checkpoint"), folder / "bundle", check=False)
-    return Pair(folder / "checkpoint", folder / "bundle")
+    return export_pair(tiny_listener(folder / "several"), folder / "bundle")
 
 
 @pytest.fixture(scope="module")
