@@ -86,6 +86,7 @@ def export_bundle(
         vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
         ours = vocabularies[TARGET]
         notes = [note for checkpoint in checkpoints.values() for note in checkpoint.notes]
+        notes += [ours.note] if ours.note else []
         notes += [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
         tokens = ours.entry()
         ours.save(folder / "tokenizer.json")
