@@ -1,7 +1,7 @@
 """Compare the written graph in ONNX Runtime with the checkpoint in torch, call by call: every export checks itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -28,12 +28,12 @@ from ..engines import (
     open_engine,
 )
 from .hidden_states import NO_FEATURES, Features
-from .oracle import branch_features, branch_logits, cached_rows, continued_logits
+from .oracle import behind_first, branch_features, branch_logits, cached_rows, continued_logits
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 
-AnyContract = TypeVar("AnyContract", Contract, EncoderContract)
+Written = TypeVar("Written", Contract, EncoderContract)
 TOLERANCE = 1e-3
 """Largest allowed error, in standard deviations of the checkpoint's logits. float32 rounding stays below 1e-4 of
 them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1.
@@ -80,7 +80,7 @@ def make_reference(
     deep, made, deep_logits = list[Call](), list[Tensor](), list[Tensor]()
     if not contract.recurrent:  # whose states no cache could be filled with
         deep = _deep_calls(contract, sample.vocab_size, window)
-        with model.behind(sources[0]) if sources else nullcontext():
+        with behind_first(model, sources):
             made = cached_rows(model, max(script.branches, key=len))
             deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
     noted = branch_features(model, script.branches, features)
@@ -128,7 +128,7 @@ class Errors:
 
 
 @contextmanager
-def in_float32(graph: Path, contract: AnyContract) -> Iterator[tuple[Path, AnyContract]]:
+def in_float32(graph: Path, contract: Written) -> Iterator[tuple[Path, Written]]:
     """Give a graph that computes in float32 on the same weights, itself or a copy, until the block ends."""
     if contract.dtype == "float32":
         yield graph, contract

@@ -106,10 +106,12 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
             "trt-spec families lists what can"
         )
     heads = ["ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if kind in READS_MORE else ())]
+    expected = "a causal LM"
     if kind in BEHIND_SOURCES:
         heads = ["ForConditionalGeneration", "MTModel", "T5WithLMHeadModel"]
+        expected = "an encoder-decoder"
     if not architecture.endswith(tuple(heads)):
-        raise ExportError(f"checkpoint {name} holds {architecture}, expected a causal LM with a vocabulary head")
+        raise ExportError(f"checkpoint {name} holds {architecture}, expected {expected} with a vocabulary head")
 
 
 def shape_of(name: str, config: Any) -> ModelShape:

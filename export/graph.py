@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ..engines import CALL, Contract, EncoderContract, ExportError, TensorSpec
+from ..engines import CALL, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
 from ..engines.bundle import GRAPH, WEIGHTS
 from .cache import OPSET
 from .decomposing import decomposed_in_place
@@ -33,7 +33,7 @@ SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the
 
 def build_graph(
     model: Any,
-    contract: Contract | EncoderContract,
+    contract: AnyContract,
     positions: int,
     weights: Quantisation = WIDE,
     known: Known = nothing_known,
@@ -75,7 +75,7 @@ def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
         )
 
 
-def _traced(model: Any, contract: Contract | EncoderContract, positions: int, features: Mapping[str, Features]) -> Any:
+def _traced(model: Any, contract: AnyContract, positions: int, features: Mapping[str, Features]) -> Any:
     """Return the module that is traced of a model."""
     if isinstance(contract, EncoderContract):
         return model
@@ -88,7 +88,7 @@ def _traced(model: Any, contract: Contract | EncoderContract, positions: int, fe
 
 
 def trace(
-    model: Any, contract: Contract | EncoderContract, positions: int, features: Mapping[str, Features] = NO_FEATURES
+    model: Any, contract: AnyContract, positions: int, features: Mapping[str, Features] = NO_FEATURES
 ) -> ir.Model:
     is_head = isinstance(contract, Contract) and bool(contract.of_kind(CALL))
     traced = _traced(model, contract, positions, features)
@@ -130,15 +130,8 @@ def _named_parameters(function: Callable[..., object]) -> int:
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
-    sizes = {
-        "batch": 2,
-        "width": 3,
-        "rows": 2,
-        "capacity": 40,
-        "slots": 12,
-        "pending": 5,
-        "source": 7,
-    }  # any, none of them 1
+    # any sizes will do, none of them 1
+    sizes = {"batch": 2, "width": 3, "rows": 2, "capacity": 40, "slots": 12, "pending": 5, "source": 7}
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
 

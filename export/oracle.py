@@ -1,13 +1,18 @@
 """Compute what the checkpoint itself says: with transformers' own model, attention and cache, in float32."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .hidden_states import LAST, Features, all_features
+
+
+def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """Let a model that needs a source say texts behind the first."""
+    return model.behind(sources[0]) if sources else nullcontext()
 
 
 @torch.no_grad()

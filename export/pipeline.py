@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .graph import WIDE, build_graph, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, open_head, with_features
-from .oracle import branch_features
+from .oracle import behind_first, branch_features
 from .passes.quantise import Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
@@ -192,7 +192,7 @@ def _export_model(
         progress(f"{role}: computing reference logits in torch")
         if shape.source is not None:
             sources = [model.hears(source) for source in example_sources(shape.source, sample.tokens)]
-        with _behind(model, sources):
+        with behind_first(model, sources):
             before = checkpoint_logits(model, sample.tokens)
         if weights.kind == "none":  # now, while the graph takes no memory yet
             reference = make_reference(model, contract, shape.window, sample, before, features, sources)
@@ -224,11 +224,6 @@ def _export_model(
     )
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits, joined
-
-
-def _behind(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """Let a model that needs a source say texts behind the first."""
-    return model.behind(sources[0]) if sources else nullcontext()
 
 
 def _masks(checkpoint: Checkpoint, contract: Contract) -> Masks | None:

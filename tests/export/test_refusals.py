@@ -58,6 +58,10 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
         ),
         ({"architectures": "LlamaForCausalLM"}, "holds no architecture, expected a causal LM with a vocabulary head"),
         ({"architectures": [None]}, "expected a causal LM with a vocabulary head"),
+        (
+            {"model_type": "t5", "is_encoder_decoder": True, "architectures": ["T5EncoderModel"]},
+            "holds T5EncoderModel, expected an encoder-decoder with a vocabulary head",
+        ),
         ({"quantization_config": "fp8"}, "is quantised by some method, expected awq"),
         (
             {"quantization_config": {"quant_method": "hqq"}},
