@@ -25,7 +25,6 @@ encode = msgspec.json.encode
 CLIENT_GONE = 499  # nobody reads it but the log
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Writer(Protocol):
@@ -119,10 +118,8 @@ class Stream(Response):
         self._unsent = b""  # events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in EVENT_HEADERS.items()]
-        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(events_start())
             await first_of(self._send_all(scope, send), until_gone(receive))
         finally:
             self._flight.cancel()
@@ -183,6 +180,16 @@ def event(answer: Any) -> bytes:
 
 def named_event(name: str, answer: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(answer))
+
+
+def events_start() -> Message:
+    """Return a new message each time: what stands around an application may add headers to it."""
+    headers = [
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+    ]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 def part(events: bytes, more: bool = True) -> Message:

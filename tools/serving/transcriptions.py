@@ -22,7 +22,7 @@ from ..sound_files import sound_of
 from ..transcripts import FORMATS, fields_of
 from .access_log import note
 from .answers import PromptDetails, Usage
-from .delivery import CLIENT_GONE, EVENT_HEADERS, KEEP_ALIVE, error_response, event, first_of, part, told, until_gone
+from .delivery import CLIENT_GONE, KEEP_ALIVE, error_response, event, events_start, first_of, part, told, until_gone
 from .errors import ApiError, in_terms_of, unavailable
 from .guard import caller_of
 from .service import LONG_TEXT, Service
@@ -265,10 +265,8 @@ class Streamed(Answer):
     """An answer as server-sent events, one for each piece of text."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in EVENT_HEADERS.items()]
-        headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(events_start())
             await first_of(self._send_all(scope, send), until_gone(receive))
         finally:
             self._let_go()
