@@ -14,6 +14,7 @@ from ...engines import RequestError
 from ..memory.model import Model
 from ..requests.metrics import Outcome
 from ..requests.request import Request
+from ..state.shapes import Shape
 from .node import Best, Node
 from .search import Search
 from .tail import Tail
@@ -40,13 +41,17 @@ class Beaming:
         draft.prefill([row], [tokens])
         self._draft = Tail(draft, len(self.request.prompt))
 
-    def round(self, row: int, levels: int) -> Outcome:
-        """Search as far as one pass of the target leads; the draft searches so many `levels` ahead."""
+    def round(self, row: int, shape: Shape) -> Outcome:
+        """Search as far as one pass of the target leads.
+
+        The draft searches as many levels ahead as the shape is deep, with as many beams as it has proposals for, or as
+        the request has.
+        """
         began = perf_counter()
         search, before = self.search, self.search.length
-        levels = max(0, min(levels, self.request.params.max_new_tokens - before - 1)) if self._draft else 0
+        levels = max(0, min(shape.length, self.request.params.max_new_tokens - before - 1)) if self._draft else 0
         if levels:
-            self._propose(row, levels)
+            self._propose(row, levels, -(-shape.nodes // shape.length) if shape.beyond else len(search.running))
         drafted = perf_counter()
         unread = [node for beam in search.running for node in beam.node.below() if self._target.lacks(node)]
         unread = sorted(unread, key=lambda node: node.depth)[: self._target.model.engine.verify_width]
@@ -73,11 +78,10 @@ class Beaming:
     def _tails(self) -> list[Tail]:
         return [self._target] if self._draft is None else [self._target, self._draft]
 
-    def _propose(self, row: int, levels: int) -> None:
-        """Let the draft search ahead from all beams, by the scores that they have."""
+    def _propose(self, row: int, levels: int, count: int) -> None:
+        """Let the draft search ahead from all beams, by the scores that they have, with `count` beams of its own."""
         assert self._draft is not None
         beams = [(beam.node, float(beam.score)) for beam in self.search.running]
-        count, stops = self.request.params.num_beams, self._stops
         for _ in range(levels):
             self._guess(row, [node for node, _ in beams])
             found = [
@@ -85,7 +89,7 @@ class Beaming:
                 for node, score in beams
                 if (best := node.guessed) is not None
                 for said, token in zip(best.scores, best.tokens.tolist(), strict=True)
-                if token not in stops
+                if token not in self._stops
             ]
             found.sort(key=lambda one: -one[0])
             beams = [(node.child(token), score) for score, node, token in found[:count]]

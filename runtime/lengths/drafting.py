@@ -87,9 +87,11 @@ class DraftingRules:
         for name in (NONE, drafter):
             if name in self.beamless:
                 raise RequestError(f"num_beams needs {self.beamless[name]}", "num_beams")
-        if not isinstance(asked, Shape) or not asked.is_number or asked.length > self.longest:
+        is_tree = isinstance(asked, Shape) and not asked.leaves and not asked.fixed and asked.nodes <= (self.most or 0)
+        if not isinstance(asked, Shape) or not (asked.is_number or is_tree) or asked.length > self.longest:
             raise RequestError(
-                f"draft_length is {length!r}, expected a whole number from 0 to {self.longest} beside num_beams",
+                f"draft_length is {length!r}, expected beside num_beams how many tokens the draft searches ahead, from "
+                f"0 to {self.longest}, or a tree like 4/24",
                 "draft_length",
             )
 

@@ -50,7 +50,7 @@ class Results:
         if not beaming.search.done and not request.finished:
             length = request.drafting.length
             assert isinstance(length, Shape)
-            outcome = beaming.round(occupant.row, length.length)
+            outcome = beaming.round(occupant.row, length)
             self.speculation.add_round(outcome)
             if outcome.proposed:
                 self.by_drafter[request.drafting.drafter].add_round(outcome)
