@@ -97,8 +97,7 @@ class Beaming:
     def _guess(self, row: int, nodes: Iterable[Node]) -> None:
         """Let the draft read what it lacks of these nodes and of their paths."""
         assert self._draft is not None
-        lacking = {one: None for node in nodes for one in node.path() if self._draft.lacks(one)}
-        if unread := sorted(lacking, key=lambda node: node.depth):
+        if unread := self._draft.lacking(nodes):
             logits = self._draft.read(row, unread)
             for node, best in zip(unread, self._best(logits, unread), strict=True):
                 node.guessed = best
@@ -112,13 +111,14 @@ class Beaming:
             scores[torch.tensor(early)[:, None], torch.tensor([*self._stops])] = -torch.inf
         values, tokens = scores.topk(self.search.kept)
         if not bool(values[:, 0].isfinite().all()):
-            raise RequestError("the target gives no numbers for a token of this beam search; check its weights")
+            raise RequestError("a model gives no numbers for a token of this beam search; check its weights")
         return [Best(*pair) for pair in zip(values.cpu().numpy(), tokens.cpu().numpy(), strict=True)]
 
     def _prune(self, row: int) -> None:
         """Forget what no beam leads to, and settle what all beams say."""
         beams = [beam.node for beam in self.search.running]
-        paths = [node.path() for node in beams]
+        since = min(tail.settled for tail in self._tails)
+        paths = [node.path(since) for node in beams]
         live = {node for path in paths for node in path} | {node for beam in beams for node in beam.below()}
         trunk = []
         for level in zip(*paths, strict=True):

@@ -32,10 +32,10 @@ class Node:
             self.children[token] = Node(self, token, self.depth + 1)
         return self.children[token]
 
-    def path(self) -> "list[Node]":
-        """Return the nodes on the way from the root to this one, without the root."""
+    def path(self, since: int = 0) -> "list[Node]":
+        """Return the nodes on the way from the root to this one, from a depth on; the root has none."""
         found, node = list[Node](), self
-        while node.parent is not None:
+        while node.depth >= since and node.parent is not None:
             found.append(node)
             node = node.parent
         return found[::-1]

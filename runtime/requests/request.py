@@ -3,13 +3,14 @@
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from hashlib import sha256
 from time import perf_counter
 
-from ...engines import EngineError, RequestError, TrtSpecError
+from ...engines import WIDEST_STEP, EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
 from ..acceptance.params import SamplingParams
 from ..grammars.guide import Guide
@@ -123,8 +124,9 @@ class Request:
 
     @property
     def most_entries(self) -> int:
-        """The most entries that it may have in a cache: beams may have no token in common."""
-        return len(self.prompt) + self.params.num_beams * self.params.max_new_tokens
+        """The most entries that it may have in a cache: beams may have no token in common, and read widely."""
+        beams = self.params.num_beams
+        return len(self.prompt) + beams * self.params.max_new_tokens + (WIDEST_STEP if beams > 1 else 0)
 
     @property
     def remaining(self) -> int:
@@ -261,3 +263,12 @@ class Request:
             except Exception as error:  # a service's callback may raise anything
                 if not self.finished:
                     self.fail(RequestError(f"on_progress raised {type(error).__name__}: {first_line(error)}; fix it"))
+
+
+@contextmanager
+def failing(request: Request) -> Iterator[None]:
+    """Let what is wrong with one request end it alone."""
+    try:
+        yield
+    except RequestError as error:
+        request.fail(error)

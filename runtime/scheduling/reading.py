@@ -11,7 +11,7 @@ from ..beams.beaming import Beaming
 from ..drafters.windows import Windows
 from ..memory.full import CacheFull
 from ..memory.model import Model
-from ..requests.request import Request
+from ..requests.request import Request, failing
 from ..sources.encoder import Encoder
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
@@ -75,10 +75,10 @@ class Reading:
         for occupant in whole:
             seating.keep_prefix(occupant)
         begin = [one for one in whole if one.row in logits and not one.request.token_ids]
-        for occupant in begin:
-            if occupant.request.params.num_beams > 1:
+        for occupant in (one for one in begin if one.request.params.num_beams > 1):
+            with failing(occupant.request):
                 occupant.beaming = Beaming(occupant.request, self._target, logits[occupant.row])
-        begin = [one for one in begin if one.beaming is None]
+        begin = [one for one in begin if one.request.params.num_beams == 1]
         for some in neighbours(begin):
             self._first_tokens(some, logits)
         seating.leave(whole)

@@ -8,6 +8,7 @@ from time import perf_counter
 from ..lengths.drafting import DraftingRules
 from ..memory.model import Model
 from ..requests.metrics import Beside, Outcome, Speculation
+from ..requests.request import failing
 from ..round.result import RowResult
 from ..state.shapes import Shape
 from .capture import Flight
@@ -47,16 +48,17 @@ class Results:
         """Run a round of a search with beams, and end its request with the texts when it is done."""
         request, beaming = occupant.request, occupant.beaming
         assert beaming is not None
-        if not beaming.search.done and not request.finished:
-            length = request.drafting.length
-            assert isinstance(length, Shape)
-            outcome = beaming.round(occupant.row, length)
-            self.speculation.add_round(outcome)
-            if outcome.proposed:
-                self.by_drafter[request.drafting.drafter].add_round(outcome)
-            request.speculation.add_round(outcome)
-        if beaming.search.done and not request.finished:
-            request.end_search([(one.tokens, float(one.score)) for one in beaming.search.best()])
+        with failing(request):
+            if not beaming.search.done:
+                shape = request.drafting.length
+                assert isinstance(shape, Shape)
+                outcome = beaming.round(occupant.row, shape)
+                for counts in (self.speculation, request.speculation):
+                    counts.add_round(outcome)
+                if outcome.proposed:
+                    self.by_drafter[request.drafting.drafter].add_round(outcome)
+            if beaming.search.done:
+                request.end_search([(one.tokens, float(one.score)) for one in beaming.search.best()])
         request.report()
 
     def commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:

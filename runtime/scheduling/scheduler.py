@@ -146,8 +146,8 @@ class Scheduler:
     def _search(self) -> None:
         """Run a round of each request with beams, and give its texts to one that has ended."""
         for occupant in list(self.seating.searching):
-            if occupant not in self.seating.searching:
-                continue  # it has given up its place
+            if occupant.ended or occupant not in self.seating.searching:
+                continue  # it was cancelled, or has given up its place
             try:
                 self._results.search(occupant)
             except CacheFull as error:

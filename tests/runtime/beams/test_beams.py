@@ -1,16 +1,18 @@
 """Beam search with and without a draft finds transformers' texts and scores."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
-from ...bundles import Pair, noisy_draft
+from ...bundles import Pair, noisy_draft, resave, rewrite_graph
 from ...kit.beams import SETTINGS, Found, assert_theirs, found, ours, theirs
 
 VOCAB = 64
@@ -193,3 +195,11 @@ def test_beams_that_never_fit_into_the_budget_are_refused(llama: Pair) -> None:
         decoder.submit([3, 4], SamplingParams(max_new_tokens=100))
         with pytest.raises(RequestError, match="need more cache than cache_bytes allows"):
             decoder.submit([3, 4], SamplingParams(max_new_tokens=100, num_beams=16))
+
+
+def test_a_search_ends_with_an_error_where_a_model_gives_no_numbers(llama: Pair, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(llama.bundle, tmp_path / "bundle"))
+    rewrite_graph(bundle, "target", bundle / "target" / "model.onnx", lambda weights: weights * np.nan)
+    resave(bundle)
+    with Decoder.open(bundle) as decoder, pytest.raises(RequestError, match="a model gives no numbers"):
+        decoder.generate([[3, 4]], SamplingParams(num_beams=2))
