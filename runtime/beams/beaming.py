@@ -30,7 +30,7 @@ class Beaming:
         self._draft: Tail | None = None
         self._stops = request.stop_ids
         self._root = Node(None, request.prompt[-1], -1)
-        self.search = Search(request.params, request.stop_ids, self._root)
+        self.search = Search(request.params, request.stop_ids, self._root, request.forced)
         self._bias = _bias(request, logits)
         self._root.said = self._best(logits, [self._root])[0]
         while self.search.may_step:

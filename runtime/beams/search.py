@@ -36,11 +36,11 @@ class Ended(NamedTuple):
 class Search:
     """The beams of one request, the best first."""
 
-    def __init__(self, params: SamplingParams, stops: frozenset[int], root: Node) -> None:
+    def __init__(self, params: SamplingParams, stops: frozenset[int], root: Node, forced: int = 0) -> None:
         self.running, self.ended = [Beam(root, np.float32(0))], list[Ended]()
         self.length = 0  # tokens of each running beam
         self.done = False
-        self._params, self._stops = params, stops
+        self._params, self._stops, self._forced = params, stops, forced
         self._improves = True  # a running beam may become better than the worst text that has ended
 
     @property
@@ -84,10 +84,14 @@ class Search:
         """Keep those of the texts that have just ended that are among the best."""
         if not self._improves or self._is_full:
             return
-        power = (self.length + 1) ** self._params.length_penalty
-        self.ended += [one._replace(score=one.score / np.float32(power)) for one in found]
+        power = self._power(self.length + 1)
+        self.ended += [one._replace(score=one.score / power) for one in found]
         scores = np.array([one.score for one in self.ended], np.float32)
         self.ended = [self.ended[place] for place in largest(scores, self._params.num_beams)]
+
+    def _power(self, length: int) -> np.float32:
+        """Return what scores of texts of this length are divided by."""
+        return np.float32((self._forced + length) ** self._params.length_penalty)
 
     @property
     def _is_full(self) -> bool:
@@ -97,9 +101,9 @@ class Search:
         """Whether the best beam could still be better than the worst text that has ended, by transformers' estimate."""
         params = self._params
         longest = params.early_stopping == NEVER and params.length_penalty > 0
-        power = (params.max_new_tokens if longest else self.length) ** params.length_penalty
+        power = self._power(params.max_new_tokens if longest else self.length)
         if len(self.ended) == params.num_beams:
-            self._improves &= bool(best / np.float32(power) > self.ended[-1].score)
+            self._improves &= bool(best / power > self.ended[-1].score)
         return self._improves
 
 

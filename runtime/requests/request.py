@@ -49,10 +49,12 @@ class Request:
         prediction: Sequence[int] = (),
         priority: int = 0,
         source: Source | None = None,
+        forced: int = 0,
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
         self.source = source  # that it stands behind
+        self.forced = forced  # the last tokens of the prompt that a search counts as said
         # Of requests that begin alike, only those with the same source may read what this one leaves.
         self.cache_salt = cache_salt if source is None else f"{cache_salt} {source.digest}"
         self.priority = priority

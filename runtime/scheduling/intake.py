@@ -109,7 +109,13 @@ class Intake:
             prediction=predicted or self._copied(stands_behind, drafter),
             priority=priority,
             source=stands_behind,
+            forced=self._forced(ids) if stands_behind is not None else 0,
         )
+
+    def _forced(self, ids: list[int]) -> int:
+        """Return how many tokens of a beginning the model was made to say: all that its own has behind the first."""
+        own = self._bundle.tokenizer.start_ids
+        return len(own) - 1 if ids == [*own] else 0
 
     def _source(self, given: Any) -> Source | None:
         """Read what the text shall stand behind; it must be given if the models need it, and only then."""
