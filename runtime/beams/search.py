@@ -41,7 +41,6 @@ class Search:
         self.length = 0  # tokens of each running beam
         self.done = False
         self._params, self._stops, self._forced = params, stops, forced
-        self._improves = True  # a running beam may become better than the worst text that has ended
 
     @property
     def kept(self) -> int:
@@ -82,7 +81,7 @@ class Search:
 
     def _end(self, found: Sequence[Ended]) -> None:
         """Keep those of the texts that have just ended that are among the best."""
-        if not self._improves or self._is_full:
+        if self._is_full:
             return
         power = self._power(self.length + 1)
         self.ended += [one._replace(score=one.score / power) for one in found]
@@ -102,9 +101,7 @@ class Search:
         params = self._params
         longest = params.early_stopping == NEVER and params.length_penalty > 0
         power = self._power(params.max_new_tokens if longest else self.length)
-        if len(self.ended) == params.num_beams:
-            self._improves &= bool(best / power > self.ended[-1].score)
-        return self._improves
+        return len(self.ended) < params.num_beams or bool(best / power > self.ended[-1].score)
 
 
 def largest(numbers: NDArray[np.float32], count: int) -> list[int]:

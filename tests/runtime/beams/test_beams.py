@@ -131,6 +131,22 @@ def test_a_search_can_be_cancelled_and_leaves_its_prompt_for_others(llama: Pair)
         assert decoder.generate([prompt], SamplingParams(max_new_tokens=TOKENS))[0].token_ids == greedy.token_ids
 
 
+def test_what_beams_have_left_in_a_row_is_kept_for_nobody(llama: Pair) -> None:
+    """Their entries are no text in order, but for the prompt's."""
+    params = SamplingParams(max_new_tokens=80, num_beams=8, ignore_eos=True)
+    greedy = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    with Decoder.open(llama.bundle, prefix_bytes=1 << 22) as decoder:
+        for prompt in prompts(4):
+            [found] = decoder.generate([prompt], params)
+            longer = [*prompt, *found.token_ids]
+            [after] = decoder.generate([longer], greedy)
+            decoder.forget_outputs()
+            [plain] = decoder.generate([longer], greedy)
+            decoder.forget_outputs()
+            assert after.usage.cached_tokens <= len(prompt)
+            assert after.token_ids == plain.token_ids
+
+
 def test_short_searches_end_where_they_should(llama: Pair) -> None:
     with Decoder.open(llama.bundle) as decoder:
         for tokens in (1, 2, 3):
