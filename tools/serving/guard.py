@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .delivery import error_response, told
@@ -110,6 +110,8 @@ class Failures:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:  # before its body has ended
+            return
         except Exception as error:  # whatever it is, the client gets an answer
             if begun or scope["type"] != "http":
                 raise

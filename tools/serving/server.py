@@ -106,6 +106,7 @@ async def serve_until(
     config = uvicorn.Config(
         app,
         http=Connection,  # of h11: httptools loses the body of a request that offers HTTP/2, as Java's clients do
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",

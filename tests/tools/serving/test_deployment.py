@@ -297,6 +297,7 @@ def test_every_limit_of_the_page_is_the_servers_own():
         "shutting_down": f"for {serve.get_default('drain_seconds'):g} s at most",
         "body_too_large": f"more than {guard.MOST_BODY_BYTES // 2**20} MiB",
         "headers": f"more than {connections.HEADER_SECONDS:g} s, or the body more than {connections.BODY_SECONDS:g} s",
+        "took nothing": f"of its answer for {connections.TAKE_SECONDS:g} s",
         "files": f"less {connections.OTHER_FILES}",
     }
     rows = [" | ".join(row) for row in table("status, code | why | what sets it")]

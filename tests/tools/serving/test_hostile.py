@@ -3,6 +3,7 @@
 import json
 import logging
 import resource
+import select
 import socket
 import threading
 import time
@@ -43,8 +44,11 @@ def logged() -> Iterator[list[logging.LogRecord]]:
             found.append(record)
 
     handler, logger = Kept(), logging.getLogger("trt_spec")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     yield found
+    logger.setLevel(level)
     logger.removeHandler(handler)
 
 
@@ -217,8 +221,78 @@ def test_too_many_idle_connections_make_room_for_who_has_something_to_say(
         idle = open_sockets(served, 30, stack)
         for _ in range(3):
             assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
-        assert all(is_closed(one) for one in idle[:20]), "those that were silent for longest"
+        assert all(is_closed(one) for one in idle[:20]), "those that were waited for longest"
     assert sum("more than 8 connections" in record.getMessage() for record in logged) == 1, "said once a minute"
+
+
+def test_slow_bodies_make_room_too(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Connection, "most", 8)
+    with serving(llama) as served, ExitStack() as stack:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        slow = open_sockets(served, 30, stack, head + b"ab")
+        assert all(is_closed(one) for one in slow[:20])
+        assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
+):
+    monkeypatch.setattr(connections, "TAKE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    with serving(llama) as served, ExitStack() as stack:
+        each = len(served.http.get("/openapi.json").content)
+        slow = stack.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = served.url.removeprefix("http://").split(":")
+        slow.connect((host, int(port)))
+        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 400)
+        until(lambda: any("has taken nothing of its answer" in record.getMessage() for record in logged))
+        taken = 0
+        with suppress(ConnectionError):
+            while part := slow.recv(2**20):
+                taken += len(part)
+        assert taken < 400 * each
+        assert served.http.get("/health").status_code == 200
+
+
+def test_a_body_in_chunks_of_a_byte_stops_nobody(served: Served):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with ExitStack() as stack:
+        [hostile] = open_sockets(served, 1, stack, head)
+        sending = threading.Thread(target=hostile.sendall, args=[b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n"])
+        sending.start()
+        asked = 0
+        while not select.select([hostile], [], [], 0)[0]:
+            assert served.http.get("/health").status_code == 200
+            asked += 1
+        sending.join()
+        assert hostile.recv(12) == b"HTTP/1.1 400"
+    assert asked > 20, "as for parts that are read one after another, with nobody between them"
+
+
+def test_what_follows_an_answer_and_is_no_request_ends_the_connection_without_a_word(
+    llama: Pair, capfd: pytest.CaptureFixture[str]
+):
+    with serving(llama, keys=["key"]) as served, ExitStack() as stack:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        [hostile] = open_sockets(served, 1, stack, head)
+        assert hostile.recv(12) == b"HTTP/1.1 401"
+        hostile.sendall(b"no chunk\r\n")
+        assert is_closed(hostile)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_leaves_before_its_body_has_ended_is_no_failure(served: Served, logged: list[logging.LogRecord]):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        open_sockets(served, 1, stack, head + b"Content-Length: 9\r\n\r\nab")
+
+    def of_it() -> list[dict]:
+        return [fields for one in logged if (fields := getattr(one, "fields", {})).get("id") == "left"]
+
+    until(of_it)
+    assert of_it()[0]["status"] == 499
+    assert not [one for one in logged if one.levelno >= logging.ERROR]
 
 
 def test_the_process_may_open_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch):
