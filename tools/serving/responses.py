@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ...runtime import Output, Request, SamplingParams, TokenLogprob
 from .answers import ChatLogprob, Usage
 from .bodies import (
+    MOST_TOOLS,
     AllowedTools,
     CalledFunction,
     ChatBody,
@@ -22,18 +23,20 @@ from .bodies import (
     Message,
     NamedFunction,
     NamedTool,
+    Parts,
     PastCall,
     Sampling,
+    Settings,
+    SomeParts,
     SomeTools,
     Tool,
     converted,
-    read_body,
 )
 from .chat import converse
 from .delivery import delivery_of, named_event
 from .errors import ApiError, in_terms_of
 from .parts import Part, PartWriter
-from .service import Service, raw_body
+from .service import Service, body_of
 from .tokens import chat_logprobs
 from .tool_calls import Reader
 
@@ -58,7 +61,7 @@ class Said(Closed, kw_only=True):
 
 class MessageItem(Closed, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Said]
+    content: str | Annotated[list[Said], Parts]
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None
@@ -77,7 +80,7 @@ class CallItem(Closed, kw_only=True):
 class CallOutputItem(Closed, kw_only=True):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Said]
+    output: str | Annotated[list[Said], Parts]
     id: str | None = None
     status: str | None = None
 
@@ -113,7 +116,7 @@ class FlatName(Closed, kw_only=True, tag_field="type", tag="function"):
 
 class FlatSome(Closed, kw_only=True, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatName], Meta(min_length=1)]
+    tools: Annotated[list[FlatName], Meta(min_length=1, max_length=MOST_TOOLS)]
 
 
 class TextConfig(Closed, kw_only=True):
@@ -132,10 +135,10 @@ class ObfuscationOption(Closed, kw_only=True):
 
 
 class ResponsesBody(Sampling, kw_only=True):
-    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    input: str | Annotated[list[dict[str, Any]], SomeParts]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[list[FlatTool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[FlatTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatName | FlatSome | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -148,7 +151,7 @@ class ResponsesBody(Sampling, kw_only=True):
     previous_response_id: None = None
     conversation: None = None
     max_tool_calls: None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: Settings | None = None
 
     @property
     def logprobs(self) -> bool:
@@ -375,7 +378,7 @@ def answer_head(body: ResponsesBody, params: SamplingParams, name: str) -> Respo
 
 async def respond(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
-    body = read_body(await raw_body(request), ResponsesBody)
+    body = await body_of(request, ResponsesBody)
     with in_terms_of(NAMES):
         flight, conversation = await converse(request, service, chat_of(body))
     writer = ResponseWriter(conversation.reader(), body, flight.requests[0].params, service)
@@ -435,7 +438,8 @@ def _messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
             call = PastCall(id=item.call_id, type="function", function=function)
             last = messages[-1] if messages else None
             if last is not None and last.role == "assistant" and thought is None:
-                last.tool_calls = [*(last.tool_calls or ()), call]
+                last.tool_calls = last.tool_calls or []
+                last.tool_calls.append(call)
             else:
                 messages.append(Message(role="assistant", tool_calls=[call], reasoning_content=thought))
         else:

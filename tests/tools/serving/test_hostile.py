@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -16,15 +17,17 @@ import pytest
 from tokenizers import Tokenizer
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Grammar
-from trt_spec.tools.serving import connections, server, stepper
+from trt_spec.runtime.grammars import trials
+from trt_spec.tools.serving import connections, server, service, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
+from trt_spec.tools.serving.bodies import MOST_PARTS, read_body
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
 from trt_spec.tools.serving.encoding import most_characters
 from trt_spec.tools.serving.tokenising import encoded
 
 from ...bundles import Pair
 from ...kit.waiting import until
-from .conftest import Gate, Served, serving
+from .conftest import TEMPLATE, Gate, Served, serving
 
 SHIPPED = Path(__file__).parents[3] / "tools" / "demo_pair" / "pycode-14m"
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -322,19 +325,129 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_ends(served: S
 
 
 def test_a_text_that_no_model_could_read_is_refused_before_it_is_read(served: Served, monkeypatch: pytest.MonkeyPatch):
-    most = served.service.longest.characters
-    assert most is not None
+    most = served.service.longest.token * served.service.max_length
     text = " " * (most + 1)
     for path, body, field in (
         ("/v1/completions", {"prompt": text}, "prompt"),
         ("/v1/completions", {"prompt": "a", "prediction": {"type": "content", "content": text}}, "prediction"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
-        ("/tokenize", {"prompt": text}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/tokenize", {"prompt": text * 1024}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": text * 1024}]}, "messages"),
     ):
         error = served.post(path, body).json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", field), path
-        assert f"{most + 1:,} characters" in error["message"]
+        assert " characters, expected at most " in error["message"]
+
+
+def test_a_text_of_too_many_tokens_is_refused_before_they_are_listed(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """To list millions of tokens holds up all other threads."""
+    long, user = "a " * (served.service.max_length // 2 + 1), {"role": "user", "content": "a " * 300}
+    monkeypatch.setattr(service, "MOST_COUNTED", 400)
+    completions, chats = "/v1/completions", "/v1/chat/completions"
+    for path, body, said in (
+        (completions, {"prompt": long}, "prompt has 258 tokens, expected at most 256"),
+        (completions, {"prompt": "a", "prediction": {"type": "content", "content": long}}, "prediction has 258"),
+        (
+            completions,
+            {"prompt": "a " * 250, "truncate_prompt_tokens": 9},
+            "prompt has 500 tokens, expected at most 400",
+        ),
+        (chats, {"messages": [user | {"content": long}]}, "messages has 263"),
+        (chats, {"messages": [user], "truncate_prompt_tokens": 9}, "messages has 605"),
+        ("/v1/messages/count_tokens", {"messages": [user]}, "messages has 605"),
+        ("/tokenize", {"prompt": "a " * 250}, "prompt has 500"),
+        ("/tokenize", {"messages": [user]}, "messages has 605"),
+    ):
+        answer = served.post(path, body)
+        assert answer.status_code == 400, path
+        assert said in answer.json()["error"]["message"], path
+    error = served.post("/detokenize", {"tokens": [5] * 401}).json()["error"]
+    assert error["message"].startswith("there are 401 tokens, expected at most 400")
+    assert served.post("/tokenize", {"prompt": "a " * 200}).json()["count"] == 400, "more than the model takes"
+    body = {"prompt": "a " * 200, "truncate_prompt_tokens": 9, "max_tokens": 1}
+    assert served.post(completions, body).json()["usage"]["prompt_tokens"] == 9
+
+
+def test_a_long_text_waits_for_no_huge_one(served: Served, monkeypatch: pytest.MonkeyPatch):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(tokenizer: Tokenizer, text: str, *more: object) -> list[int]:
+        if len(text) >= service.HUGE_TEXT:
+            begun.set()
+            goes_on.wait(60)
+        return encoded(tokenizer, text, *more)
+
+    monkeypatch.setattr(service, "encoded", slow)
+    huge = threading.Thread(target=served.post, args=["/tokenize", {"prompt": "a" * service.HUGE_TEXT}])
+    huge.start()
+    begun.wait(60)
+    try:
+        assert httpx.post(f"{served.url}/tokenize", json={"prompt": "a" * 3000}, timeout=20).json()["count"] == 3000
+    finally:
+        goes_on.set()
+        huge.join()
+
+
+def test_between_two_large_bodies_others_have_their_turn(served: Served, monkeypatch: pytest.MonkeyPatch):
+    read: list[float] = []
+
+    def slow(raw: bytes, kind: type) -> object:
+        if len(raw) >= service.LARGE_BODY:
+            time.sleep(0.2)
+            read.append(time.monotonic())
+        return read_body(raw, kind)
+
+    monkeypatch.setattr(service, "read_body", slow)
+    body = {"prompt": "a", "user": "a" * service.LARGE_BODY, "max_tokens": 1}
+    asked: list[float] = []
+    clients = [
+        threading.Thread(target=httpx.post, args=[f"{served.url}/v1/completions"], kwargs={"json": body})
+        for _ in range(4)
+    ]
+    for client in clients:
+        client.start()
+    while len(read) < 4:
+        assert served.http.get("/health").status_code == 200
+        asked.append(time.monotonic())
+    for client in clients:
+        client.join()
+    assert all(any(one < at < other for at in asked) for one, other in pairwise(read))
+
+
+def test_more_parts_than_a_conversation_has_are_refused(served: Served):
+    user = {"role": "user", "content": "a"}
+    for path, body, param in (
+        ("/v1/chat/completions", {"messages": [user] * (MOST_PARTS + 1)}, "messages"),
+        ("/v1/responses", {"input": [user] * (MOST_PARTS + 1)}, "input"),
+        ("/v1/completions", {"prompt": "a", "allowed_token_ids": [5] * 65}, "allowed_token_ids"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {f"{n:03}": 1 for n in range(65)}}, "logit_bias"),
+    ):
+        assert served.post(path, body).json()["error"]["param"] == param
+
+
+def test_what_is_nested_by_the_hundreds_is_the_requests_error(signs: Pair):
+    user = {"role": "user", "content": "a"}
+    spelled = TEMPLATE + "{{ tools | tojson }}"
+    with serving(signs, template=spelled) as served:
+        for depth in (100, 400, 900):
+            deep = json.loads('{"a":' * depth + "1" + "}" * depth)
+            tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+            called = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": deep}]}
+            for path, body in (
+                ("/v1/chat/completions", {"messages": [user], "tools": [tool]}),
+                ("/v1/messages", {"messages": [user, called, user], "max_tokens": 1}),
+            ):
+                answer = served.post(path, body | {"max_tokens": 1})
+                assert answer.status_code in (200, 400), (depth, path)
+        assert "nested too deeply" in answer.json()["error"]["message"]
+
+
+def test_what_a_client_has_sent_comes_back_in_an_error_only_in_part(served: Served):
+    for body in ({"prompt": "a", "x" * 10**6: 1}, {"prompt": "a", "model": "x" * 10**6}):
+        answer = served.post("/v1/completions", body)
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 2000
+    assert answer.json()["error"]["message"].endswith("is not served here, expected 'tiny'")
 
 
 def test_reading_a_long_text_stops_no_other_thread():
@@ -381,10 +494,39 @@ def test_how_long_a_text_may_be_follows_from_what_the_tokenizer_leaves_out(chang
         )
     )
     spec = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}, "model": {}} | change
-    assert most_characters(tokenizer, spec, 10) == (None if per_token is None else 10 * per_token * 3)
+    assert most_characters(tokenizer, spec) == (None if per_token is None else per_token * 3)
 
 
 # Formats and the log.
+
+
+def test_grammars_that_wait_keep_nobody_else_waiting(signs: Pair, monkeypatch: pytest.MonkeyPatch):
+    """More of them than there are threads for texts and templates."""
+    monkeypatch.setattr(trials, "WAIT_SECONDS", 60)
+    found: list[httpx.Response] = []
+    with serving(signs) as served:
+        body = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "a"}}
+        assert served.post("/v1/completions", body).status_code == 200
+        tried = served.decoder._intake.grammars._trials
+
+        def ask(number: int) -> None:
+            asked = body | {"structured_outputs": {"regex": f"a{{{number}}}"}}
+            found.append(httpx.post(f"{served.url}/v1/completions", json=asked, timeout=60))
+
+        asking = [threading.Thread(target=ask, args=[number]) for number in range(1, 51)]
+        with tried._lock:
+            for one in asking:
+                one.start()
+            until(lambda: served.service._compiling.borrowed_tokens == 50)
+            chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}
+            assert httpx.post(f"{served.url}/v1/chat/completions", json=chat, timeout=20).status_code == 200
+        for one in asking:
+            one.join()
+        assert {one.status_code for one in found} == {200}
+        monkeypatch.setattr(trials, "WAIT_SECONDS", 0.01)
+        with tried._lock:
+            busy = served.post("/v1/completions", body | {"structured_outputs": {"regex": "b"}})
+        assert (busy.status_code, busy.json()["error"]["code"], busy.headers["retry-after"]) == (503, "busy", "1")
 
 
 def test_the_schema_of_a_json_object_is_honoured_and_what_is_unknown_is_refused():
