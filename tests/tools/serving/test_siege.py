@@ -280,12 +280,22 @@ def hostile_schema(chance: random.Random) -> dict:
     return {"type": "object", "properties": names, "minProperties": chance.randrange(100)}
 
 
+AMBIGUOUS = (  # grammars that compile at once, and take longer at each token
+    "start: e\ne: e e | e e e | /./ | /../ | /.../",
+    "start: a\na: a a | a a a | a a a a | /[a-z]+/ | /[0-9a-f]+/ | /[ -~]+/",
+)
+
+
 def test_hostile_schemas_take_neither_time_nor_memory(siege: Siege):
     chance, bodies = random.Random(1), []
     for number in range(SCHEMAS):
         schema = hostile_schema(chance) | {"description": str(number)}
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         bodies.append(("/v1/completions", json.dumps(OTHERS | {"max_tokens": 2, "response_format": form}).encode()))
+    body = OTHERS | {"max_tokens": 200, "temperature": 1, "ignore_eos": False, "logit_bias": {"1": -100}}
+    slow = [("/v1/completions", json.dumps(body | {"grammar": grammar}).encode()) for grammar in AMBIGUOUS]
+    for place in range(50, SCHEMAS, 50):
+        bodies[place:place] = slow
     statuses = besiege(siege, bodies[:100])
     before = siege.memory()
     with siege.watched():
