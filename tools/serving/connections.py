@@ -8,6 +8,8 @@ import asyncio
 import logging
 import resource
 import time
+from asyncio.sslproto import SSLProtocol
+from ssl import SSLContext
 from typing import Any
 
 import h11
@@ -15,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 
-HEADER_SECONDS = 30.0  # from the connection, or the last answer, to the end of a request's headers
+HEADER_SECONDS = 30.0  # from the connection, TLS or the last answer to the end of a request's headers
 BODY_SECONDS = 60.0  # from there to the end of its body: 4 MiB at half a megabit a second
 TAKE_SECONDS = 120.0  # in which a client takes nothing; the system's own buffers empty in steps of a megabyte
 LOOK_SECONDS = 1.0  # between two looks at a connection
@@ -39,9 +41,13 @@ class Connection(H11Protocol):
     """One connection. Where there are too many, the one that has let us wait for longest makes room."""
 
     most = WANTED_FILES
+    tls: SSLContext | None = None
+    _timer: asyncio.TimerHandle
     _told = -TOLD_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.transport is not None:  # it is made again, behind TLS
+            self._timer.cancel()
         super().connection_made(transport)
         self._since = time.monotonic()
         self._awaited: Any = h11.IDLE
@@ -50,6 +56,26 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(LOOK_SECONDS, self._look)
         if len(self.connections) > self.most:
             self._make_room()
+        if self.tls is not None and transport.get_extra_info("sslcontext") is None:
+            self._shake_hands(transport, self.tls)
+
+    def _shake_hands(self, transport: asyncio.Transport, tls: SSLContext) -> None:
+        """Put TLS between this connection and the network; then the connection is made a second time.
+
+        uvicorn would learn of a connection only when it has shaken hands, and those that never do would leave no room.
+        """
+
+        def end_unless_made_again(shaken: asyncio.Future[None]) -> None:
+            error = shaken.exception()
+            if self.transport is transport:
+                self.connection_lost(error if isinstance(error, Exception) else None)
+
+        shaken = self.loop.create_future()
+        shaken.add_done_callback(end_unless_made_again)
+        seconds: Any = HEADER_SECONDS
+        between = SSLProtocol(self.loop, self, tls, shaken, server_side=True, ssl_handshake_timeout=seconds)
+        transport.set_protocol(between)
+        between.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

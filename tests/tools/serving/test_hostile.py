@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
+from ssl import CERT_NONE, PROTOCOL_TLS_SERVER, MemoryBIO, SSLContext, SSLWantReadError, create_default_context
 
 import httpx
 import pytest
+import trustme
 from tokenizers import Tokenizer
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Grammar
@@ -163,7 +165,7 @@ def test_a_step_that_never_ends_shows_and_does_not_keep_the_server_from_ending(
 
 
 def open_sockets(served: Served, count: int, stack: ExitStack, said: bytes = b"") -> list[socket.socket]:
-    host, port = served.url.removeprefix("http://").split(":")
+    host, port = served.url.rpartition("//")[2].split(":")
     found = [stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(count)]
     for one in found:
         one.sendall(said)
@@ -235,6 +237,53 @@ def test_slow_bodies_make_room_too(llama: Pair, monkeypatch: pytest.MonkeyPatch)
         slow = open_sockets(served, 30, stack, head + b"ab")
         assert all(is_closed(one) for one in slow[:20])
         assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def tls() -> SSLContext:
+    context = SSLContext(PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+def healthy(url: str) -> bool:
+    """Ask as a client whose whole request comes together with the end of its handshake."""
+    trusting = create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, CERT_NONE
+    host, port = url.removeprefix("https://").split(":")
+    incoming, outgoing = MemoryBIO(), MemoryBIO()
+    client = trusting.wrap_bio(incoming, outgoing)
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except SSLWantReadError:
+                plain.sendall(outgoing.read())
+                incoming.write(plain.recv(2**16))
+        client.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        plain.sendall(outgoing.read())
+        while True:
+            with suppress(SSLWantReadError):
+                return client.read(15) == b"HTTP/1.1 200 OK"
+            incoming.write(plain.recv(2**16))
+
+
+def test_connections_without_a_handshake_make_room_and_end(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, tls: SSLContext
+):
+    monkeypatch.setattr(Connection, "most", 8)
+    with serving(llama, tls=tls) as served, ExitStack() as stack:
+        idle = open_sockets(served, 30, stack)
+        assert all(is_closed(one) for one in idle[:20])
+        assert healthy(served.url)
+    for name, seconds in (("HEADER_SECONDS", 0.2), ("LOOK_SECONDS", 0.05)):
+        monkeypatch.setattr(connections, name, seconds)
+    with serving(llama, tls=tls) as served, ExitStack() as stack:
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n"):
+            [slow] = open_sockets(served, 1, stack, said)
+            assert is_closed(slow)
+        assert healthy(served.url)
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off(
