@@ -88,7 +88,7 @@ class TextForm(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = "\n".join(map(visible, super().format(record).split("\n")))
         fields = getattr(record, "fields", {})
         return " ".join([line, *(f"{name}={_bare(value)}" for name, value in fields.items())])
 

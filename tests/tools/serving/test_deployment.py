@@ -296,6 +296,7 @@ def test_every_limit_of_the_page_is_the_servers_own():
         f"come back in {errors.RETRY_AFTER_SECONDS} s": f"{serve.get_default('max_batch')} requests are live and "
         f"{serve.get_default('max_waiting')} wait",
         "busy": f"for {trials.WAIT_SECONDS:g} s",
+        "all bodies": f"more than {guard.MOST_HELD_BYTES // 2**20} MiB",
         "shutting_down": f"for {serve.get_default('drain_seconds'):g} s at most",
         "body_too_large": f"more than {guard.MOST_BODY_BYTES // 2**20} MiB",
         "headers": f"more than {connections.HEADER_SECONDS:g} s, or the body more than {connections.BODY_SECONDS:g} s",

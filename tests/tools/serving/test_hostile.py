@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Grammar
 from trt_spec.runtime.grammars import trials
-from trt_spec.tools.serving import connections, server, service, stepper
+from trt_spec.tools.serving import connections, guard, server, service, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
 from trt_spec.tools.serving.bodies import MOST_PARTS, read_body
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
@@ -334,6 +334,22 @@ def test_what_follows_an_answer_and_is_no_request_ends_the_connection_without_a_
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_many_bodies_that_wait_for_their_last_byte_do_not_fill_the_memory(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guard, "MOST_HELD_BYTES", 10_000)
+    body = b'{"prompt": "abc", "user": "%b"}' % (b"a" * 8000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    asked = {"content": body, "headers": {"content-type": "application/json"}}
+    with serving(llama) as served, ExitStack() as stack:
+        [slow] = open_sockets(served, 1, stack, head % len(body) + body[:-1])
+        until(lambda: served.http.post("/v1/completions", **asked).status_code == 503)
+        refused = served.http.post("/v1/completions", **asked)
+        assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("busy", "1")
+        assert served.http.get("/health").status_code == 200
+        slow.sendall(body[-1:])
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        assert served.http.post("/v1/completions", **asked).status_code == 200
+
+
 def test_a_client_that_leaves_before_its_body_has_ended_is_no_failure(served: Served, logged: list[logging.LogRecord]):
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\nContent-Type: application/json\r\n"
     with ExitStack() as stack:
@@ -604,6 +620,8 @@ def test_the_log_shows_no_sign_that_a_terminal_would_obey_or_hide(sign: str):
         line = form.format(record)
         assert line.isprintable()
         assert "\\u" in line
+        said = logging.LogRecord("x", logging.ERROR, "x", 1, f"a request failed: {sign}", (), None)
+        assert form.format(said).isprintable()
 
 
 # Clients and their keys.
