@@ -104,6 +104,12 @@ class Connection(H11Protocol):
         else:  # the answer has begun, and nothing can be said behind it
             self.transport.close()
 
+    def shutdown(self) -> None:
+        """End with the server: at once, if the request has not come yet."""
+        super().shutdown()
+        if self._awaited is h11.SEND_BODY:
+            self.transport.close()
+
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: clients in Java offer HTTP/2 with each request, and are content without."""
 

@@ -350,6 +350,20 @@ def test_many_bodies_that_wait_for_their_last_byte_do_not_fill_the_memory(llama:
         assert served.http.post("/v1/completions", **asked).status_code == 200
 
 
+def test_the_end_of_the_server_waits_for_no_body(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(server, "LINGER_SECONDS", 60)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\nab"
+    with serving(llama) as served, ExitStack() as stack:
+        [slow] = open_sockets(served, 1, stack, head)
+        assert served.http.get("/health").status_code == 200
+        slow.settimeout(20)
+        served.end()
+        assert is_closed(slow)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_client_that_leaves_before_its_body_has_ended_is_no_failure(served: Served, logged: list[logging.LogRecord]):
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\nContent-Type: application/json\r\n"
     with ExitStack() as stack:
