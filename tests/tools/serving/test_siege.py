@@ -360,7 +360,9 @@ async def storm(siege: Siege, seconds: float) -> list[str]:
 
 def test_nothing_is_lost_in_a_storm_of_clients(siege: Siege):
     before = siege.files()
-    said = asyncio.run(storm(siege, SECONDS))
+    with siege.watched():
+        said = asyncio.run(storm(siege, SECONDS))
+    siege.require_unharmed()
     assert len(said) > SECONDS
     assert {(200, (text,)) for text in said} == {(siege.expected[0], tuple(siege.expected[1]))}
     until(lambda: siege.files() <= before + 2)
