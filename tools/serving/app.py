@@ -73,7 +73,8 @@ def make_app(
         ],
         exception_handlers={HTTPException: refused, ApiError: failed, TrtSpecError: failed},
     )
-    app.state.service, app.state.with_keys, app.state.origins = service, bool(keys), origins
+    app.state.service, app.state.origins = service, origins
+    app.state.openapi = json_response(openapi_page(service, bool(keys)))  # once: it takes as long as twenty answers
     return app
 
 
@@ -141,7 +142,8 @@ async def metrics(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    return json_response(openapi_page(_service(request), request.app.state.with_keys))
+    page: Response = request.app.state.openapi
+    return page
 
 
 async def refused(request: Request, error: Exception) -> Response:

@@ -20,12 +20,14 @@ from tokenizers import Tokenizer
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Grammar
 from trt_spec.runtime.grammars import trials
-from trt_spec.tools.serving import connections, guard, server, service, stepper
+from trt_spec.tools.serving import completions, connections, delivery, guard, server, service, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
 from trt_spec.tools.serving.bodies import MOST_PARTS, read_body
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
 from trt_spec.tools.serving.encoding import most_characters
 from trt_spec.tools.serving.tokenising import encoded
+from trt_spec.tools.serving.tokens import completion_logprobs
+from trt_spec.tools.serving.tool_calls import MOST_TOOLS_BYTES
 
 from ...bundles import Pair
 from ...kit.waiting import until
@@ -495,9 +497,11 @@ def test_between_two_large_bodies_others_have_their_turn(served: Served, monkeyp
 
 def test_more_parts_than_a_conversation_has_are_refused(served: Served):
     user = {"role": "user", "content": "a"}
+    tool = {"type": "function", "function": {"name": "f", "description": "a" * MOST_TOOLS_BYTES}}
     for path, body, param in (
         ("/v1/chat/completions", {"messages": [user] * (MOST_PARTS + 1)}, "messages"),
         ("/v1/responses", {"input": [user] * (MOST_PARTS + 1)}, "input"),
+        ("/v1/chat/completions", {"messages": [user], "tools": [tool]}, "tools"),
         ("/v1/completions", {"prompt": "a", "allowed_token_ids": [5] * 65}, "allowed_token_ids"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {f"{n:03}": 1 for n in range(65)}}, "logit_bias"),
     ):
@@ -519,6 +523,31 @@ def test_what_is_nested_by_the_hundreds_is_the_requests_error(signs: Pair):
                 answer = served.post(path, body | {"max_tokens": 1})
                 assert answer.status_code in (200, 400), (depth, path)
         assert "nested too deeply" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_long_to_write_is_not_written_in_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    body = LONG | {"logprobs": 3, "echo": True, "stream": stream, "prompt": "abcdefgh" * 5, "max_tokens": 40}
+    expected = served.post("/v1/completions", body).text
+    threads: set[str] = set()
+
+    def noted(*arguments: object) -> object:
+        threads.add(threading.current_thread().name)
+        return completion_logprobs(*arguments)
+
+    monkeypatch.setattr(completions, "completion_logprobs", noted)
+    monkeypatch.setattr(delivery, "MANY_TOKENS", 30)
+    found = served.post("/v1/completions", body).text
+    assert without_names(found) == without_names(expected)
+    assert any("AnyIO" in name for name in threads), "as for the prompt, which has 40 tokens"
+
+
+def without_names(answer: str) -> str:
+    """An answer but for what is new each time, in however many chunks it comes."""
+    lines = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith(("{", "data: {"))]
+    return "".join(one["text"] for line in lines for one in json.loads(line)["choices"])
 
 
 def test_what_a_client_has_sent_comes_back_in_an_error_only_in_part(served: Served):
