@@ -3,12 +3,12 @@
 import codecs
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...runtime import TokenLogprob
 from .answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from .shares import byte_of_symbol
 
 SPACE = "▁"
 
@@ -58,16 +58,6 @@ def _types(spec: Any) -> list[str]:
     if not isinstance(spec, dict):
         return []
     return [spec.get("type", ""), *(kind for part in spec.get("decoders", ()) for kind in _types(part))]
-
-
-@cache
-def byte_of_symbol() -> dict[str, bytes]:
-    """The byte that each printable character stands for in byte-level BPE."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): bytes([byte]) for byte in printable} | {
-        chr(256 + index): bytes([byte]) for index, byte in enumerate(others)
-    }
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob], spelling: Spelling) -> ChatLogprobs:
