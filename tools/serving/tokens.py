@@ -26,6 +26,7 @@ class Spelling:
         self._byte_of = byte_of_symbol() if "ByteLevel" in kinds else None
         self._pieces = bool(kinds & {"ByteFallback", "Metaspace", "Replace"})
         self._known: dict[int, bytes] = {}
+        self._shown: dict[int, tuple[str, list[int]]] = {}
 
     def to_bytes(self, token: int) -> bytes:
         if token not in self._known:
@@ -39,6 +40,12 @@ class Spelling:
             return spelt.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
+
+    def shown(self, token: int) -> tuple[str, list[int]]:
+        """Return the token's text and its bytes, as numbers that nobody may change."""
+        if token not in self._shown:
+            self._shown[token] = self.to_text(token), list(self.to_bytes(token))
+        return self._shown[token]
 
     def _spelt(self, token: int) -> bytes:
         piece = self._tokenizer.id_to_token(token)
@@ -62,7 +69,8 @@ def _types(spec: Any) -> list[str]:
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob], spelling: Spelling) -> ChatLogprobs:
     def named(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(spelling.to_text(token), logprob, list(spelling.to_bytes(token)))
+        text, numbers = spelling.shown(token)
+        return TopLogprob(text, logprob, numbers)
 
     content = []
     for one in logprobs:
