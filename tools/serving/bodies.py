@@ -98,6 +98,9 @@ class Sampling(Closed, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    num_beams: Annotated[int, Meta(ge=1)] | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     bad_words: Annotated[list[Stop], Meta(min_length=1, max_length=64)] | None = None
     structured_outputs: StructuredOutputs | None = None
     grammar: str | None = None

@@ -135,6 +135,8 @@ class Service:
                 raise RequestError(
                     f"{name} has {count:,} entries, the vocabulary has {self.decoder.vocab_size:,}; send less", name
                 )
+        if (body.num_beams or 1) > 1 and (body.n or 1) > 1:
+            raise ApiError(400, "a search with num_beams gives its best text alone; leave n or num_beams out", "n")
         wanted = []
         fields = {**self.defaults, **_sampling_fields(body), **more}
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
@@ -159,8 +161,10 @@ class Service:
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
                 salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
-                length = self.draft_length if body.draft_length is None else body.draft_length
-                drafter = body.drafter or (None if predicted else self.drafter)
+                searches = params.num_beams > 1  # for which the defaults of other requests are none
+                usual = None if searches else self.draft_length
+                length = usual if body.draft_length is None else body.draft_length
+                drafter = body.drafter or (None if predicted or searches else self.drafter)
                 wanted.append(Submission(prompt, params, length, drafter, salt, predicted, body.priority or 0))
         return wanted
 
@@ -223,6 +227,9 @@ SAME = (  # fields that SamplingParams knows by the same name
     "ignore_eos",
     "min_tokens",
     "allowed_token_ids",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
 )
 
 
