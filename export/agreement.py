@@ -8,25 +8,37 @@ FEW = 64  # tokens at the end that one of two tokenizers may have more, or a ten
 SHORTEST_MAX_LENGTH = 32  # a bundle whose sequences are shorter cannot hold one round of the widest draft
 
 
-def refuse_unequal(target: Vocabulary, draft: Vocabulary) -> list[str]:
-    """Refuse token maps that differ but at their ends; returns what is different but harmless.
+def difference(target: Vocabulary, draft: Vocabulary) -> str | None:
+    """Say where token maps differ but at their ends; None if the ids of both mean the same.
 
     Padded embeddings do not matter: only the ids that have a token are compared. What one of them has behind the
-    other's last token is never proposed. Where a text begins and ends is the target's to say.
+    other's last token is never proposed.
     """
     ends = max(target.tokens), max(draft.tokens)
     for index in range(min(ends) + 1):
         ours, theirs = target.tokens.get(index), draft.tokens.get(index)
         if ours != theirs:
-            raise PairError(
-                f"the tokenizers of target and draft differ: id {index} is {_token(ours, target, draft)} but "
-                f"{_token(theirs, draft, target)}; choose a draft with the target's tokenizer"
-            )
+            return f"id {index} is {_token(ours, target, draft)} but {_token(theirs, draft, target)}"
     if max(ends) - min(ends) > max(FEW, min(ends) // 10):
+        return f"{target.name} has {ends[0] + 1:,} tokens, {draft.name} {ends[1] + 1:,}"
+    return None
+
+
+def reads_alone(target: Checkpoint, draft: Checkpoint) -> bool:
+    """Whether a draft can read texts in tokens of its own: what it reads must be text, and all its states tokens'."""
+    return target.shape.source is None and draft.shape.source is None and not draft.shape.recurrent
+
+
+def refuse_unequal(target: Vocabulary, draft: Vocabulary) -> list[str]:
+    """Refuse token maps that differ; returns what is different but harmless.
+
+    Where a text begins and ends is the target's to say.
+    """
+    if differs := difference(target, draft):
         raise PairError(
-            f"the tokenizers of target and draft differ: {target.name} has {ends[0] + 1:,} tokens, {draft.name} "
-            f"{ends[1] + 1:,}; choose a draft with the target's tokenizer"
+            f"the tokenizers of target and draft differ: {differs}; choose a draft with the target's tokenizer"
         )
+    ends = max(target.tokens), max(draft.tokens)
     notes = []
     if ends[0] != ends[1]:
         more, less = (target, draft) if ends[0] > ends[1] else (draft, target)

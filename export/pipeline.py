@@ -13,28 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry
-from ..engines.bundle import DRAFT, DRAFTS, GRAPH, HEAD, TARGET, WEIGHTS, write_tables
-from .agreement import agreed_length, refuse_unequal
+from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry, PairError, open_engines
+from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, GRAPH, HEAD, TARGET, TOKENIZER, WEIGHTS, write_tables
+from .agreement import agreed_length, difference, reads_alone, refuse_unequal
 from .aside import built_aside
 from .bigram import bigram_overlap
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
+from .foreign import COMMON, TEXT, WAYS, common_tokens, compare, in_words
 from .graph import WIDE, build_graph, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, open_head, with_features
 from .oracle import behind_first, branch_features
 from .passes.quantise import Quantisation, nothing_known
-from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
+from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, engine_logits, overlap
 from .quiet import quiet_libraries
 from .report import ExportReport, ModelReport
 from .sources.examples import example_sources
 from .sources.export_encoders import export_encoders, refuse_unlike_sources
-from .vocabulary import read_vocabulary
+from .vocabulary import Vocabulary, read_vocabulary
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 SAMPLE = Path(__file__).with_name("sample.txt")
 TEMPERATURES = (0.0, 1.0)
 DTYPES = ("float32", "float16", "bfloat16")
+SPREAD = 2  # tokens that a draft with its own may have for each of the target's
 MEASURED = 4096  # tokens of the text on which a head is measured
 Progress = Callable[[str], None]
 
@@ -72,9 +74,11 @@ def export_bundle(
     begun = time.perf_counter()
     with quiet_libraries(), _disk_errors(out), built_aside(Path(out)) as folder:
         progress("reading configurations and tokenizers")
-        named = [(TARGET, target), *zip(DRAFTS, drafts, strict=False)]
-        adapters = dict([(TARGET, lora), *zip(DRAFTS, draft_lora, strict=False)])
-        checkpoints = {role: open_checkpoint(source, adapters.get(role)) for role, source in named}
+        adapters = [lora, *draft_lora, *[None] * len(drafts)]
+        opened = [open_checkpoint(*each) for each in zip([target, *drafts], adapters, strict=False)]
+        read = [read_vocabulary(checkpoint) for checkpoint in opened]
+        roles = _roles(opened, read)
+        checkpoints, vocabularies = dict(zip(roles, opened, strict=True)), dict(zip(roles, read, strict=True))
         if heads and checkpoints[TARGET].shape.recurrent:
             [head, *_] = heads.values()
             raise ExportError(
@@ -82,14 +86,13 @@ def export_bundle(
                 "version gives a head nothing to read; leave it out"
             )
         refuse_unlike_sources(checkpoints, [head.name for head in heads.values()])
-        length = agreed_length(list(checkpoints.values()), max_length)
-        vocabularies = {role: read_vocabulary(checkpoint) for role, checkpoint in checkpoints.items()}
+        length = agreed_length([checkpoint for role, checkpoint in checkpoints.items() if role != FOREIGN], max_length)
         ours = vocabularies[TARGET]
         notes = [note for checkpoint in checkpoints.values() for note in checkpoint.notes]
         notes += [ours.note] if ours.note else []
-        notes += [note for role in list(checkpoints)[1:] for note in refuse_unequal(ours, vocabularies[role])]
+        notes += [note for role in roles[1:] if role != FOREIGN for note in refuse_unequal(ours, vocabularies[role])]
         tokens = ours.entry()
-        ours.save(folder / "tokenizer.json")
+        ours.save(folder / TOKENIZER)
         running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or heads else None
         sample = running.first(min(LONGEST, length, max(2, LOGITS // tokens.vocab_size))) if check and running else None
         models: list[ModelReport] = []
@@ -97,25 +100,30 @@ def export_bundle(
         joined: dict[str, _Joined] = {}
         for role, checkpoint in checkpoints.items():
             shape = checkpoint.shape
-            if shape.vocab_size < tokens.vocab_size:  # a draft that lacks the target's last tokens
+            longest, reads = length, sample
+            if role == FOREIGN:
+                longest = min(shape.positions, SPREAD * length)
+                own = vocabularies[role]
+                reads = sample and _sample(own.tokenizer, own.entry().vocab_size, text).first(len(sample.tokens))
+            elif shape.vocab_size < tokens.vocab_size:  # a draft that lacks the target's last tokens
                 shape = replace(shape, vocab_size=tokens.vocab_size)
-            contract = shape.contract(length, dtype)
+            contract = shape.contract(longest, dtype)
             stored = weights if role == TARGET else draft_weights
-            report, read, found = _export_model(
-                role, checkpoint, folder, contract, stored, sample, progress, heads if role == TARGET else {}, running
+            report, logits_read, found = _export_model(
+                role, checkpoint, folder, contract, stored, reads, progress, heads if role == TARGET else {}, running
             )
             joined |= found
             models.append(report)
             if report.entry.dequantised:
                 notes.append(f"{checkpoint.name} is quantised by {report.entry.dequantised}")
-            if read is not None:
-                logits[role] = read[:, : tokens.vocab_size]
+            if logits_read is not None and role != FOREIGN:
+                logits[role] = logits_read[:, : tokens.vocab_size]
         for role, one in joined.items():
-            report, read = _export_head(role, one, folder, draft_weights, progress)
+            report, logits_read = _export_head(role, one, folder, draft_weights, progress)
             models.append(report)
             notes += one.head.notes
-            if read is not None:
-                logits[role] = read[:, : tokens.vocab_size]
+            if logits_read is not None:
+                logits[role] = logits_read[:, : tokens.vocab_size]
         encoders = export_encoders(
             checkpoints,
             {model.role: model.entry.contract for model in models},
@@ -124,8 +132,12 @@ def export_bundle(
             sample.tokens if sample else None,
             progress,
         )
-        progress("hashing the files")
         entries = {model.role: model.entry for model in models}
+        if FOREIGN in entries:
+            progress(f"{FOREIGN}: comparing its tokens with the target's")
+            said, entry = _translate(folder, ours, vocabularies[FOREIGN], entries[FOREIGN], sample, logits.get(TARGET))
+            entries[FOREIGN], notes = entry, [*notes, said]
+        progress("hashing the files")
         reading = {encoder.role: encoder.entry for encoder in encoders}
         Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading).save()
     alpha = {
@@ -135,6 +147,51 @@ def export_bundle(
     }
     seconds = time.perf_counter() - begun
     return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, seconds, encoders)
+
+
+def _roles(checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary]) -> list[str]:
+    """Name the target and its drafts, of which one may have tokens of its own."""
+    foreign = [
+        number > 0
+        and difference(vocabularies[0], vocabulary) is not None
+        and reads_alone(checkpoints[0], checkpoints[number])
+        for number, vocabulary in enumerate(vocabularies)
+    ]
+    if sum(foreign) > 1:
+        names = " and ".join(one.name for one, own in zip(vocabularies, foreign, strict=True) if own)
+        raise PairError(f"{names} all have other tokens than the target {vocabularies[0].name}; name one of them")
+    named = iter((TARGET, *DRAFTS))
+    return [FOREIGN if own else next(named) for own in foreign]
+
+
+def _translate(
+    folder: Path, ours: Vocabulary, own: Vocabulary, entry: ModelEntry, sample: Sample | None, logits: Tensor | None
+) -> tuple[str, ModelEntry]:
+    """Write what a draft with tokens of its own and its target have in common; say which way to propose is better.
+
+    Without a sample the tokens alone decide.
+    """
+    common, place = common_tokens(ours, own), folder / FOREIGN
+    own.save(place / TOKENIZER)
+    write_tables(place, common.tables)
+    known, size = len(common.target), ours.entry().vocab_size
+    drafter, acceptance = COMMON if 2 * known >= size else TEXT, dict[str, dict[str, float]]()
+    if sample is not None and logits is not None:
+        [engine] = open_engines("onnxruntime", [(place / GRAPH, entry.contract)])
+        both = compare(
+            sample.tokens,
+            logits,
+            ours.tokenizer,
+            own.tokenizer,
+            common,
+            lambda tokens: engine_logits(engine, tokens)[-1, : common.vocab_size],
+        )
+        engine.close()
+        if both is not None:
+            drafter = both.better(TEMPERATURES)
+            acceptance = {way: both.by_temperature(way, TEMPERATURES) for way in WAYS}
+    said = in_words(own.name, common, size, acceptance, drafter)
+    return said, replace(entry, tokens=common.entry(drafter, acceptance))
 
 
 def _told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
@@ -216,7 +273,7 @@ def _export_model(
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
-    kind = TARGET if role == TARGET else DRAFT
+    kind = role if role in (TARGET, FOREIGN) else DRAFT
     was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
     masks = _masks(checkpoint, contract) if kind == DRAFT else None
     entry = ModelEntry(

@@ -25,12 +25,12 @@ from ..engines import (
 from ..engines.errors import first_line
 from .acceptance.params import SamplingParams
 from .beams.able import beamless, refuse_long
-from .drafters import Resources, open_drafters
+from .drafters import ForeignDraft, Resources, open_drafters
 from .grammars.grammar import Grammar
 from .lengths.controller import Controller
 from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
-from .memory.budget import tokens_in
+from .memory.budget import SPREAD, tokens_in
 from .memory.features import Features
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
@@ -76,9 +76,11 @@ class Decoder:
             opens = self._open_engines(device)
             for one in opens:
                 opened.callback(one.close)
-            contracts = [one.contract for one in opens]
+            contracts = [one.contract for one in opens[: len(bundle.names)]]
             sources = [bundle.longest_source(name) for name in bundle.names]
-            room = tokens_in(contracts, cache_bytes, "cache_bytes", max_batch, sources=sources)
+            spread = SPREAD * [one.contract for one in opens[len(bundle.names) :]]  # of a draft with tokens of its own
+            sized, behind = [*contracts, *spread], [*sources, *[0] * len(spread)]
+            room = tokens_in(sized, cache_bytes, "cache_bytes", max_batch, sources=behind)
             self._room = max_batch * bundle.capacity if room is None else room
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
             of_sources = (prefix_bytes or 0) // 2 // max(1, len(bundle.encoders))  # the other half is for their texts
@@ -93,8 +95,9 @@ class Decoder:
                     masks=bundle.models[name].masks,
                     longest_source=bundle.longest_source(name),
                 )
-                for name, one in zip(bundle.names[1:], opens[1:], strict=True)
+                for name, one in zip(bundle.names[1:], opens[1 : len(bundle.names)], strict=True)
             )
+            self.foreign = self._open_foreign(opens[-1], room) if bundle.foreign is not None else None
             self.draft = self.drafts[0] if bundle.drafts else None
             self.models = dict(zip(bundle.names, (target, *self.drafts), strict=True))
             encoders = [
@@ -103,7 +106,7 @@ class Decoder:
             ]
             for encoder in encoders:
                 opened.callback(encoder.close)
-            drafters, unavailable = open_drafters(Resources(bundle, target, self.models, max_batch))
+            drafters, unavailable = open_drafters(Resources(bundle, target, self.models, max_batch, self.foreign))
             most = self.target.engine.verify_width - 1
             longest = min(most, MAX_DRAFT_LENGTH)
             trees = self.target.engine.takes_trees
@@ -122,6 +125,7 @@ class Decoder:
                 capture=capture,
                 kept_blocks=kept,
                 encoders=encoders,
+                foreign=[] if self.foreign is None else [self.foreign.model],
             )
             opened.pop_all()  # nothing failed, so the engines stay open
         self._own_threads = any(one.own_threads for one in opens)
@@ -320,7 +324,7 @@ class Decoder:
     def settle(self) -> None:
         """Let engines prepare now what they otherwise would over time, so that measurements show the lasting speed."""
         with self.between_rounds():
-            for model in (self.target, *self.drafts):
+            for model in (self.target, *self.drafts, *([self.foreign.model] if self.foreign else [])):
                 model.engine.settle()
 
     def forget_outputs(self) -> None:
@@ -396,8 +400,23 @@ class Decoder:
         """Open the target's engine, and those of the drafts."""
         refuse_drafts(self.bundle)
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
-        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in bundle.names]
+        names = [*bundle.names, *([bundle.foreign] if bundle.foreign else [])]
+        graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
         return open_engines([target, *[drafts] * (len(graphs) - 1)], graphs, device)
+
+    def _open_foreign(self, engine: Engine, room: int | None) -> ForeignDraft:
+        """Make the draft that has tokens of its own, and so a cache of another length."""
+        bundle = self.bundle
+        assert bundle.foreign is not None
+        model = Model(
+            engine,
+            bundle.vocab_size(bundle.foreign),
+            self.max_batch,
+            bundle.capacity_of(bundle.foreign),
+            most_tokens=None if room is None else SPREAD * room,
+            own_tokens=True,
+        )
+        return ForeignDraft.open(bundle, model, self.tokenizer, limited=room is not None)
 
     def _open_encoders(self, device: str) -> dict[str, Engine]:
         """Open the encoders by themselves: they run between rounds, so that models share no cores with them."""

@@ -1,8 +1,22 @@
 """A bundle on disk: models, tokenizer and a manifest that vouches for every file."""
 
 from .added_files import put_file
-from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, Speech, TokenizerEntry
-from .layout import COSTS, DRAFT, DRAFTS, ENCODER, GRAPH, HEAD, MANIFEST, PLANS, TABLES, TARGET, WEIGHTS
+from .bundle import Bundle, EncoderEntry, Masks, ModelEntry, OwnTokens, Speech, TokenizerEntry
+from .layout import (
+    COSTS,
+    DRAFT,
+    DRAFTS,
+    ENCODER,
+    FOREIGN,
+    GRAPH,
+    HEAD,
+    MANIFEST,
+    PLANS,
+    TABLES,
+    TARGET,
+    TOKENIZER,
+    WEIGHTS,
+)
 from .manifest import graph_identity
 from .tables import read_tables, write_tables
 
@@ -11,17 +25,20 @@ __all__ = [
     "DRAFT",
     "DRAFTS",
     "ENCODER",
+    "FOREIGN",
     "GRAPH",
     "HEAD",
     "MANIFEST",
     "PLANS",
     "TABLES",
     "TARGET",
+    "TOKENIZER",
     "WEIGHTS",
     "Bundle",
     "EncoderEntry",
     "Masks",
     "ModelEntry",
+    "OwnTokens",
     "Speech",
     "TokenizerEntry",
     "graph_identity",

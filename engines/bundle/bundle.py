@@ -8,7 +8,21 @@ from typing import Any
 
 from ..contract import CALL, FEATURES, GRANULE, SLACK, SOURCE, Contract, EncoderContract
 from ..errors import BundleError, ContractError, RequestError
-from .layout import COSTS, DRAFT, DRAFTS, GRAPH, HEAD, KINDS, MANIFEST, PLANS, TARGET, WEIGHTS
+from .layout import (
+    COSTS,
+    DRAFT,
+    DRAFTS,
+    FOREIGN,
+    GRAPH,
+    HEAD,
+    KINDS,
+    MANIFEST,
+    PLANS,
+    TABLES,
+    TARGET,
+    TOKENIZER,
+    WEIGHTS,
+)
 from .manifest import FORMAT, content_hash, measure, read_manifest, refuse_escape, verify
 
 
@@ -33,6 +47,18 @@ class Masks:
 
 
 @dataclass(frozen=True)
+class OwnTokens:
+    """What the runtime must know of a draft whose tokens are not the target's, beside its tokenizer and its tables."""
+
+    vocab_size: int  # token ids are 0 … vocab_size - 1; logits beyond are padding
+    common: int  # how many tokens the target has, too
+    drafter: str  # the one that runs it if nobody says which
+    opening: tuple[int, ...] = ()  # what its texts begin with
+    roles: tuple[tuple[int, int], ...] = ()  # special tokens of the target, and which of the draft mean the same
+    acceptance: dict[str, dict[str, float]] = field(default_factory=dict)  # expected, by drafter and temperature
+
+
+@dataclass(frozen=True)
 class ModelEntry:
     """One model of a bundle: where it came from, what its graph promises, and how it was checked."""
 
@@ -45,6 +71,7 @@ class ModelEntry:
     check: dict[str, Any] = field(default_factory=dict)  # empty: exported with --no-check
     dequantised: str = ""  # how the checkpoint was quantised, if it was
     masks: Masks | None = None  # of a draft that can propose in one pass
+    tokens: OwnTokens | None = None  # of a draft that has others than the target
 
 
 @dataclass(frozen=True)
@@ -119,6 +146,16 @@ class Bundle:
         """The names of all drafts that read states of the target, each that of the drafter that runs it."""
         return tuple(name for name, model in self.models.items() if model.kind == HEAD)
 
+    @property
+    def foreign(self) -> str | None:
+        """The name of the draft that has tokens of its own, if there is one."""
+        return next((name for name, model in self.models.items() if model.kind == FOREIGN), None)
+
+    def vocab_size(self, name: str) -> int:
+        """Return how many tokens a model has; its logits beyond are padding."""
+        own = self.models[name].tokens
+        return self.tokenizer.vocab_size if own is None else own.vocab_size
+
     def features(self, head: str) -> slice:
         """Return which of the target's features a head reads: they lie side by side, in the order of the heads."""
         sizes = {name: self.models[name].contract.of_kind(CALL)[0].shape[0] for name in self.heads}
@@ -147,7 +184,7 @@ class Bundle:
 
     @property
     def tokenizer_file(self) -> Path:
-        return self.path / "tokenizer.json"
+        return self.path / TOKENIZER
 
     @property
     def max_length(self) -> int:
@@ -155,12 +192,17 @@ class Bundle:
 
     @property
     def _positions(self) -> int:
-        return min(model.contract.max_length for model in self.models.values())
+        return min(model.contract.max_length for model in self.models.values() if model.tokens is None)
 
     @property
     def capacity(self) -> int:
         """Entries of a cache that holds the longest sequence and what a call may write past it."""
-        return -(-(self._positions + SLACK) // GRANULE) * GRANULE
+        return _with_slack(self._positions)
+
+    def capacity_of(self, name: str) -> int:
+        """Entries of that of one model: a draft with tokens of its own may need more than the others."""
+        model = self.models[name]
+        return self.capacity if model.tokens is None else _with_slack(model.contract.max_length)
 
     def limited(self, longest: int) -> "Bundle":
         """Return this bundle for sequences of at most so many tokens."""
@@ -233,12 +275,18 @@ class Bundle:
                 f"{path / MANIFEST} is damaged: its heads read {read} features of a token, its target keeps {kept}; "
                 "export the bundle again"
             )
-        for model in bundle.models.values():
-            if model.contract.vocab_size < bundle.tokenizer.vocab_size:
+        for name, model in bundle.models.items():
+            if model.contract.vocab_size < bundle.vocab_size(name):
                 raise BundleError(
                     f"{path / MANIFEST} is damaged: {model.name} has logits for {model.contract.vocab_size} tokens, "
-                    f"the tokenizer has {bundle.tokenizer.vocab_size}; export the bundle again"
+                    f"the tokenizer has {bundle.vocab_size(name)}; export the bundle again"
                 )
+        own = [model.kind for model in bundle.models.values() if model.tokens is not None]
+        if own not in ([], [FOREIGN]) or len(own) != kinds.count(FOREIGN):
+            raise BundleError(
+                f"{path / MANIFEST} is damaged: of models of the kinds {kinds} {len(own)} say that they have tokens of "
+                f"their own, expected the {FOREIGN} one; export the bundle again"
+            )
         for name, model in bundle.models.items():
             fed = [one.contract.feeds[name] for one in bundle.encoders.values() if name in one.contract.feeds]
             if [tuple(model.contract.of_kind(SOURCE))] != (fed or [()]):
@@ -247,8 +295,9 @@ class Bundle:
                     "do not give; export the bundle again"
                 )
         for name in [
-            "tokenizer.json",
+            TOKENIZER,
             *(f"{name}/{file}" for name in (*bundle.models, *bundle.encoders) for file in (GRAPH, WEIGHTS)),
+            *(f"{bundle.foreign}/{file}" for file in (TOKENIZER, TABLES) if bundle.foreign is not None),
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
@@ -263,7 +312,18 @@ def _model(fields: dict[str, Any]) -> ModelEntry:
     if fields["kind"] not in KINDS:
         raise ValueError(f"a model of the kind {fields['kind']!r}, expected one of {', '.join(KINDS)}")
     masks = Masks(**fields["masks"]) if fields.get("masks") else None
-    return ModelEntry(**fields | {"contract": Contract.from_json(fields["contract"]), "masks": masks})
+    tokens = _own_tokens(fields["tokens"]) if fields.get("tokens") else None
+    contract = Contract.from_json(fields["contract"])
+    return ModelEntry(**fields | {"contract": contract, "masks": masks, "tokens": tokens})
+
+
+def _own_tokens(fields: dict[str, Any]) -> OwnTokens:
+    roles = tuple((int(ours), int(own)) for ours, own in fields["roles"])
+    return OwnTokens(**fields | {"roles": roles, "opening": tuple(map(int, fields["opening"]))})
+
+
+def _with_slack(length: int) -> int:
+    return -(-(length + SLACK) // GRANULE) * GRANULE
 
 
 def _encoder(fields: dict[str, Any]) -> EncoderEntry:

@@ -2,10 +2,11 @@
 
 MANIFEST = "manifest.json"
 PLANS, COSTS = "plans", "costs"  # made from a bundle on some machine; its manifest does not vouch for them
+TOKENIZER = "tokenizer.json"  # the target's, and in its folder that of a draft with tokens of its own
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"  # each model has both, in a folder of its own
 TABLES = "tables.npz"  # of a model that a round reads more of than its graph, beside them
 
-TARGET, DRAFT, HEAD = "target", "draft", "head"
-KINDS = (TARGET, DRAFT, HEAD)  # the purposes of a bundle's models
+TARGET, DRAFT, HEAD, FOREIGN = "target", "draft", "head", "foreign"
+KINDS = (TARGET, DRAFT, HEAD, FOREIGN)  # the purposes of a bundle's models
 DRAFTS = (DRAFT, "draft2", "draft3", "draft4")  # the names under which export writes its drafts
 ENCODER = "encoder"  # the name of the target's encoder; that of a draft that has its own begins with the draft's

@@ -50,7 +50,7 @@ def build_plans(
     with _compiler(options.engine) as compile_:
         heads = {name: bundle.models[name].contract for name in bundle.heads}
         masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
-        for role in roles(options, bundle.drafts, heads, masks):
+        for role in roles(options, [*bundle.drafts, *filter(None, [bundle.foreign])], heads, masks):
             for capability in capabilities:  # for all of which the graph is rewritten once
                 key = PlanKey(
                     model=role.model,

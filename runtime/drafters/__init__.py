@@ -3,7 +3,9 @@
 from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from .cascade import Cascade
+from .common import Common
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
+from .foreign import ForeignDraft
 from .head import Blockwise, Eagle3, Medusa, Mtp
 from .lookup import Lookup
 from .masked import DFlash, DSpark, Pard, PEagle
@@ -11,10 +13,12 @@ from .model import DraftModel, further_draft
 from .ngram import NGram
 from .random import Random
 from .suffix import Suffix
+from .text import Text
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
 DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
+DRAFTERS |= {one.name: one for one in (Text, Common)}  # in this order: what one has written the other reads over
 NONE = "none"  # the name that means no drafter
 
 
@@ -22,6 +26,10 @@ def usual_drafter(bundle: Bundle) -> str:
     """Return the drafter of requests that name none."""
     if bundle.drafts:
         return Pard.name if Pard.model_name(bundle) == bundle.drafts[0] else DraftModel.name
+    if bundle.foreign is not None and not bundle.heads:
+        tokens = bundle.models[bundle.foreign].tokens
+        assert tokens is not None
+        return tokens.drafter
     return next(iter(bundle.heads), Lookup.name)
 
 
@@ -34,4 +42,15 @@ def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, s
     }
 
 
-__all__ = ["DRAFTERS", "NONE", "Copier", "Drafter", "Offer", "Resources", "Sampler", "open_drafters", "usual_drafter"]
+__all__ = [
+    "DRAFTERS",
+    "NONE",
+    "Copier",
+    "Drafter",
+    "ForeignDraft",
+    "Offer",
+    "Resources",
+    "Sampler",
+    "open_drafters",
+    "usual_drafter",
+]

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...engines import Bundle
 from ...engines.bundle import DRAFTS
-from ..acceptance.params import SamplingParams
 from ..memory.model import Model
 from ..state.frame import Frame
 from ..state.indexing import pick
 from ..state.plan import LEAST_WINDOW, Plan, Prepared
 from ..state.proposal import Noise
 from ..state.rows import Rows
+from .asking import Asking
+from .foreign import ForeignDraft
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,7 @@ class Resources:
     target: Model
     drafts: Mapping[str, Model]  # drafts and heads, by their names in the bundle
     max_batch: int
-
-
-class Asking(Protocol):
-    """The parts of a request that a drafter reads."""
-
-    prompt: tuple[int, ...]
-    prediction: tuple[int, ...]  # what its owner expects the output to be like
-    token_ids: list[int]
-    params: SamplingParams
+    foreign: ForeignDraft | None = None  # if the bundle has a draft with tokens of its own
 
 
 class Drafter:

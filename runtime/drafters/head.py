@@ -16,7 +16,8 @@ from ..memory.model import preceded
 from ..state.frame import Frame
 from ..state.indexing import at_nodes, counting, pick
 from ..state.rows import Rows
-from .drafter import Asking, Resources
+from .asking import Asking
+from .drafter import Resources
 from .model import DraftModel, PreparedDraft
 
 GIVEN, MADE = "past_hidden", "present_hidden"

@@ -15,7 +15,8 @@ from ..memory.model import preceded
 from ..state.frame import Frame
 from ..state.indexing import counting
 from ..state.rows import Rows
-from .drafter import Asking, Resources
+from .asking import Asking
+from .drafter import Resources
 from .head import MADE, OnePass
 from .markov import Markov
 from .model import PreparedDraft

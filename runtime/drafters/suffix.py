@@ -19,7 +19,8 @@ from ..state.noise import MOST_LINES
 from ..state.plan import Plan
 from ..state.proposal import Noise
 from ..state.rows import Rows
-from .drafter import Asking, Copier, Offer, Resources, of_turn
+from .asking import Asking
+from .drafter import Copier, Offer, Resources, of_turn
 from .suffix_automaton import SuffixAutomaton
 
 CONTEXT, POOL = 2**14, 2**14  # tokens remembered of one request, and of all earlier outputs together

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from ...engines import ROW, Contract, RequestError
-from .cache import KVCache
+from .model import Model
 from .snapshots import EVERY
+
+SPREAD = 2  # tokens that a draft with its own may have for each of the target's,
+BESIDE = 64  # and beside them, of what it has proposed
 
 
 def tokens_in(
@@ -37,9 +40,10 @@ def tokens_in(
 class Budget:
     """Knows which requests fit into the caches together."""
 
-    def __init__(self, caches: Sequence[KVCache]) -> None:
-        self._caches = caches
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._models = models
 
     def admits(self, lengths: Sequence[int]) -> bool:
         """Whether requests that write up to so many entries each fit together."""
-        return all(cache.holds(lengths) for cache in self._caches)
+        own = [SPREAD * length + BESIDE for length in lengths]
+        return all(model.cache.holds(own if model.own_tokens else lengths) for model in self._models)

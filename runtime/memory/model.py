@@ -52,10 +52,12 @@ class Model:
         features: Features | None = None,
         masks: Masks | None = None,
         longest_source: int = 0,
+        own_tokens: bool = False,
     ) -> None:
         self.engine = engine
         self._features = features  # of a head: what its target keeps for it
         self._masks = masks
+        self.own_tokens = own_tokens  # not those of the target, so that a row has another length
         self._capacity = capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
         self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks, longest_source)

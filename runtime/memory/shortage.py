@@ -24,7 +24,8 @@ class MemoryShortage:
             return
         bundle, rows = self._bundle, self._rows
         weights = sum(map(bundle.weight_bytes, bundle.models)) / 2**20
-        caches = sum(model.contract.cache_bytes(rows, bundle.capacity) for model in bundle.models.values()) / 2**20
+        models = bundle.models.items()
+        caches = sum(one.contract.cache_bytes(rows, bundle.capacity_of(name)) for name, one in models) / 2**20
         raise EngineError(
             f"no memory is left ({first_line(error)}): weights take {weights:,.0f} MiB, caches up to "
             f"{caches:,.0f} MiB for {rows} rows of {bundle.capacity} tokens, and the "

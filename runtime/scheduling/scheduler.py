@@ -40,11 +40,12 @@ class Scheduler:
         capture: bool,
         kept_blocks: int,
         encoders: Sequence[Encoder] = (),
+        foreign: Sequence[Model] = (),
     ) -> None:
         self.target, self.drafts = target, drafts
         self.frame: Frame | None = None  # of the last round
         self._drafters, self._rules = drafters, rules
-        self._models, self._encoders = [target, *drafts], encoders
+        self._models, self._encoders = [target, *drafts, *foreign], encoders
         self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
         recurrent = [model for model in self._models if model.recurrent]
         most = target.engine.verify_width - 1
@@ -215,7 +216,7 @@ class Scheduler:
             draft.cache.make_room(0, lengths, [width] * plan.batch)
             draft.cache.make_slots(width)
         refresh_uniforms(self._rows, plan, live)
-        for source in plan.drafters:
+        for source in sorted(plan.drafters, key=lambda one: one.place):
             source.load(requests, plan.draft_length)
         self.frame = self._frames.of(plan)
         return self._rounds.launch(self._planner.view, plan, self.frame, span)

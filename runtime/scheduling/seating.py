@@ -39,10 +39,11 @@ class Seating:
         self.prefilling: list[Occupant] = []  # in the order of their arrival
         self.searching: list[Occupant] = []  # with beams, in rounds of their own
         self.waiting: deque[Request] = deque()
-        self.prefixes = Prefixes([model.cache for model in models], kept_blocks)
+        self._alike = [model for model in models if not model.own_tokens]  # that read the tokens of requests
+        self.prefixes = Prefixes([model.cache for model in self._alike], kept_blocks)
         self._rows, self._models, self._target = rows, models, models[0]
         self._drafters, self._rules = list(drafters), rules
-        self._budget = Budget([model.cache for model in models])
+        self._budget = Budget(models)
         self._changed = changed
         self._submitted: WeakSet[Request] = WeakSet()
         self._queue_lock = threading.Lock()
@@ -211,7 +212,7 @@ class Seating:
             return  # its entries come from narrower steps than those of a prompt that is read
         tokens, salt = (*request.prompt, *request.token_ids), request.cache_salt
         self.prefixes.extend(occupant.keys, tokens, salt)
-        for model in self._models:
+        for model in self._alike:
             self.prefixes.leave(model.cache, occupant.row, occupant.keys, tokens, salt)
 
     def _reuse_prefix(self, occupant: Occupant) -> None:
@@ -222,7 +223,7 @@ class Seating:
         tokens = (*request.prompt, *request.token_ids)
         self.prefixes.extend(occupant.keys, tokens, request.cache_salt)
         most = max(0, len(tokens) - NARROWEST) // BLOCK_TOKENS
-        for model in self._models:
+        for model in self._alike:
             self.prefixes.reuse(model.cache, row, occupant.keys[:most])
         request.cached_tokens = min(len(request.prompt), self._target.cache.entries[row])
         self.prefixes.asked_tokens += len(request.prompt)

@@ -38,9 +38,9 @@ class Probe:
         features = None if target is None else Features(target.model.cache, bundle.features(role))
         self.model = Model(
             self.engine,
-            bundle.tokenizer.vocab_size,
+            bundle.vocab_size(role),
             subject.batch,
-            bundle.capacity,
+            bundle.capacity_of(role),
             features=features,
             longest_source=bundle.longest_source(role),
         )

@@ -13,6 +13,7 @@ from math import inf, isnan
 
 import torch
 
+from ...engines.bundle import FOREIGN
 from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.memory.model import Model
@@ -97,7 +98,7 @@ def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int)
 
 
 def compare_all(decoder: Decoder, probes: Mapping[str, Probe], worst: Mapping[str, Worst]) -> None:
-    """Every live row of all models with a fresh prefill of its tokens."""
+    """Every live row of all models with a fresh prefill of its tokens, which may be a model's own."""
     for row, request in enumerate(occupant.request for occupant in decoder.live):
         if request.finished:  # its row is kept until a round in flight is read
             continue
@@ -107,6 +108,11 @@ def compare_all(decoder: Decoder, probes: Mapping[str, Probe], worst: Mapping[st
             if entries := model.cache.entries[row]:
                 with decoder.between_rounds():
                     worst[role].add(*deviation(model, row, tokens[: entries + 1], probes[role]))
+        if decoder.foreign is not None:
+            own = decoder.foreign.holds(request)[: decoder.foreign.model.cache.entries[row]]
+            if len(own) > 1:
+                with decoder.between_rounds():
+                    worst[FOREIGN].add(*deviation(decoder.foreign.model, row, own, probes[FOREIGN]))
 
 
 def deviation(model: Model, row: int, tokens: Sequence[int], probe: Probe) -> tuple[float, float]:

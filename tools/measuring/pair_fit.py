@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from ...engines import GRANULE, Bundle, ExportError, PairError, blank_cache, blank_step, open_engines
-from ...export.agreement import refuse_unequal
+from ...export.agreement import difference, reads_alone, refuse_unequal
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.foreign import TEXT, WAYS, BothWays, CommonTokens, common_tokens, compare, in_words
 from ...export.kinds import open_head
 from ...export.pipeline import SAMPLE
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries
-from ...export.vocabulary import read_vocabulary
+from ...export.vocabulary import Vocabulary, read_vocabulary
+from ...runtime.translation.translation import Translation
 from .clock import run_ms
 from .sibling_acceptance import sibling_acceptance
 from .theory import best_draft_length, speed_up
@@ -33,6 +35,7 @@ class Side:
     name: str
     logits: Tensor
     one_token: Callable[[], object]
+    draws: bool = True  # what it proposes, from the softmax of its logits; else it is certain of that
 
 
 def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, Any]:
@@ -47,12 +50,12 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
             found, sides = _checkpoint_sides(target, draft, text)
     ours, theirs = sides
     t_ms, d_ms = (median(times) for times in _interleaved([ours.one_token, theirs.one_token]))
-    cost = d_ms / t_ms
+    cost = d_ms / t_ms * found.get("own_tokens", 1.0)
     found |= {"target_ms": t_ms, "draft_ms": d_ms, "cost_ratio": cost, "temperatures": []}
     for temperature in TEMPERATURES:
         alpha = overlap(ours.logits, theirs.logits, temperature)
         k = best_draft_length(alpha, cost, LONGEST_DRAFT)
-        siblings = sibling_acceptance(ours.logits, theirs.logits, temperature)
+        siblings = sibling_acceptance(ours.logits, theirs.logits, temperature) if theirs.draws else []
         row = {"temperature": temperature, "alpha": alpha, "siblings": siblings}
         found["temperatures"].append(row | {"best_draft_length": k, "speed_up": speed_up(alpha, k, cost)})
     return found
@@ -66,6 +69,8 @@ def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any
         )
     checkpoints = [open_checkpoint(name) for name in (target, draft)]
     vocabularies = [read_vocabulary(checkpoint) for checkpoint in checkpoints]
+    if difference(*vocabularies) is not None and reads_alone(*checkpoints):
+        return _checkpoints_of_own_tokens(checkpoints, vocabularies, text)
     notes = refuse_unequal(*vocabularies)
     size = vocabularies[0].entry().vocab_size
     positions = [checkpoint.shape.positions for checkpoint in checkpoints]
@@ -76,17 +81,56 @@ def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any
 
 def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int) -> Side:
     model = load_model(checkpoint, "float32", vocab_size)
-    last = torch.tensor([tokens[-1:]])
+    return Side(checkpoint.name, checkpoint_logits(model, tokens)[:, :vocab_size], _one_token(model, tokens[-1]))
+
+
+def _one_token(model: Any, token: int) -> Callable[[], object]:
+    last = torch.tensor([[token]])
 
     @torch.no_grad()
-    def one_token() -> object:
+    def run() -> object:
         return model(last, use_cache=False)
 
-    return Side(checkpoint.name, checkpoint_logits(model, tokens)[:, :vocab_size], one_token)
+    return run
+
+
+def _checkpoints_of_own_tokens(
+    checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary], text: str
+) -> tuple[dict[str, Any], list[Side]]:
+    ours, own = vocabularies
+    common, positions = common_tokens(ours, own), [checkpoint.shape.positions for checkpoint in checkpoints]
+    tokens = _read(ours.tokenizer, text, min(positions))
+    target = _side(checkpoints[0], tokens, ours.entry().vocab_size)
+    model = load_model(checkpoints[1], "float32")
+
+    def reads(ids: list[int]) -> Tensor:
+        return checkpoint_logits(model, ids[-positions[1] :])[-1, : common.vocab_size]
+
+    both = compare(tokens, target.logits, ours.tokenizer, own.tokenizer, common, reads)
+    draft = own.name, _one_token(model, common.own[0])
+    found, sides = _both_ways(both, common, target, *draft)
+    return {"source": "checkpoints", "positions": positions, "tokens": len(tokens)} | found, sides
+
+
+def _both_ways(
+    both: BothWays | None, common: CommonTokens, target: Side, name: str, one_token: Callable[[], object]
+) -> tuple[dict[str, Any], list[Side]]:
+    """Say what the draft has in common with its target; take it for what it is in the better of both ways."""
+    if both is None:
+        raise ExportError(f"the text has no place at which {name} could be compared with its target; give a longer one")
+    drafter = both.better(TEMPERATURES)
+    acceptance = {way: both.by_temperature(way, TEMPERATURES) for way in WAYS}
+    notes = [in_words(name, common, target.logits.shape[1], acceptance, drafter)]
+    draft = Side(name, both.said(drafter), one_token, draws=drafter != TEXT)
+    found: dict[str, Any] = {"notes": notes, "drafter": drafter, "ways": acceptance}
+    found |= {"own_tokens": both.tokens} if drafter == TEXT else {}
+    return found, [Side(target.name, both.target, target.one_token), draft]
 
 
 def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, Any], list[Side]]:
     bundle = Bundle.open(path)
+    if bundle.foreign is not None and draft in (*([] if bundle.drafts else [None]), bundle.foreign):
+        return _bundle_of_own_tokens(bundle, text)
     if draft not in (None, *bundle.drafts):
         own = " or ".join(bundle.drafts) or "none"
         raise PairError(f"{path} is a bundle, which holds its own draft, {own}; leave out --draft {draft}")
@@ -109,6 +153,29 @@ def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, An
     return {"source": "bundle", "notes": [], "positions": positions, "tokens": len(tokens)}, sides
 
 
+def _bundle_of_own_tokens(bundle: Bundle, text: str) -> tuple[dict[str, Any], list[Side]]:
+    from tokenizers import Tokenizer
+
+    assert bundle.foreign is not None
+    known = Translation.read(bundle, Tokenizer.from_file(str(bundle.tokenizer_file)), "cpu")
+    pairs = known.target_ids.tolist(), known.own_ids.tolist()
+    common = CommonTokens(*pairs, dict(known.roles), known.opening, known.vocab_size)
+    tokens = _read(known.target, text, bundle.max_length)
+    entries = [bundle.models[name] for name in (bundle.names[0], bundle.foreign)]
+    graphs = [(bundle.graph(name), bundle.models[name].contract) for name in (bundle.names[0], bundle.foreign)]
+    engines = open_engines("onnxruntime", graphs)
+    runs = [blank_step(one, blank_cache(one.contract, 1, GRANULE), 0, 1, 1, 1).run for one in engines]
+    logits = engine_logits(engines[0], tokens)[:, : bundle.tokenizer.vocab_size]
+    positions = [entry.contract.max_length for entry in entries]
+
+    def reads(ids: list[int]) -> Tensor:
+        return engine_logits(engines[1], ids[-positions[1] :])[-1, : common.vocab_size]
+
+    both = compare(tokens, logits, known.target, known.own, common, reads)
+    found, sides = _both_ways(both, common, Side(entries[0].name, logits, runs[0]), entries[1].name, runs[1])
+    return {"source": "bundle", "positions": positions, "tokens": len(tokens)} | found, sides
+
+
 def _read(tokenizer: Any, text: str, positions: int) -> list[int]:
     tokens: list[int] = tokenizer.encode(text).ids[: min(LONGEST, positions)]
     if len(tokens) < 2:
@@ -129,7 +196,9 @@ def _interleaved(runs: Sequence[Callable[[], object]]) -> list[list[float]]:
 
 def report(found: dict[str, Any]) -> str:
     lines = [
-        "one token map, one set of special ids" + "".join(f"; {note}" for note in found["notes"]),
+        found["notes"][0]
+        if "ways" in found
+        else "one token map, one set of special ids" + "".join(f"; {note}" for note in found["notes"]),
         f"positions: {found['positions'][0]:,} of the target, {found['positions'][1]:,} of the draft",
         f"one token: target {found['target_ms']:.2f} ms, draft {found['draft_ms']:.2f} ms, cost ratio "
         f"c = {found['cost_ratio']:.3f} (in {'torch' if found['source'] == 'checkpoints' else 'ONNX Runtime'})",
@@ -139,7 +208,6 @@ def report(found: dict[str, Any]) -> str:
         k = row["best_draft_length"]
         advice = f"predicted {row['speed_up']:.2f} × at K = {k}" if k else "no draft length pays"
         siblings = ", ".join(f"{share:.3f}" for share in row["siblings"])
-        lines.append(
-            f"  temperature {row['temperature']:g}: α = {row['alpha']:.3f}, {advice}; siblings would add {siblings}"
-        )
+        beside = f"; siblings would add {siblings}" if siblings else ""
+        lines.append(f"  temperature {row['temperature']:g}: α = {row['alpha']:.3f}, {advice}{beside}")
     return "\n".join(lines)

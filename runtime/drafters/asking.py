@@ -1,0 +1,15 @@
+"""The parts of a request that a drafter reads."""
+
+from typing import Protocol
+
+from ..acceptance.params import SamplingParams
+
+
+class Asking(Protocol):
+    prompt: tuple[int, ...]
+    prediction: tuple[int, ...]  # what its owner expects the output to be like
+    token_ids: list[int]
+    params: SamplingParams
+
+    @property
+    def longest(self) -> int: ...

@@ -1,0 +1,52 @@
+"""Drafter common: a draft with tokens of its own proposes those that its target has, too, one after another.
+
+It draws from its law over these alone: q is that law laid on the target's ids, and nothing anywhere else.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..state.frame import Frame
+from ..state.rows import Rows
+from .asking import Asking
+from .drafter import Resources, Sampler
+from .foreign import Steps
+from .foreign_drafter import ForeignDrafter
+
+NEVER = -1e30  # logit of a token that the draft does not have; finite, so that a filter may leave only such tokens
+
+
+class Common(ForeignDrafter, Sampler):
+    name = "common"
+
+    def __init__(self, place: int, resources: Resources) -> None:
+        super().__init__(place, resources)
+        translation, size, device = self.draft.translation, self.target.vocab_size, self.target.engine.device
+        self._own = torch.zeros(size, dtype=torch.int64, device=device)  # of each of the target's tokens, 0 for none
+        self._own[translation.target_ids] = translation.own_ids
+        self._laws = torch.zeros(resources.max_batch, 1, size, device=device)  # logits [A, 1, V]
+        self._able = torch.zeros(resources.max_batch, dtype=torch.int64, device=device)
+        self._steps: Steps | None = None
+
+    def load(self, requests: Sequence[Asking], draft_length: int) -> None:
+        self._steps, able = self.draft.read(requests, self.wanted(), draft_length)
+        self._able[: len(able)] = torch.tensor(able)
+        self.draft.launch(self._steps, requests, able)
+
+    def asked(self, line: int, rows: Rows) -> Tensor:
+        asked = super().asked(line, rows)
+        return asked * self._able[: len(asked)]
+
+    def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
+        steps, translation = self._steps, self.draft.translation
+        assert steps is not None
+        laws = self._laws[: frame.batch]
+
+        def of_proposal(i: int) -> Tensor:
+            said = self._own[frame.winners[i - 1].tokens[:, 0]] if i else None
+            own = steps.run(i, said).index_select(2, translation.own_ids)
+            return laws.fill_(NEVER).index_copy_(2, translation.target_ids, own)
+
+        return of_proposal
