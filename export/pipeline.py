@@ -159,7 +159,7 @@ def _roles(checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary]
     ]
     if sum(foreign) > 1:
         names = " and ".join(one.name for one, own in zip(vocabularies, foreign, strict=True) if own)
-        raise PairError(f"{names} all have other tokens than the target {vocabularies[0].name}; name one of them")
+        raise PairError(f"{names} both have other tokens than the target {vocabularies[0].name}; name one of them")
     named = iter((TARGET, *DRAFTS))
     return [FOREIGN if own else next(named) for own in foreign]
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -28,6 +29,19 @@ def in_other_tokens(checkpoint: Path, out: Path) -> Path:
     config |= {name: most - config[name] for name in ("bos_token_id", "eos_token_id")}
     (out / "config.json").write_text(json.dumps(config))
     (out / "generation_config.json").unlink(missing_ok=True)
+    return out
+
+
+def padded(checkpoint: Path, out: Path, rows: int) -> Path:
+    """The same model with so many rows in its embedding, of which the last belong to no token."""
+    shutil.copytree(checkpoint, out)
+    weights = load_file(out / "model.safetensors")
+    for name in BY_TOKEN:
+        own = weights[name][:rows]
+        weights[name] = torch.cat([own, own.flip(0)])[:rows].contiguous()
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
     return out
 
 

@@ -4,10 +4,13 @@ from importlib.metadata import requires, version
 import pytest
 import torch
 from trt_spec.engines import usable_cores
+from trt_spec.export.foreign import BothWays
 from trt_spec.tools import extras
 from trt_spec.tools.commands import doctor
 from trt_spec.tools.measuring import theory
 
+from ...bundles import export_pair
+from ...foreign import merging_draft
 from ...models import tiny_llama
 from ..conftest import assert_refused
 
@@ -117,11 +120,35 @@ def test_a_draft_that_lacks_tokens_is_measured_too(run, unequal, tmp_path):
     assert "4 tokens that" in result.out
 
 
+def test_a_draft_with_tokens_of_its_own_is_measured_in_both_ways(run, unequal, tmp_path):
+    """Of two checkpoints as of the bundle that holds them."""
+    other = merging_draft(tmp_path / "other")
+    pair = export_pair(unequal.checkpoint, tmp_path / "bundle", other)
+    found = []
+    for named in (("--target", unequal.checkpoint, "--draft", other), ("--target", pair.bundle)):
+        result = run("doctor", *named)
+        assert "of its own, which can say 64 of the target's 64; drafter common would be accepted" in result.out
+        assert "; drafter text would be accepted" in result.out
+        found.append(json.loads(run("doctor", *named, "--json").out))
+    for checkpoints, bundle in zip(*(one["ways"].values() for one in found), strict=True):
+        assert checkpoints == pytest.approx(bundle, abs=1e-3)
+    better = found[0]["ways"][found[0]["drafter"]]
+    assert [row["alpha"] for row in found[0]["temperatures"]] == pytest.approx(list(better.values()))
+
+
+def test_what_a_draft_writes_costs_as_many_steps_as_it_has_tokens(run, unequal, tmp_path, monkeypatch):
+    other = merging_draft(tmp_path / "other", pairs=b"")
+    monkeypatch.setattr(BothWays, "better", lambda both, temperatures: "text")
+    result = run("doctor", "--target", unequal.checkpoint, "--draft", other, "--json")
+    found = json.loads(result.out)
+    assert found["own_tokens"] == pytest.approx(1.0)
+    assert not any(row["siblings"] for row in found["temperatures"]), "it has no second best"
+
+
 def test_a_pair_that_cannot_work_is_refused_with_the_reason(run, unequal, tmp_path, capfd):
     other = tiny_llama(tmp_path / "other", vocab=200)
     capfd.readouterr()  # transformers' progress
     for arguments, expected in (
-        (("--target", unequal.checkpoint, "--draft", other), "200; choose a draft with the target's tokenizer"),
         (("--target", unequal.checkpoint), "is not a bundle, and there is no --draft"),
         (("--target", unequal.bundle, "--draft", other), "is a bundle, which holds its own draft"),
         (("--draft", other), "name the --target as well"),
