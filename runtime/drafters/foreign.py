@@ -71,7 +71,7 @@ class ForeignDraft:
         self._window = torch.zeros(max_batch, self._width, dtype=torch.int64, device=self._device)
         self._start, self._length = (torch.zeros(max_batch, dtype=torch.int64, device=self._device) for _ in range(2))
         self._last = torch.zeros(max_batch, 1, dtype=torch.int64, device=self._device)  # where a window ends
-        self._steps: dict[tuple[int, int, int | None], Steps] = {}
+        self._steps: dict[tuple[int, int], Steps] = {}
         self._version = -1  # of the cache that the steps are over
         self._running: tuple[Tensor, list[tuple[int, Held, int]]] | None = None  # what the round that is launched reads
 
@@ -126,7 +126,7 @@ class ForeignDraft:
         for memory, values in ((self._window, windows), (self._start, starts), (self._length, lengths)):
             memory[:batch] = torch.tensor(values)
         torch.sub(self._length - 1, self._start, out=self._last[:, 0])
-        steps = self._of(batch, count, self.model.bucket(max(starts) + self._width + count))
+        steps = self._of(batch, count)
         torch.add(self._length[:batch] - 1, counting(count, self._device)[:, None], out=steps.start)
         steps.fed.fill_(NOT_RUN)
         return steps, able
@@ -166,17 +166,17 @@ class ForeignDraft:
         held.tokens = ids[: cache.entries[row]]
         return count
 
-    def _of(self, batch: int, count: int, live: int | None) -> Steps:
+    def _of(self, batch: int, count: int) -> Steps:
         """Make each kind of steps once, as long as the cache stays where it is."""
         if self.model.cache.version != self._version:
             self._steps.clear()
             self._version = self.model.cache.version
-        if (batch, count, live) not in self._steps:
-            step, logits = partial(self.model.step, 0, live=live), self.model.logits(batch, 1)
+        if (batch, count) not in self._steps:
+            step, logits = partial(self.model.step, 0), self.model.logits(batch, 1)
             aligned = ALIGNMENT // torch.int64.itemsize
             memory = torch.zeros(2, count, -(-batch // aligned) * aligned, dtype=torch.int64, device=self._device)
             fed, start = memory[:, :, :batch]
             runs = [step(self._window[:batch], self._start[:batch], logits, logit_rows=self._last[:batch])]
             runs += [step(fed[i, :, None], start[i], logits) for i in range(1, count)]
-            self._steps[batch, count, live] = Steps(runs, logits[..., : self.translation.vocab_size], fed, start)
-        return self._steps[batch, count, live]
+            self._steps[batch, count] = Steps(runs, logits[..., : self.translation.vocab_size], fed, start)
+        return self._steps[batch, count]

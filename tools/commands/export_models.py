@@ -126,8 +126,8 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="DIR_OR_ID",
-        help="the checkpoint of a smaller model with the same tokenizer, which proposes tokens to the target; may be "
-        "repeated, for up to four of them, which are drafters model, model2 and so on",
+        help="the checkpoint of a smaller model, which proposes tokens to the target; may be repeated, for up to four "
+        "of them, which are drafters model, model2 and so on, or common and text if it has another tokenizer",
     )
     add_revision_flag(parser, "the target")
     parser.add_argument("--lora", metavar="DIR", help="a LoRA adapter, as PEFT writes it, to merge into the target")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle, RequestError
 from trt_spec.engines.bundle import FOREIGN
-from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime import Decoder, Grammar, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.probe import Probes
@@ -20,6 +20,7 @@ from ...kit.caches import TOLERANCE
 from ...kit.exact import PLAIN, PROMPT, exact_distribution
 from ...kit.prompts import random_prompts
 from ...kit.sampled import Tokens, is_distributed_as
+from ...recorder import Recorder
 
 WAYS = ("common", "text")
 GREEDY = SamplingParams(max_new_tokens=40, ignore_eos=True)
@@ -92,6 +93,17 @@ def test_greedy_and_coupled_texts_are_plain_ones(merging: Pair, engine: str, par
                 pass
             assert [tuple(request.token_ids) for request in requests] == [expected.token_ids] * len(requests)
         assert all(decoder.by_drafter[drafter].proposed for drafter in WAYS)
+
+
+def test_rounds_that_are_recorded_write_the_same_text(merging: Pair, recorder: Recorder):
+    with Decoder.open(merging.bundle, max_batch=3) as decoder:
+        for params in (GREEDY, COUPLED):
+            plain = decoder.generate(PROMPTS[:3], params, draft_length=0)
+            for drafter in WAYS:
+                before = sum(recorder.launched)
+                outputs = decoder.generate(PROMPTS[:3], params, draft_length=3, drafter=drafter)
+                assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+                assert sum(recorder.launched) > before + 20
 
 
 def test_its_cache_is_that_of_a_fresh_prefill_of_its_own_tokens(merging: Pair):
@@ -203,6 +215,18 @@ def test_where_a_request_allows_only_what_the_draft_lacks_the_target_still_says_
         for drafter in WAYS:
             [output] = decoder.generate([PROMPT], params, draft_length=3, drafter=drafter)
             assert set(output.token_ids) == set(lacked)
+
+
+@pytest.mark.parametrize("params", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_under_a_grammar_texts_are_plain_ones(decoder: Decoder, params: SamplingParams):
+    choice = Grammar.choice(["alpha beta", "alpha 20", "gamma"])
+    asked = replace(params, grammar=choice, ignore_eos=False)
+    [plain] = decoder.generate([PROMPTS[2]], asked, draft_length=0)
+    assert plain.text in ("alpha beta", "alpha 20", "gamma")
+    for drafter in WAYS:
+        [output] = decoder.generate([PROMPTS[2]], asked, draft_length=4, drafter=drafter)
+        assert output.token_ids == plain.token_ids
+    assert decoder.by_drafter["common"].accepted
 
 
 def test_a_bundle_without_such_a_draft_refuses_these_drafters_by_name(llama: Pair):
