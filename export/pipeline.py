@@ -134,7 +134,6 @@ def export_bundle(
         )
         entries = {model.role: model.entry for model in models}
         if FOREIGN in entries:
-            progress(f"{FOREIGN}: comparing its tokens with the target's")
             said, entry = _translate(folder, ours, vocabularies[FOREIGN], entries[FOREIGN], sample, logits.get(TARGET))
             entries[FOREIGN], notes = entry, [*notes, said]
         progress("hashing the files")

@@ -15,10 +15,10 @@ from .random import Random
 from .suffix import Suffix
 from .text import Text
 
-DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Lookup, Suffix, NGram, Random, Cascade)}
+DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Common, Text)}
+DRAFTERS |= {one.name: one for one in (Lookup, Suffix, NGram, Random, Cascade)}
 DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
-DRAFTERS |= {one.name: one for one in (Text, Common)}  # in this order: what one has written the other reads over
 NONE = "none"  # the name that means no drafter
 
 

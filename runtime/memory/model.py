@@ -257,8 +257,8 @@ def make_cache(
 
 def refuse_drafts(bundle: Bundle) -> None:
     """Refuse drafts with states of rows that no call says what to swallow: proposals may fall after all."""
-    for name in bundle.drafts:
-        if bundle.models[name].contract.recurrent:
+    for name in (*bundle.drafts, *filter(None, [bundle.foreign])):
+        if bundle.models[name].contract.recurrent and name != bundle.foreign:
             continue
         for state in bundle.models[name].contract.of_kind(ROW):
             raise BundleError(

@@ -216,7 +216,7 @@ class Scheduler:
             draft.cache.make_room(0, lengths, [width] * plan.batch)
             draft.cache.make_slots(width)
         refresh_uniforms(self._rows, plan, live)
-        for source in sorted(plan.drafters, key=lambda one: one.place):
+        for source in sorted(plan.drafters, key=lambda one: one.samples):  # last those that run a draft in the round
             source.load(requests, plan.draft_length)
         self.frame = self._frames.of(plan)
         return self._rounds.launch(self._planner.view, plan, self.frame, span)

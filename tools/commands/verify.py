@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from ...engines import Bundle, RequestError
+from ...engines.bundle import TARGET
 from ...runtime.scheduling.engine_choice import resolve
 from ..certificate import checkpoint, distribution, rollback, same_text, semantics
 from ..certificate.effort import FULL, QUICK, Effort
@@ -118,7 +119,7 @@ def _result(subject: Subject, effort: Effort, findings: list[Finding], seconds: 
     return {
         "bundle": str(bundle.path),
         "target": bundle.target.name,
-        "draft": " and ".join(bundle.models[name].name for name in bundle.names[1:]) or None,
+        "draft": " and ".join(model.name for model in bundle.models.values() if model.kind != TARGET) or None,
         "dtype": bundle.target.contract.dtype,
         "weights": bundle.target.weights,
         "engine": subject.engine,

@@ -1,4 +1,7 @@
-"""Run the bundle's checkpoints in transformers: its generate, assisted generation and prompt lookup."""
+"""Run the bundle's checkpoints in transformers: its generate, assisted generation and prompt lookup.
+
+Where the draft has other tokens it assists universally: by its text, or where texts are sampled by common tokens.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -12,12 +15,15 @@ from ...engines import Bundle, ModelEntry, PairError, RequestError
 from ...export.checkpoint import GGUF, open_checkpoint, reading
 from ...export.quiet import quiet_libraries
 from ...runtime import SamplingParams
+from ...runtime.drafters import usual_drafter
 from .bandwidth import all_cores
 from .theirs import Theirs, named_folders, require_package
 from .time_rounds import Setting
 
 FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
 PLAIN = Setting(0, "none")
+OWN_TOKENS = ("common", "text")  # drafters whose draft has other tokens than the target
+WITH_DRAFT = ("model", *OWN_TOKENS)
 
 
 class Arrivals:
@@ -40,8 +46,10 @@ class Arrivals:
 class Transformers:
     """A target, and a draft if there is one, on all cores, with the attention that transformers itself chooses."""
 
-    def __init__(self, target: Path, draft: Path | None, dtype: str = "float32", device: str = "cpu") -> None:
-        from transformers import AutoModelForCausalLM, GenerationConfig
+    def __init__(
+        self, target: Path, draft: Path | None, dtype: str = "float32", device: str = "cpu", own_tokens: bool = False
+    ) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
         self._models: dict[str, Any] = {}
         for role, path in (("target", target), ("draft", draft)):
@@ -54,6 +62,10 @@ class Transformers:
                 # A checkpoint may bring settings of its own; none of them may stop a text or change it.
                 model.generation_config = GenerationConfig()
                 self._models[role] = model.to(device).eval()
+        self._tokenizers: dict[str, Any] = {}
+        if draft is not None and own_tokens:
+            names = {"tokenizer": target, "assistant_tokenizer": draft}
+            self._tokenizers = {key: AutoTokenizer.from_pretrained(path) for key, path in names.items()}
         if draft is not None:  # or K would change from round to round
             self._models["draft"].generation_config.num_assistant_tokens_schedule = "constant"
             self._models["draft"].generation_config.assistant_confidence_threshold = 0.0
@@ -73,8 +85,8 @@ class Transformers:
         if not params.greedy:
             options |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
             options |= {"min_p": params.min_p or None}
-        if setting.drafter == "model":
-            options["assistant_model"] = self._models["draft"]
+        if setting.drafter in WITH_DRAFT:
+            options |= {"assistant_model": self._models["draft"]} | self._tokenizers
             self._models["draft"].generation_config.num_assistant_tokens = setting.draft_length
         elif setting.drafter == "lookup":
             options["prompt_lookup_num_tokens"] = setting.draft_length
@@ -113,11 +125,11 @@ def compared_checkpoints(
 ) -> dict[str, Path]:
     """The named checkpoints by role, refused before any weight is read if the bundle was not made from them."""
     require_package(arguments, "transformers", "export")
-    named = named_folders(arguments, drafter, FLAGS, "the checkpoints of the bundle")
+    named = named_folders(arguments, drafter, FLAGS, "the checkpoints of the bundle", WITH_DRAFT)
     if arguments.batch > 1:
         raise RequestError(f"--batch is {arguments.batch}, but transformers assists one prompt at a time; use 1")
     for role, path in named.items():
-        checkpoint, entry = open_checkpoint(path), bundle.models[role]
+        checkpoint, entry = open_checkpoint(path), _entry(bundle, role, drafter in OWN_TOKENS)
         found = checkpoint.shape.contract(entry.contract.max_length, entry.contract.dtype)
         if (checkpoint.architecture, found) != (entry.architecture, entry.contract):
             raise _not_of_the_bundle(role, path, entry, f"a {checkpoint.architecture} of another shape")
@@ -128,12 +140,19 @@ def compared_checkpoints(
 def open_checkpoints(
     arguments: argparse.Namespace, bundle: Bundle, checkpoints: Mapping[str, Path], longest: int
 ) -> Transformers:
-    dtype = bundle.target.contract.dtype
-    opened = Transformers(checkpoints["target"], checkpoints.get("draft"), dtype, arguments.device)
+    dtype, own = bundle.target.contract.dtype, (arguments.drafter or usual_drafter(bundle)) in OWN_TOKENS
+    opened = Transformers(checkpoints["target"], checkpoints.get("draft"), dtype, arguments.device, own)
     for role, path in checkpoints.items():
-        if (found := opened.parameters(role)) != bundle.models[role].parameters:
-            raise _not_of_the_bundle(role, path, bundle.models[role], f"a model of {found:,} parameters")
+        entry = _entry(bundle, role, own)
+        if (found := opened.parameters(role)) != entry.parameters:
+            raise _not_of_the_bundle(role, path, entry, f"a model of {found:,} parameters")
     return opened
+
+
+def _entry(bundle: Bundle, role: str, own_tokens: bool) -> ModelEntry:
+    """Return the bundle's model of a role; a draft may be the one that has tokens of its own."""
+    foreign = bundle.foreign if own_tokens and role != "target" else None
+    return bundle.models[foreign or role]
 
 
 def _not_of_the_bundle(role: str, path: Path, entry: ModelEntry, found: str) -> PairError:

@@ -12,7 +12,7 @@ from ..certificate.arbiter import first_difference
 from ..extras import install_command, installed
 from .time_rounds import Setting, Waits
 
-SOURCES = ("model", "lookup")  # of proposals, which every peer has
+DRAFTED, LOOKUP = ("model",), "lookup"  # sources of proposals that every peer has
 Texts = Sequence[Sequence[int]]
 
 
@@ -51,13 +51,15 @@ def same_text(found: dict[str, Any]) -> str:
     return f"another text for {len(places)} of {len(found['differs_at'])} prompts, first at token {min(places) + 1}"
 
 
-def named_folders(arguments: argparse.Namespace, drafter: str, flag: Mapping[str, str], what: str) -> dict[str, Path]:
-    """The folders of the models that will run, by role, from the flags of a peer."""
-    if drafter not in SOURCES:
+def named_folders(
+    arguments: argparse.Namespace, drafter: str, flag: Mapping[str, str], what: str, drafted: Sequence[str] = DRAFTED
+) -> dict[str, Path]:
+    """The folders of the models that will run, by role, from the flags of a peer; `drafted` are those with a draft."""
+    if drafter not in (sources := [*drafted, LOOKUP]):
         raise RequestError(
-            f"--drafter is {drafter}, but --compare {arguments.compare} knows only {' and '.join(SOURCES)}; use one"
+            f"--drafter is {drafter}, but --compare {arguments.compare} knows only {' and '.join(sources)}; use one"
         )
-    roles = ("target", "draft") if drafter == "model" else ("target",)
+    roles = ("target", "draft") if drafter in drafted else ("target",)
     named = {role: getattr(arguments, flag[role].removeprefix("--").replace("-", "_")) for role in roles}
     if missing := [flag[role] for role, path in named.items() if path is None]:
         raise RequestError(f"--compare {arguments.compare} runs {what}; name {' and '.join(missing)}")

@@ -16,6 +16,8 @@ from trt_spec.tools.measuring.theory import tokens_per_round
 from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits, measure
 from trt_spec.tools.text_files import read_prompts
 
+from ...bundles import export_pair
+from ...foreign import merging_draft
 from ...kit.costs import known_costs
 from ...kit.gguf_model import write_gguf
 from ...models import tiny_llama
@@ -156,6 +158,21 @@ def test_transformers_writes_the_tokens_that_this_runtime_writes(unequal):
     theirs = Theirs(Setting(3, "model"))
     other.measure([prompt, prompt], [params, params], theirs)
     assert (len(theirs.waits.first_token), len(theirs.waits.between_tokens)) == (2, 2 * 23)
+
+
+def test_transformers_assists_with_other_tokens_where_the_draft_has_them(run, unequal, prompts, tmp_path, capfd):
+    draft = merging_draft(tmp_path / "draft")
+    bundle = export_pair(unequal.checkpoint, tmp_path / "bundle", draft).bundle
+    capfd.readouterr()
+    result = run(
+        *("bench", "--bundle", bundle, "--prompts", prompts, "--max-new-tokens", 12, "--repeats", 1),
+        *("--draft-lengths", "2", "--compare", "hf", "--drafter", "text", "--json", tmp_path / "out.json"),
+        *("--target-checkpoint", unequal.checkpoint, "--draft-checkpoint", draft),
+    )
+    assert result.code == 0, result.err
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [one["draft_length"] for one in found["compared"]["settings"]] == [0, 2]
+    assert all(one["differs_at"] == [None] * 3 for one in found["compared"]["settings"])
 
 
 def test_transformers_reads_a_gguf_file_as_the_export_does(run, prompts, tmp_path):
