@@ -26,7 +26,6 @@ class Common(ForeignDrafter, Sampler):
         translation, size, device = self.draft.translation, self.target.vocab_size, self.target.engine.device
         self._own = torch.zeros(size, dtype=torch.int64, device=device)  # of each of the target's tokens, 0 for none
         self._own[translation.target_ids] = translation.own_ids
-        self._laws = torch.zeros(resources.max_batch, 1, size, device=device)  # logits [A, 1, V]
         self._able = torch.zeros(resources.max_batch, dtype=torch.int64, device=device)
         self._steps: Steps | None = None
 
@@ -42,11 +41,10 @@ class Common(ForeignDrafter, Sampler):
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
         steps, translation = self._steps, self.draft.translation
         assert steps is not None
-        laws = self._laws[: frame.batch]
 
         def of_proposal(i: int) -> Tensor:
             said = self._own[frame.winners[i - 1].tokens[:, 0]] if i else None
             own = steps.run(i, said).index_select(2, translation.own_ids)
-            return laws.fill_(NEVER).index_copy_(2, translation.target_ids, own)
+            return torch.full_like(frame.draft_logits, NEVER).index_copy_(2, translation.target_ids, own)
 
         return of_proposal

@@ -84,7 +84,9 @@ class ForeignDraft:
     def follow(self, request: Asking) -> int:
         """Read what a request has become; return how many tokens the draft may say behind its text."""
         self._learn()
-        text = self._held.setdefault(request, Held(self.translation)).text
+        if request not in self._held:
+            self._held[request] = Held(self.translation)
+        text = self._held[request].text
         text.follow(request.prompt, request.token_ids)
         most = min(self._longest, SPREAD * request.longest) if self._limited else self._longest
         return max(0, most - len(text.ids)) if text.whole and text.ids else 0
@@ -109,7 +111,7 @@ class ForeignDraft:
         for row, request in enumerate(requests):
             able.append(request in asked)
             if able[-1]:
-                most = maxsize if request.params.keeps_its_draft else budget
+                most = maxsize if request.params.keeps_its_draft else max(0, budget)
                 budget -= self._read_ahead(row, self._held[request], most)
                 able[-1] = cache.entries[row] >= self._begin(self._held[request])
         texts = [self._held[request].text.ids if can else [] for request, can in zip(requests, able, strict=True)]
@@ -161,7 +163,7 @@ class ForeignDraft:
         valid = min(held.agreed(), cache.entries[row], len(ids) - 1)
         cache.wrote(row, valid, valid)
         count = min(most, max(0, self._begin(held) - valid))
-        if count > 0:
+        if count:
             self.model.prefill([row], [torch.tensor(ids[: valid + count], device=self._device)])
         held.tokens = ids[: cache.entries[row]]
         return count
