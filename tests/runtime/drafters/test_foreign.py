@@ -237,7 +237,12 @@ def test_a_bundle_without_such_a_draft_refuses_these_drafters_by_name(llama: Pai
                 decoder.submit([5], drafter=drafter)
 
 
-def test_trees_are_refused_and_combs_are_not(decoder: Decoder):
+def test_trees_and_beams_are_refused_and_combs_are_not(decoder: Decoder):
+    for drafter in WAYS:
+        with pytest.raises(RequestError, match=f"num_beams needs drafter model or none, not {drafter}"):
+            decoder.submit([5], SamplingParams(num_beams=2), drafter=drafter)
+    [searched] = decoder.generate([PROMPTS[2]], SamplingParams(num_beams=2, max_new_tokens=8))
+    assert searched.text, "by the target alone"
     with pytest.raises(RequestError, match="drafter common can grow no tree here"):
         decoder.submit([5], drafter="common", draft_length="2/6")
     with pytest.raises(RequestError, match="drafter text can put nothing beside its proposals"):
