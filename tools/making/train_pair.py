@@ -123,11 +123,16 @@ def train_pair(
             "acceptance": acceptance(target, draft, measured),
         }
         for name, model in (("target", target), ("draft", draft)):
-            model.to("cpu", torch.bfloat16).save_pretrained(folder / name)
-            tokenizer.save(str(folder / name / "tokenizer.json"))
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
-            (folder / name / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+            save(model, tokenizer, folder / name)
     return found
+
+
+def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a checkpoint in bfloat16."""
+    model.to("cpu", torch.bfloat16).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

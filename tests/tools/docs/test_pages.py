@@ -26,6 +26,7 @@ THEIRS = {  # flags of other programs that the pages name
 PROGRAMS = (
     "making.distil_draft",
     "making.grow_pair",
+    "making.train_draft",
     "making.train_head",
     "making.train_pair",
     "measuring.auto_report",

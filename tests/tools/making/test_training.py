@@ -12,11 +12,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError, PairError, RequestError
 from trt_spec.export import export_bundle
+from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.tools.making import distil_draft
+from trt_spec.tools.making import train_draft as train_draft_tool
 from trt_spec.tools.making import train_pair as train_pair_tool
 from trt_spec.tools.making.cut_down import cut_down, evenly
 from trt_spec.tools.making.distil_draft import distil, sample
 from trt_spec.tools.making.growing import LlamaSize
+from trt_spec.tools.making.train_draft import own_files, train_draft
 from trt_spec.tools.making.train_pair import source_files, train_pair
 from trt_spec.tools.making.training import Windows, distillation_loss, what_others_miss
 
@@ -176,6 +180,8 @@ def test_a_setting_that_makes_no_sense_is_refused_and_nothing_is_written(
         (distil_draft, ["--prompts", "missing"], "prompt file missing cannot be read"),
         (train_pair_tool, ["--draft-steps", "0"], "--draft-steps is 0, expected at least 1"),
         (train_pair_tool, ["--device", "warp"], "--device is 'warp', which torch cannot use here"),
+        (train_draft_tool, ["--vocab", "256"], "--vocab is 256, expected at least 257"),
+        (train_draft_tool, ["--minutes", "0"], "--minutes is 0, expected more than 0"),
     ],
 )
 def test_the_tools_say_what_is_wrong_in_one_line(
@@ -220,6 +226,23 @@ def test_a_pair_is_trained_from_nothing_and_the_same_from_the_same_seed(tmp_path
         weights = [load_file(tmp_path / name / model / "model.safetensors") for name in ("one", "two")]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     export_bundle(tmp_path / "one" / "target", tmp_path / "bundle", draft=tmp_path / "one" / "draft", check=False)
+
+
+def test_a_draft_with_tokens_of_its_own_learns_the_text_itself(tmp_path: Path):
+    learned, held_out = own_files()
+    found = train_draft(
+        tmp_path / "draft",
+        (learned[:8], held_out[:2]),
+        LlamaSize(64, 1, 1, 1, 64),
+        vocab=300,
+        width=32,
+        batch=4,
+        steps=60,
+    )
+    assert found["steps"] == 60
+    assert found["loss"] < 0.8 * math.log(300), "it has learned something"
+    assert 0 < found["loss_a_byte"] < found["loss"]
+    assert read_vocabulary(open_checkpoint(str(tmp_path / "draft"))).entry().vocab_size == 300
 
 
 def test_held_out_files_are_never_learned_from():
