@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry, PairError, open_engines
+from ..engines import Bundle, Contract, ExportError, Masks, ModelEntry, PairError
 from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, GRAPH, HEAD, TARGET, TOKENIZER, WEIGHTS, write_tables
 from .agreement import agreed_length, difference, reads_alone, refuse_unequal
 from .aside import built_aside
 from .bigram import bigram_overlap
 from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
-from .foreign import COMMON, TEXT, WAYS, common_tokens, compare, in_words
+from .foreign import translate
 from .graph import WIDE, build_graph, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, open_head, with_features
 from .oracle import behind_first, branch_features
 from .passes.quantise import Quantisation, nothing_known
-from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, engine_logits, overlap
+from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
 from .report import ExportReport, ModelReport
 from .sources.examples import example_sources
@@ -134,8 +134,10 @@ def export_bundle(
         )
         entries = {model.role: model.entry for model in models}
         if FOREIGN in entries:
-            said, entry = _translate(folder, ours, vocabularies[FOREIGN], entries[FOREIGN], sample, logits.get(TARGET))
-            entries[FOREIGN], notes = entry, [*notes, said]
+            known = (sample.tokens, logits[TARGET]) if sample else None
+            own = vocabularies[FOREIGN]
+            said, entries[FOREIGN] = translate(folder / FOREIGN, ours, own, entries[FOREIGN], known, TEMPERATURES)
+            notes.append(said)
         progress("hashing the files")
         reading = {encoder.role: encoder.entry for encoder in encoders}
         Bundle(folder, entries, tokens, installed(MADE_BY), files={}, encoders=reading).save()
@@ -161,36 +163,6 @@ def _roles(checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary]
         raise PairError(f"{names} both have other tokens than the target {vocabularies[0].name}; name one of them")
     named = iter((TARGET, *DRAFTS))
     return [FOREIGN if own else next(named) for own in foreign]
-
-
-def _translate(
-    folder: Path, ours: Vocabulary, own: Vocabulary, entry: ModelEntry, sample: Sample | None, logits: Tensor | None
-) -> tuple[str, ModelEntry]:
-    """Write what a draft with tokens of its own and its target have in common; say which way to propose is better.
-
-    Without a sample the tokens alone decide.
-    """
-    common, place = common_tokens(ours, own), folder / FOREIGN
-    own.save(place / TOKENIZER)
-    write_tables(place, common.tables)
-    known, size = len(common.target), ours.entry().vocab_size
-    drafter, acceptance = COMMON if 2 * known >= size else TEXT, dict[str, dict[str, float]]()
-    if sample is not None and logits is not None:
-        [engine] = open_engines("onnxruntime", [(place / GRAPH, entry.contract)])
-        both = compare(
-            sample.tokens,
-            logits,
-            ours.tokenizer,
-            own.tokenizer,
-            common,
-            lambda tokens: engine_logits(engine, tokens)[-1, : common.vocab_size],
-        )
-        engine.close()
-        if both is not None:
-            drafter = both.better(TEMPERATURES)
-            acceptance = {way: both.by_temperature(way, TEMPERATURES) for way in WAYS}
-    said = in_words(own.name, common, size, acceptance, drafter)
-    return said, replace(entry, tokens=common.entry(drafter, acceptance))
 
 
 def _told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
