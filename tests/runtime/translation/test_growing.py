@@ -26,9 +26,12 @@ def whole(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     "tokenizer", [SHIPPED, byte_level(("<s>",)), in_pieces(("<unk>", "<s>"))], ids=["shipped", "bytes", "pieces"]
 )
+
+
+@KINDS
 def test_its_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer):
     grown, text = GrowingTokens(tokenizer), ""
     for number, piece in enumerate(pieces(seed=1)):
@@ -39,7 +42,8 @@ def test_its_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer):
     assert grown.ids == whole(tokenizer, text)
 
 
-def test_only_the_end_is_read_again(monkeypatch: pytest.MonkeyPatch):
+@KINDS
+def test_only_the_end_is_read_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     read, encode = list[int](), growing._encode
 
     def watched(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -47,7 +51,7 @@ def test_only_the_end_is_read_again(monkeypatch: pytest.MonkeyPatch):
         return encode(tokenizer, text)
 
     monkeypatch.setattr(growing, "_encode", watched)
-    grown = GrowingTokens(SHIPPED)
+    grown = GrowingTokens(tokenizer)
     for piece in pieces(seed=2):
         grown.append(piece)
         assert isinstance(grown.ids, list)
