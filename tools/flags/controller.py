@@ -15,10 +15,11 @@ from .sampling import FORMS, flag
 
 SOURCES_HELP = (
     "where proposals come from (default: model if the bundle has a draft, else lookup). model: the draft model, the "
-    "first if the bundle has several; model2 and so on: the others; lookup: what followed the same words earlier; "
-    "suffix: longer matches, also in earlier outputs; ngram: the table of trt-spec ngram; cascade: the draft over what "
-    "lookup finds; random: any token; mixed: chosen for each round. Several, as model+suffix, give a line of proposals "
-    "each, verified together; suffix+suffix or lookup+lookup the best copy and the next best, and so on"
+    "first if the bundle has several; model2 and so on: the others; common, text: a draft with other tokens, by those "
+    "that the target has too, or by what it writes; lookup: what followed the same words earlier; suffix: longer "
+    "matches, also in earlier outputs; ngram: the table of trt-spec ngram; cascade: the draft over what lookup finds; "
+    "random: any token; mixed: chosen for each round. Several, as model+suffix, give a line each, verified "
+    "together; suffix+suffix or lookup+lookup the best copy and the next best, and so on"
 )
 CONTROLLERS = ("costs", "entropy")
 
