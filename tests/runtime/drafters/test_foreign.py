@@ -139,6 +139,21 @@ def test_a_seed_has_one_text_alone_in_a_batch_and_behind_a_kept_prefix(merging: 
 
 
 @pytest.mark.parametrize("drafter", WAYS)
+def test_a_long_prompt_is_read_part_by_part_between_rounds(
+    decoder: Decoder, drafter: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Until its draft has read it, a request proposes nothing; one that keeps its draft waits for that."""
+    monkeypatch.setattr("trt_spec.runtime.drafters.foreign.BUDGET", 16)
+    [plain] = decoder.generate([PROMPTS[4]], GREEDY, draft_length=0)
+    [output] = decoder.generate([PROMPTS[4]], GREEDY, draft_length=3, drafter=drafter, trace=True)
+    proposed = [bool(one.proposal) for one in output.trace[1:]]
+    assert output.token_ids == plain.token_ids
+    assert proposed.index(True) >= 2
+    [kept] = decoder.generate([PROMPTS[4]], REJECTION, draft_length=3, drafter=drafter, trace=True)
+    assert kept.trace[1].proposal
+
+
+@pytest.mark.parametrize("drafter", WAYS)
 def test_after_preemption_a_request_goes_on_with_the_same_text(
     decoder: Decoder, drafter: str, monkeypatch: pytest.MonkeyPatch
 ):
