@@ -52,7 +52,7 @@ def compare(
     """
     places, laws, texts, counts = list[int](), list[Tensor](), list[int](), list[float]()
     for place in range(0, len(tokens), max(1, len(tokens) // PLACES)):
-        text = ours.decode(tokens[: place + 1], skip_special_tokens=False)
+        text = ours.decode(tokens[: place + 1], skip_special_tokens=True)
         context = [*common.opening, *own.encode(text, add_special_tokens=False).ids]
         if text.endswith(BROKEN) or not context:
             continue

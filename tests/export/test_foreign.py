@@ -1,11 +1,12 @@
 """A draft with other tokens than its target: which of them mean the same, and what is said of both ways to propose."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from trt_spec.engines import Bundle, BundleError, ExportError, PairError
 from trt_spec.engines.bundle import FOREIGN, TABLES
 from trt_spec.export.agreement import refuse_unequal
@@ -83,7 +84,14 @@ def test_the_model_under_other_numbers_has_all_tokens_in_common(target: Path, tm
 
 
 def test_export_says_both_ways_and_takes_the_better(target: Path, tmp_path: Path):
-    report = export_bundle(target, tmp_path / "bundle", draft=in_other_tokens(target, tmp_path / "draft"))
+    """Of tokenizers that begin each text with a token of their own, which is no text of the other."""
+    pair = shutil.copytree(target, tmp_path / "target"), in_other_tokens(target, tmp_path / "draft")
+    for path in pair:
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        begin = ("<s>", tokenizer.token_to_id("<s>"))
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
+        tokenizer.save(str(path / "tokenizer.json"))
+    report = export_bundle(pair[0], tmp_path / "bundle", draft=pair[1])
     [note] = [note for note in report.notes if "tokens of its own" in note]
     assert "has 64 tokens of its own, which can say 64 of the target's 64" in note
     assert "drafter common would be accepted 1.00 at temperature 0, 1.00 at temperature 1" in note
@@ -93,6 +101,7 @@ def test_export_says_both_ways_and_takes_the_better(target: Path, tmp_path: Path
     assert entry.check, "its graph was checked as any other"
     assert entry.tokens.acceptance["common"] == pytest.approx({"0": 1.0, "1": 1.0})
     assert entry.tokens.drafter == "common"
+    assert entry.tokens.opening == (63,)
 
 
 def test_drafts_with_the_targets_tokens_keep_their_names_beside_it(target: Path, draft: Path, tmp_path: Path):
