@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, Contract, Step
-from trt_spec.engines.engine import chunks
+from trt_spec.engines import Bundle, Contract, Engine, Step
 from trt_spec.runtime.acceptance.filters import FILTERS
 from trt_spec.runtime.drafters import Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
@@ -157,19 +156,14 @@ def plan_of(kind: str, drafters: Mapping[str, Drafter]) -> Plan:
     return Plan(2, **fields)
 
 
-class IdleEngine:
+class IdleEngine(Engine):
     """Checks where the tensors of its steps are, and does nothing with them."""
 
-    static_capacity, reads_prefixes, own_threads, takes_trees = True, True, False, True
-    verify_width, read_width, reads_together = 17, 17, True
+    static_capacity = reads_prefixes = reads_together = True
+    verify_width = read_width = 17
 
     def __init__(self, contract: Contract, device: str) -> None:
         self.contract, self.device = contract, device
-
-    def reserve(self, rows: int, capacity: int) -> None: ...
-
-    def prefill_widths(self, tokens: int) -> list[int]:
-        return chunks(tokens, 256)
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         self.contract.sizes({**inputs, **outputs})
@@ -178,10 +172,6 @@ class IdleEngine:
 
     def capturable(self) -> bool:
         return True
-
-    def settle(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def idle_models(bundle: Bundle, device: str, max_batch: int) -> tuple[Model, Model, dict[str, Drafter]]:
