@@ -89,6 +89,20 @@ class Service:
         encode = partial(encoded, self.decoder.tokenizer, text, add_special_tokens)
         return encode() if len(text) < LONG_TEXT else await self.aside(encode, len(text))
 
+    async def source(self, given: str | list[int]) -> list[int]:
+        """Tokenise what an encoder shall read."""
+        encoder = self.decoder.bundle.encoder
+        if encoder is None or encoder.contract.sound is not None:
+            raise ApiError(400, "source is for models that write behind a text, as T5 does; leave it out", "source")
+        return given if isinstance(given, list) else await self.encode(given, field="source")
+
+    async def beginning(self, prompt: str | list[int], source: Sequence[int] | None) -> list[int]:
+        """Tokenise what a text begins with; behind a source the model's own tokens come before it."""
+        if isinstance(prompt, list):
+            return prompt
+        own = () if source is None else self.decoder.bundle.tokenizer.start_ids
+        return [*own, *await self.encode(prompt, add_special_tokens=source is None)]
+
     async def aside(self, work: Callable[[], Result], characters: int) -> Result:
         """Read a text in a thread; long ones one after another, so that the rounds keep their cores."""
         if characters < LONG_TEXT:
@@ -103,14 +117,17 @@ class Service:
         max_tokens: int | None,
         caller: str,
         asked: Asked | None,
+        source: Sequence[int] | None = None,
         **more: Any,
     ) -> list[Submission]:
         """The requests that a body asks for: n for each prompt, which differ in their seeds.
 
         What a `caller` leaves is found by nobody else, since the time of an answer would tell what others have asked.
         """
-        if self.decoder.bundle.encoders:
-            raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
+        if (encoder := self.decoder.bundle.encoder) is not None and source is None:
+            if encoder.contract.sound is not None:
+                raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
+            raise ApiError(400, "the model writes behind a text: send it to /v1/completions as source", "source")
         wanted = []
         fields = {**self.defaults, **_sampling_fields(body), **more}
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
@@ -137,7 +154,8 @@ class Service:
                 salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
                 length = self.draft_length if body.draft_length is None else body.draft_length
                 drafter = body.drafter or (None if predicted else self.drafter)
-                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, body.priority or 0))
+                priority = body.priority or 0
+                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, priority, source))
         return wanted
 
     def truncated(self, prompt: list[int], body: Sampling, max_tokens: int | None) -> list[int]:
