@@ -1,5 +1,8 @@
 """The shipped T5 writes out telegrams as it does in transformers, and its draft agrees often, not always."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
@@ -7,6 +10,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 
 from ...bundles import Pair
 
+PAGE = Path(__file__).parents[3] / "tools/demo_pair/README.md"
 TELEGRAMS = (  # written here, of words that docstrings have
     "return name file",
     "if path given return list all files folder",
@@ -46,18 +50,20 @@ def test_a_telegram_is_written_out_as_in_transformers_with_any_draft(telegrams: 
     assert copied > len(TELEGRAMS) / 2, "most telegrams are in their sentences word for word"
 
 
+def test_it_writes_what_its_page_shows(decoder: Decoder) -> None:
+    [output] = decoder.generate(sources=["return names files folder"], params=GREEDY)
+    assert output.text == "Return the names of the files in the folder."
+    assert output.text in " ".join(PAGE.read_text().split())
+
+
 def test_both_take_less_than_eight_megabytes(telegrams: Pair) -> None:
     draft = telegrams.checkpoint.with_name("telegram-400k")
     assert sum(file.stat().st_size for one in (telegrams.checkpoint, draft) for file in one.iterdir()) < 8e6
 
 
-def test_its_draft_agrees_often_and_not_always_and_more_often_greedily(decoder: Decoder) -> None:
-    found = {}
+def test_its_draft_agrees_often_and_not_always_greedily_and_sampled(decoder: Decoder) -> None:
     for temperature in (0.0, 1.0):
-        params = [
-            SamplingParams(max_new_tokens=48, temperature=temperature, seed=seed) for seed in range(len(TELEGRAMS))
-        ]
+        params = [replace(GREEDY, temperature=temperature, seed=seed) for seed, _ in enumerate(TELEGRAMS)]
         outputs = decoder.generate(sources=TELEGRAMS, params=params, draft_length=5)
         spoken = [one.speculation for one in outputs]
-        found[temperature] = sum(one.accepted for one in spoken) / sum(one.examined for one in spoken)
-    assert 0.5 < found[1.0] < found[0.0] < 1, found
+        assert 0.7 < sum(one.accepted for one in spoken) / sum(one.examined for one in spoken) < 1
