@@ -15,7 +15,20 @@ class Places(NamedTuple):
 
     start: Tensor  # [B], the cache row of the first
     depths: Tensor  # [B, S], the position of each from there on
-    ancestors: Tensor  # [B, S, S], which of the others each sees, and itself
+    ancestors: Tensor  # [B, S, W], which of the last W entries each sees: of a tail before the call, and its own
+    tail: Tensor  # [B, W], their positions, from there on
+
+    @classmethod
+    def of(cls, start: Tensor, tail: Tensor, ancestors: Tensor) -> "Places":
+        """Find the call's own tokens among the entries that a graph is told of."""
+        own = ancestors.shape[2] - ancestors.shape[1] + torch.arange(ancestors.shape[1])
+        return cls(start, tail.index_select(1, own), ancestors, tail)
+
+    @property
+    def rows(self) -> Tensor:
+        """The cache rows [B, W] of those entries."""
+        _, own, told = self.ancestors.shape
+        return self.start[:, None] + (own - told + torch.arange(told))
 
 
 class ScatterCache(Cache):  # type: ignore[misc]

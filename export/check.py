@@ -16,6 +16,7 @@ from ..engines import (
     ROW,
     SOURCE,
     SOURCES,
+    TAILS,
     WINDOW,
     Contract,
     EncoderContract,
@@ -75,7 +76,7 @@ def make_reference(
     They are as the encoder has made them. Long texts, and the sample's, are behind the first.
     """
     contract = contract.in_dtype("float32")  # in which both sides compute
-    script = write_script(sample.vocab_size, contract.max_length, contract.recurrent)
+    script = write_script(sample.vocab_size, contract.max_length, contract.recurrent, TAILS in contract.capabilities)
     branches = branch_logits(model, script.branches) if not sources else _behind_each(model, script, sources)
     deep, made, deep_logits = list[Call](), list[Tensor](), list[Tensor]()
     if not contract.recurrent:  # whose states no cache could be filled with
@@ -186,7 +187,7 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence
     width = len(call.rows[0].tokens)
     given = {"input_ids": [row.tokens for row in call.rows], "start": [row.start for row in call.rows]}
     if any(row.parents != line_of(width) for row in call.rows):
-        given |= {"depths": [row.depths for row in call.rows], "ancestors": [row.ancestors for row in call.rows]}
+        given |= {"depths": [row.told for row in call.rows], "ancestors": [row.ancestors for row in call.rows]}
     inputs = {name: torch.tensor(numbers, device=engine.device) for name, numbers in given.items()}
     logits = torch.zeros(len(call.rows), width, engine.contract.vocab_size, device=engine.device)
     rows = cache_rows(engine.contract, cache, call.first_row, len(call.rows))
@@ -203,7 +204,7 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence
     for place, row in enumerate(call.rows, call.first_row):
         if row.accepted is not None:
             for name in engine.contract.cache_names:
-                entries = cache[name][place, :, row.start :]  # [kv_heads, T - start, D]
+                entries = cache[name][place, :, row.start - row.tail :]  # [kv_heads, T, D]
                 entries[:, : len(row.accepted)] = entries[:, row.accepted]
             for state in engine.contract.of_kind(WINDOW):
                 assert recurrence is not None

@@ -6,6 +6,7 @@ from typing import Any
 from ..engines import (
     RECURRENT,
     SOURCES,
+    TAILS,
     Contract,
     ExportError,
     Sound,
@@ -65,14 +66,14 @@ class ModelShape:
                 for layer, sizes in enumerate(self.own)
                 for name in ("key", "value")
             )
-            return Contract(len(self.own), self.heads, states, self.vocab_size, max_length, dtype)
+            return Contract(len(self.own), self.heads, states, self.vocab_size, max_length, dtype, (TAILS,))
         states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
         if self.source is not None:
             states += source_states(self.layers, self.heads, self.head_dim, dtype)
-            ragged = () if self.source.sound else (SOURCES,)
-            return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype, ragged)
+            can = (TAILS,) if self.source.sound else (TAILS, SOURCES)
+            return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype, can)
         if not self.recurrent:
-            return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype)
+            return Contract(self.layers, self.heads, states, self.vocab_size, max_length, dtype, (TAILS,))
         by_layer = {layer.number: layer.states(dtype) for layer in self.recurrent}
         kept = [
             state

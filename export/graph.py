@@ -131,7 +131,7 @@ def _named_parameters(function: Callable[..., object]) -> int:
 
 def _example(spec: TensorSpec) -> torch.Tensor:
     # any sizes will do, none of them 1
-    sizes = {"batch": 2, "width": 3, "rows": 2, "capacity": 40, "slots": 12, "pending": 5, "source": 7}
+    sizes = {"batch": 2, "width": 3, "tail": 6, "rows": 2, "capacity": 40, "slots": 12, "pending": 5, "source": 7}
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
     return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
 

@@ -8,7 +8,8 @@ from random import Random
 
 from ..engines.contract import MAX_DRAFT_LENGTH
 
-TREE = "tree"  # the scenario that an engine of lines leaves out
+TREE = "tree"  # a scenario that an engine of lines leaves out, as it does the next
+TAIL = "tail"  # of graphs that take one
 ROWS = 4  # cache rows: one for the calls of a single request, three for the ragged batch
 
 
@@ -19,9 +20,10 @@ class RowCall:
     tokens: list[int]
     start: int
     padding: int
-    parents: list[int]  # the token before each in its sequence, as an index of `tokens`; -1: the last in the cache
+    parents: list[int]  # the token before each in its sequence, by index; -1: the last in the cache
     branches: list[int]  # the sequence each real token belongs to, as an index of `Script.branches`
     accepted: list[int] | None = None  # tokens of a path whose entries then move into order, if it is to go on
+    tail: int = 0  # so many entries before `start` branch as well; all that has an index counts them first
     read: int = 0  # recurrent layers swallow so many of the tokens in this call
 
     @property
@@ -34,12 +36,17 @@ class RowCall:
         return paths_of(self.parents)
 
     @property
+    def told(self) -> list[int]:
+        """The positions of the tail and of the tokens, from `start` on."""
+        return [len(path) - 1 - self.tail for path in self.paths]
+
+    @property
     def depths(self) -> list[int]:
-        return [len(path) - 1 for path in self.paths]
+        return self.told[self.tail :]
 
     @property
     def ancestors(self) -> list[list[bool]]:
-        return [[token in path for token in range(len(self.tokens))] for path in self.paths]
+        return [[token in path for token in range(len(self.parents))] for path in self.paths[self.tail :]]
 
 
 @dataclass(frozen=True)
@@ -159,8 +166,34 @@ class Script:
             self.swallowed[row] = start
         self.calls.append(Call(scenario, first_row, rows))
 
+    def tails(self, first_row: int, widths: list[int]) -> None:
+        """Write trees behind one another for two adjacent rows, each behind all that comes before; go on at a leaf."""
+        rows = first_row, first_row + 1
+        if any(self.length(row) + sum(widths) > self.max_length for row in rows):
+            return
+        befores = [self.branches[self.current[row]] for row in rows]
+        parents, tokens = [list[int](), list[int]()], [list[int](), list[int]()]
+        for number, width in enumerate(widths):
+            calls = []
+            for place, (row, before) in enumerate(zip(rows, befores, strict=True)):
+                own, said, tail = parents[place], tokens[place], len(parents[place])
+                own += [self.random.randrange(-1, tail + node) for node in range(width)]
+                said += [self.random.randrange(self.vocab) for _ in range(width)]
+                branches, paths = [], paths_of(own)
+                for path in paths[tail:]:
+                    branches.append(len(self.branches))
+                    self.branches.append(before + [said[node] for node in path])
+                    self.rows.append(row)
+                accepted = None
+                if number == len(widths) - 1:
+                    deepest = max(range(tail, len(own)), key=lambda node: len(paths[node]))
+                    self.current[row], accepted = branches[deepest - tail], paths[deepest]
+                start = len(before) + tail
+                calls.append(RowCall(said[tail:], start, 0, list(own), branches, accepted, tail=tail))
+            self.calls.append(Call(TAIL, first_row, calls))
 
-def write_script(vocab: int, max_length: int, recurrent: bool = False) -> Script:
+
+def write_script(vocab: int, max_length: int, recurrent: bool = False, tails: bool = False) -> Script:
     """Write down all that a runtime does to a cache; calls beyond a short maximum length are left out."""
     script = Script(vocab, max_length, recurrent=recurrent)
     chunk = min(16, max_length // 5)
@@ -187,4 +220,7 @@ def write_script(vocab: int, max_length: int, recurrent: bool = False) -> Script
     script.call("ragged batch", 1, 5, [2, 5, 4], back=[3, 0, 1])
     script.tree(TREE, 1, 7, [7, 5, 6])
     script.call(TREE, 1, 3, [3, 3, 3])
+    if tails:
+        script.tails(1, [4, 5, 3])
+        script.call(TAIL, 1, 3, [3, 3])
     return script

@@ -42,11 +42,11 @@ class TracedModel(nn.Module):
     def forward(
         self, input_ids: Tensor, start: Tensor, depths: Tensor, ancestors: Tensor, logit_rows: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        cache = ScatterCache(Places(start, depths, ancestors), dict(zip(self.names, past, strict=True)))
+        cache = ScatterCache(Places.of(start, depths, ancestors), dict(zip(self.names, past, strict=True)))
         return self.said(input_ids, logit_rows, cache)
 
     def said(self, input_ids: Tensor, logit_rows: Tensor, cache: ScatterCache) -> tuple[Tensor, ...]:
-        start, depths, _ = cache.places
+        start, depths, *_ = cache.places
         # Rows in the slack have no position of their own; nobody reads them.
         positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
         depth = depth_of(self.model)
@@ -83,7 +83,7 @@ class TracedRecurrent(TracedModel):
         slot: Tensor,
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        places, kept = Places(start, depths, ancestors), dict(zip(self.names, past, strict=True))
+        places, kept = Places(start, depths, ancestors, depths), dict(zip(self.names, past, strict=True))
         cache = RecurrentCache(places, Entries(places, pending, count, fold, slot), kept)
         with computed_by(self.model, cache):
             return self.said(input_ids, logit_rows, cache)
@@ -109,7 +109,7 @@ class TracedHead(nn.Module):
         past_hidden: Tensor,  # [B, S, hidden]
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = ScatterCache(Places(start, depths, ancestors), by_layer(past))
+        cache = ScatterCache(Places(start, depths, ancestors, depths), by_layer(past))
         hidden, normed = self.head(input_ids, past_hidden, start[:, None] + depths, cache)
         logits = self.head.logits(only_rows(logit_rows, normed))
         return (logits.float(), only_rows(logit_rows, hidden), *cache.kept.values())
@@ -139,13 +139,13 @@ def seen_by(
 ) -> Tensor:  # [B, 1, S, T]
     """Say what a layer sees, by its model's own rule: an attention may not be told its window, but it gets its mask.
 
-    The rule goes by positions. Which tokens of the call itself are seen, their ancestors say.
+    The rule goes by positions. Which tokens of the call are seen, and of the tail before it, their ancestors say.
     """
-    start, depths, ancestors = q_offset
+    start, depths, ancestors = q_offset[:3]
     rows = torch.arange(kv_length)
-    own_rows = start[:, None] + torch.arange(q_length)  # [B, S]
     earlier = rows < start[:, None]  # [B, T]
-    seen = earlier[:, None].expand(-1, q_length, -1).scatter(2, own_rows[:, None].expand(-1, q_length, -1), ancestors)
+    own = q_offset.rows[:, None].expand(-1, q_length, -1)  # [B, S, W]
+    seen = earlier[:, None].expand(-1, q_length, -1).scatter(2, own, ancestors)
     if mask_function is causal_mask_function:
         return seen[:, None]
     own_positions = start[:, None] + depths
@@ -168,10 +168,9 @@ def _seen(
 
 
 def positions_of_entries(places: Places, entries: int) -> Tensor:
-    """Return the position of each entry [B, T], those of a call that its tokens say among them."""
-    start, depths, _ = places
-    own_rows = start[:, None] + torch.arange(depths.shape[1])  # [B, S]
-    return torch.arange(entries).expand(start.shape[0], -1).scatter(1, own_rows, start[:, None] + depths)
+    """Return the position of each entry [B, T], those that a call is told of among them."""
+    start = places.start
+    return torch.arange(entries).expand(start.shape[0], -1).scatter(1, places.rows, start[:, None] + places.tail)
 
 
 def attention(

@@ -14,7 +14,10 @@ from .checkpoint import Checkpoint, reading
 from .reading import read_object
 
 MULTILINGUAL = 51_865  # tokens that every Whisper has which was trained on more than English
-SEARCHES = {"num_beams": 1, "no_repeat_ngram_size": 0}  # settings, and with which value they ask for nothing
+SEARCHES = {  # settings, with which value they ask for nothing, and what is done else
+    "num_beams": (1, "which requests may ask for: say --num-beams"),
+    "no_repeat_ngram_size": (0, "which this version does not do"),
+}
 NO_TIMES = "<|notimestamps|>"  # the last of Whisper's tokens before the times
 SECONDS_OF_TIME = 0.02  # from each to the next
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as generation_config.json calls them
@@ -34,7 +37,7 @@ class Vocabulary:
     start_ids: tuple[int, ...] = ()  # what a text begins with, behind a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that shall never be said
     speech: Speech | None = None  # of a model that hears
-    note: str | None = None  # what its makers recommend and this version does not do
+    note: str | None = None  # a way of searching that its makers recommend
 
     def entry(self) -> TokenizerEntry:
         return TokenizerEntry(
@@ -93,7 +96,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
         unsaid_ids=_unsaid(tokens, behind),
         speech=_speech(tokens, behind) if hears else None,
-        note=_not_done(checkpoint.name, behind),
+        note=_searches(checkpoint.name, behind),
     )
 
 
@@ -107,12 +110,13 @@ def _unsaid(tokens: dict[int, str], settings: dict[str, Any]) -> tuple[int, ...]
     return _known(tokens, *dict.fromkeys([*alone, *(settings.get("suppress_tokens") or ())]))
 
 
-def _not_done(name: str, settings: dict[str, Any]) -> str | None:
-    asked = {key: value for key, least in SEARCHES.items() if (value := settings.get(key, least)) not in (least, None)}
-    if not asked:
-        return None
-    words = " and ".join(f"{key} {value}" for key, value in asked.items())
-    return f"{name} asks for {words}, which this version does not do: a greedy text is that of one beam"
+def _searches(name: str, settings: dict[str, Any]) -> str | None:
+    asked = [
+        f"{key} {value}, {done}"
+        for key, (least, done) in SEARCHES.items()
+        if (value := settings.get(key, least)) not in (least, None)
+    ]
+    return f"{name} asks for {'; and for '.join(asked)}" if asked else None
 
 
 def _speech(tokens: dict[int, str], settings: dict[str, Any]) -> Speech:

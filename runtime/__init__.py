@@ -12,12 +12,13 @@ from .acceptance.params import SamplingParams
 from .decoder import Decoder
 from .grammars.grammar import Grammar
 from .requests.metrics import Speculation
-from .requests.output import Output, Piece, TokenLogprob, TracedRound, TracedSibling, Usage
+from .requests.output import BeamText, Output, Piece, TokenLogprob, TracedRound, TracedSibling, Usage
 from .requests.request import Request
 from .state.asked import EntropyRule
 from .state.shapes import Shape
 
 __all__ = [
+    "BeamText",
     "BundleError",
     "ContractError",
     "Decoder",

@@ -24,6 +24,7 @@ from ..engines import (
 )
 from ..engines.errors import first_line
 from .acceptance.params import SamplingParams
+from .beams.able import beamless, refuse_long
 from .drafters import Resources, open_drafters
 from .grammars.grammar import Grammar
 from .lengths.controller import Controller
@@ -108,7 +109,8 @@ class Decoder:
             trees = self.target.engine.takes_trees
             treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}
             controller = Controller(costs, longest, drafters.keys() - treeless, most) if costs else None
-            self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless)
+            beams = beamless(target, drafters)
+            self._rules = DraftingRules(unavailable, longest, most if trees else None, controller, treeless, beams)
             self._intake = Intake(bundle, self.tokenizer, self._rules)
             self._scheduler = Scheduler(
                 self.target,
@@ -274,8 +276,9 @@ class Decoder:
             priority=priority,
             source=source,
         )
+        refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating
-        if not seating.can_hold(request.longest + request.drafting.widest):
+        if not seating.can_hold(request.most_entries + request.drafting.widest):
             raise RequestError(
                 f"prompt of {len(request.prompt)} tokens and max_new_tokens {request.params.max_new_tokens} need more "
                 "cache than cache_bytes allows; shorten either, or raise it"

@@ -15,7 +15,8 @@ def made_by(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 
 def insert(model: onnx.ModelProto, before: onnx.NodeProto | None, *steps: tuple[str, list[str], str]) -> None:
     """Add nodes before another or all others: operator, inputs, output."""
-    for name, number in (("zero", 0), ("one", 1), ("depth_axis", [1]), ("query_axes", [1, 3]), ("last_axis", [2])):
+    axes = ("first_axis", [0]), ("depth_axis", [1]), ("query_axes", [1, 3]), ("last_axis", [2])
+    for name, number in (("zero", 0), ("one", 1), ("two", 2), *axes):
         if not any(weight.name == name for weight in model.graph.initializer):
             model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.int64), name))
     place = 0 if before is None else list(model.graph.node).index(before)
@@ -65,14 +66,20 @@ def columns(model: onnx.ModelProto) -> list[tuple[str, list[str], str]]:
 
 
 def take_columns_for_positions(model: onnx.ModelProto) -> None:
-    instead(model, "depths", "columns")
-    insert(model, None, *columns(model))
+    instead(model, "depths", "columns_of_all")
+    insert(model, None, *columns(model), ("Unsqueeze", ["columns", "first_axis"], "columns_of_all"))
+
+
+def window(model: onnx.ModelProto) -> onnx.NodeProto:
+    """The node that takes a window from the position of each token."""
+    (beyond,) = nodes(model, "Greater")
+    return made_by(model)[beyond.input[1]]
 
 
 def measure_the_window_by_columns(model: onnx.ModelProto) -> None:
     _, own = call_rows(model)
     (positions,) = (node for node in nodes(model, "ScatterElements") if node.input[2] != "ancestors")
-    (behind,) = nodes(model, "Sub")
+    behind = window(model)
     insert(model, behind, ("Unsqueeze", [own, "query_axes"], "own_columns"))
     instead(model, behind.input[0], "own_columns")
     instead(model, positions.output[0], positions.input[0])
@@ -92,3 +99,27 @@ def see_all_before_in_the_call(model: onnx.ModelProto) -> None:
     steps = [("Unsqueeze", ["columns", "depth_axis"], "query_columns"), ("Shape", ["ancestors"], "square")]
     steps.append(("LessOrEqual", ["columns", "query_columns"], "before"))
     insert(model, None, *columns(model), *steps, ("Expand", ["before", "square"], "triangle"))
+
+
+def places_in_a_tail(model: onnx.ModelProto) -> list[tuple[str, list[str], str]]:
+    """Steps that make `places`, those [W] of all that a call is told of from its own first token on."""
+    told = [("Shape", ["ancestors"], "told"), ("Gather", ["told", "one"], "own"), ("Gather", ["told", "two"], "all")]
+    return [
+        *told,
+        ("Range", ["zero", "all", "one"], "each"),
+        ("Sub", ["all", "own"], "before"),
+        ("Sub", ["each", "before"], "places"),
+    ]
+
+
+def see_all_of_a_tail(model: onnx.ModelProto) -> None:
+    instead(model, "ancestors", "too_many")
+    before = ("Less", ["places", "zero"], "in_the_tail")
+    insert(model, None, *places_in_a_tail(model), before, ("Or", ["ancestors", "in_the_tail"], "too_many"))
+
+
+def take_columns_for_positions_in_a_tail(model: onnx.ModelProto) -> None:
+    instead(model, "depths", "some_columns")
+    before = [("Less", ["places", "zero"], "in_the_tail"), ("Unsqueeze", ["places", "first_axis"], "row_of_places")]
+    where = ("Where", ["in_the_tail", "row_of_places", "depths"], "some_columns")
+    insert(model, None, *places_in_a_tail(model), *before, where)

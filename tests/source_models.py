@@ -1,7 +1,7 @@
 """Tiny random encoder–decoders of every kind, drafts of them, and what transformers says behind a source."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -119,21 +119,25 @@ def example_sources(kind: str, count: int, seed: int = 0) -> list[Any]:
 
 def said_by_transformers(kind: str, checkpoint: Path, sources: Sequence[Any], tokens: int) -> list[list[int]]:
     """Return the greedy texts of so many tokens; none of them ends before."""
+    write = writer(kind, checkpoint, max_new_tokens=tokens, min_new_tokens=tokens, num_beams=1, do_sample=False)
+    return [write(source)[0, 1:].tolist() for source in sources]
+
+
+def writer(kind: str, checkpoint: Path, **settings: Any) -> Callable[[Any], Any]:
+    """Return what gives transformers' output behind a source."""
     model = _class_of(kind).from_pretrained(checkpoint, dtype=torch.float32).eval()
-    return [
-        GenerationMixin.generate(  # Whisper's own adds rules for tokens that these models do not have
+
+    def write(source: Any) -> Any:
+        return GenerationMixin.generate(  # Whisper's own adds rules for tokens that these models do not have
             model,
             **_given(kind, source),
             decoder_input_ids=torch.tensor([[START]]),
             decoder_start_token_id=START,
-            do_sample=False,
-            num_beams=1,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
             bad_words_ids=[[PADDING]],
-        )[0, 1:].tolist()
-        for source in sources
-    ]
+            **settings,
+        )
+
+    return write
 
 
 def _given(kind: str, source: Any) -> dict[str, Tensor]:

@@ -44,10 +44,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "acceptance": {"state", "grammars"},
         "requests": {"acceptance", "state", "grammars", "sources"},
         "drafters": {"acceptance", "state", "memory"},
+        "beams": {"drafters", "requests", "acceptance", "state", "memory"},
         "lengths": {"drafters", "requests", "acceptance", "state"},
         "round": {"drafters", "requests", "acceptance", "state"},
         "scheduling": {
             "round",
+            "beams",
             "lengths",
             "drafters",
             "requests",
@@ -60,6 +62,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "transcribing": {"sources", "requests", "acceptance", "state"},
         "decoder": {
             "scheduling",
+            "beams",
             "lengths",
             "drafters",
             "requests",

@@ -499,7 +499,8 @@ def rewritten(pair: Pair, folder: Path, add: Sequence[str], listed: Sequence[str
         ADD[name](model.graph)
     save_graph(model, folder, "target")
     bundle = Bundle.open(pair.bundle)
-    target = replace(bundle.target, contract=replace(bundle.target.contract, capabilities=tuple(listed)))
+    contract = bundle.target.contract
+    target = replace(bundle.target, contract=replace(contract, capabilities=(*contract.capabilities, *listed)))
     replace(bundle, path=folder, models=bundle.models | {"target": target}).save()
     return folder
 

@@ -34,6 +34,8 @@ def output_json(output: Output) -> dict[str, Any]:
         fields["logprobs"] = [_logprob_json(logprob) for logprob in output.logprobs]
     if output.prompt_logprobs is not None:
         fields["prompt_logprobs"] = [one and _logprob_json(one) for one in output.prompt_logprobs]
+    if output.beams:
+        fields["beams"] = [asdict(beam) | {"token_ids": list(beam.token_ids)} for beam in output.beams]
     if output.trace:
         fields["trace"] = [_round_json(traced) for traced in output.trace]
     return fields

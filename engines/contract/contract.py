@@ -26,6 +26,7 @@ SPARE_BLOCK = 0  # belongs to no row: unused places of a table name it, and its 
 BLOCKS = "blocks"  # the capability of a step whose cache is such blocks
 RECURRENT = "recurrent"  # that of a graph with layers whose states swallow tokens when a call says so
 SOURCES = "sources"  # that of a graph whose rows may have read sources of unlike lengths
+TAILS = "tails"  # that of a graph whose calls say of some entries before theirs, too, which token sees them
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ CAPABILITIES: dict[str, Capability] = {  # by the name under which contracts lis
         )
     ),
     SOURCES: Capability(inputs=(TensorSpec("source_length", "int64", ("batch",)),)),
+    TAILS: Capability(),
 }
 
 
@@ -151,12 +153,14 @@ class Contract(Interface):
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
+        tail = "tail" if TAILS in self.capabilities else "width"  # with the call's own tokens, which come last
         return (
             TensorSpec("input_ids", "int64", ("batch", "width")),
             TensorSpec("start", "int64", ("batch",)),
-            # The tokens of a call may branch: each stands behind its ancestors alone.
-            TensorSpec("depths", "int64", ("batch", "width")),  # its position, from `start` on
-            TensorSpec("ancestors", "bool", ("batch", "width", "width")),  # which of the call's tokens it sees
+            # The tokens of a call may branch: each stands behind its ancestors alone. They may stand behind a tail of
+            # entries that branch as well: the last ones before the call's own, of which the same is said.
+            TensorSpec("depths", "int64", ("batch", tail)),  # their positions, from `start` on
+            TensorSpec("ancestors", "bool", ("batch", "width", tail)),  # which of them a token sees
             TensorSpec("logit_rows", "int64", ("batch", "rows")),
             *(spec for name in self.capabilities for spec in CAPABILITIES[name].inputs),
             *(self._memory("past", state) for state in self.states),

@@ -41,7 +41,7 @@ class OpenVinoEngine(Engine):
     """
 
     verify_width = NARROW
-    takes_trees = False
+    takes_trees = takes_tails = False
     reads_together = own_threads = True
 
     def __init__(self, graph: Path, contract: Contract, device: str, dtype: str, exact_weights: bool) -> None:

@@ -53,8 +53,13 @@ def _is_position(node: Any) -> bool:
 def _is_own_position(node: Any) -> bool:
     """Say whether a node holds the position of each token."""
     node = _unshaped(node)
-    names = [_name(_unshaped(one)) for one in _inputs(node)]
+    names = [_name(_own(_unshaped(one))) for one in _inputs(node)]
     return node.get_type_name() == "Add" and sorted(names) == ["depths", "start"]
+
+
+def _own(node: Any) -> Any:
+    """Return what a node picks a call's own tokens from, of all that it is told of, or else the node."""
+    return node.input_value(0).get_node() if node.get_type_name() == "Gather" else node
 
 
 def _behind(node: Any) -> int:

@@ -48,6 +48,7 @@ class TensorRTEngine(Engine):
     """
 
     static_capacity = True
+    takes_tails = False  # plans are compiled for calls of one size
 
     def __init__(self, contract: Contract, device: str, plans: list[OpenedPlan], scratch: Tensor) -> None:
         self.contract, self.device = contract, device

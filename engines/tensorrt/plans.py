@@ -38,7 +38,7 @@ class PlanKey:
     def sizes(self) -> dict[str, int]:
         """The sizes of the graph's symbols, except the batch."""
         fixed = {"pending": MOST_PENDING, "slots": MOST_SLOTS, "source": self.source}  # where there is what has them
-        return {"width": self.width, "rows": self.rows, "capacity": self.capacity} | fixed
+        return {"width": self.width, "tail": self.width, "rows": self.rows, "capacity": self.capacity} | fixed
 
     @property
     def path(self) -> Path:

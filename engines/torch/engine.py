@@ -18,7 +18,16 @@ from .refusals import refuse_copied_cache, refuse_unknown
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
-TRIAL: Shape = (("batch", 2), ("capacity", 5), ("pending", 4), ("rows", 2), ("slots", 8), ("source", 6), ("width", 3))
+TRIAL: Shape = (
+    ("batch", 2),
+    ("capacity", 5),
+    ("pending", 4),
+    ("rows", 2),
+    ("slots", 8),
+    ("source", 6),
+    ("tail", 4),
+    ("width", 3),
+)
 
 
 def open_engines(

@@ -148,7 +148,7 @@ class TracedBlocks(nn.Module):
         masks = input_ids == self.head.block.mask
         in_block = masks | torch.cat([masks[:, 1:], torch.zeros_like(masks[:, :1])], 1)
         within = in_block[:, :, None] & in_block[:, None, :]
-        cache = ScatterCache(Places(start, depths, ancestors | within), by_layer(past))
+        cache = ScatterCache(Places(start, depths, ancestors | within, depths), by_layer(past))
         mask = seen_by(input_ids.shape[1], past[0].shape[2], cache.places, behind_the_first)
         positions = (start[:, None] + depths - 1).clamp(min=0)
         normed = only_rows(logit_rows, self.head.states(input_ids, past_hidden, positions, in_block, mask, cache))

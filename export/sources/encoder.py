@@ -101,11 +101,8 @@ class _OneToken(EncoderDecoderCache):  # type: ignore[misc]
 
     def __init__(self, batch: int) -> None:
         self.is_updated: dict[int, bool] = {}
-        places = Places(
-            start=torch.zeros(batch, dtype=torch.int64),
-            depths=torch.zeros(batch, 1, dtype=torch.int64),
-            ancestors=torch.ones(batch, 1, 1, dtype=torch.bool),
-        )
+        first = torch.zeros(batch, 1, dtype=torch.int64)
+        places = Places(first[:, 0], first, torch.ones(batch, 1, 1, dtype=torch.bool), first)
         self.self_attention_cache, self.cross_attention_cache = _Made(places), _Made(places)
 
     def get_query_offset(self, layer_idx: int = 0) -> Places:

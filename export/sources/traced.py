@@ -56,13 +56,13 @@ class TracedBehindSource(TracedModel):
         source_length, past = (more[0], more[1:]) if self.ragged else (None, more)
         states = dict(zip(self.names, past, strict=True))
         sources = {name: states.pop(name) for name in self.names if name.startswith("cross_")}
-        places = Places(start, depths, ancestors)
+        places = Places.of(start, depths, ancestors)
         cache = TwoCaches(ScatterCache(places, states), list(sources.values()))
         first = next(iter(sources.values()))  # [B, heads, T, D]
         width = self.model.config.hidden_size
         hidden = torch.zeros(1, first.shape[2], width, dtype=first.dtype).expand(first.shape[0], -1, -1)
         seen = None if source_length is None else seen_of(source_length, first.shape[2])
-        own_positions = (start[:, None] + depths).clamp(max=self.last_position)  # [B, S]
+        own_positions = (start[:, None] + places.depths).clamp(max=self.last_position)  # [B, S]
         with self.model.behind(hidden, seen), placed(self.model, self.biases, own_positions, places):
             return self.said(input_ids, logit_rows, cache)
 

@@ -32,6 +32,10 @@ class Parameters:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_return_sequences: int = 1
     rule: str = "rejection"
     lenience: float = 1.0
     grammar: Grammar | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engines import RequestError
+from .beams import check_beams
 from .checks import real, require, whole
 from .filters import FILTERS
 from .parameters import Parameters
@@ -67,6 +68,7 @@ class SamplingParams(Parameters):
                 f"lenience {self.lenience} lets the draft change the text, but rule coupled gives one text for any "
                 "draft; choose rule rejection, or lenience 1"
             )
+        check_beams(self)
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("logit_bias", "extra"):
@@ -83,6 +85,11 @@ OWN_HELP = {
     "seed": "source of all randomness: with the same seed the same request gives the same output",
     "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
     "prompt_logprobs": "report those of the prompt's tokens, too",
+    "num_beams": "search with so many beams for the likeliest text, as transformers' beam search does",
+    "length_penalty": "beams: divide a text's log-probability by its length to this power; more favours longer texts",
+    "early_stopping": "beams: end with as many texts as beams (true), where no better one is likely (false), or where "
+    "none is possible (never)",
+    "num_return_sequences": "beams: return this many of the best texts",
     "rule": "how proposals are accepted: rejection judges them together and accepts most; tokenwise judges them one by "
     "one; coupled gives one text per seed, whatever the draft, K, batch or engine",
     "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "

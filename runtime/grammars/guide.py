@@ -1,8 +1,10 @@
 """Walks a grammar along the tokens of one request, as far ahead as its proposals go, and back."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
 from itertools import count
-from typing import TYPE_CHECKING
+from time import thread_time
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,9 +19,31 @@ if TYPE_CHECKING:
 Bits = NDArray[np.uint8]  # [..., B], a bit for each token
 ANYTHING = 255  # all bits set
 NO_TOKEN = "the vocabulary lacks what it asks for"
+TOO_SLOW = "to find what may follow takes too long"
+
+# Of the processor, for one request: a grammar that is ambiguous enough takes seconds a token, and stops all others.
+MOST_SECONDS = 1.0
+SECONDS_A_TOKEN = 0.01  # beyond that; a healthy grammar takes a tenth of a millisecond
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NUMBERS = count(1)
 GUIDES: "WeakValueDictionary[int, Guide]" = WeakValueDictionary()  # by number, which a row of a tensor can hold
+
+
+def counted(ask: Callable[Concatenate["Guide", P], R]) -> Callable[Concatenate["Guide", P], R]:
+    """Add what a question takes to what its guide has spent."""
+
+    @wraps(ask)
+    def asked(guide: "Guide", /, *args: P.args, **more: P.kwargs) -> R:
+        began = thread_time()
+        try:
+            return ask(guide, *args, **more)
+        finally:
+            guide.seconds += thread_time() - began
+
+    return asked
 
 
 class Guide:
@@ -36,6 +60,7 @@ class Guide:
         self.number = next(NUMBERS)
         GUIDES[self.number] = self
         self.error = ""  # why a committed token was refused
+        self.seconds = 0.0  # of the processor that all questions have taken
         self._compiled, self._vocab_size, self._stop_ids = compiled, vocab_size, frozenset(stop_ids)
         size = bytes_for(vocab_size)
         self._stops, self._usable = bits_of(stop_ids, size), ~bits_of(banned, size) if banned else None
@@ -47,6 +72,7 @@ class Guide:
         self._path: list[int] = []  # walked beyond the committed tokens
         self._dead: list[str] = []  # for each place looked at, why nothing can follow; "" if something can
 
+    @counted
     def allowed(self, ahead: Sequence[int], width: int) -> Bits:
         """Return which tokens may come at the last positions of a round, [W, B], until the next question.
 
@@ -60,6 +86,7 @@ class Guide:
             self._bits[reached + 1 : len(ahead) + 1] = ANYTHING
         return self._bits[len(ahead) + 1 - width : len(ahead) + 1]
 
+    @counted
     def follow(self, tokens: Sequence[int]) -> int:
         """Commit tokens up to the first that ends the output; return how many stand: all, unless there is an error."""
         for start in range(0, len(tokens), WIDEST_STEP):
@@ -110,6 +137,10 @@ class Guide:
         """Ask the matcher what may follow where the path ends."""
         place, matcher = len(self._path), self._matcher
         assert place == len(self._dead)
+        if self.seconds > MOST_SECONDS + SECONDS_A_TOKEN * len(self._committed):
+            self._bits[place] = ANYTHING
+            self._dead.append(TOO_SLOW)
+            return
         matcher.unsafe_compute_mask_ptr(self._addresses[place], self._row_bytes)
         dead = ""
         if matcher.is_error():

@@ -27,12 +27,14 @@ class DraftingRules:
         most: int | None,
         controller: Controller | None,
         treeless: Mapping[str, str],
+        beamless: Mapping[str, str],
     ) -> None:
         self.unavailable = unavailable  # drafters that the decoder lacks, and why
         self.longest = longest  # the most proposals in a line
         self.most = most  # the most in a shape; None: the engine takes single lines only
         self.controller = controller
         self.treeless = treeless  # drafters that it has but that can grow no tree, and why
+        self.beamless = beamless  # those that can search for no beams, and why
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -57,7 +59,9 @@ class DraftingRules:
             if name in self.unavailable:
                 raise RequestError(self.unavailable[name], "drafter")
         asked = _parsed(length)
-        if len(names) > 1:
+        if params.num_beams > 1:
+            self._check_beams(asked, length, drafter)
+        elif len(names) > 1:
             self._check_lines(asked, length, names, params)
         elif length == AUTO:
             self._require_costs(drafter)
@@ -79,6 +83,18 @@ class DraftingRules:
         assert asked is not None
         return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0)
 
+    def _check_beams(self, asked: Shape | EntropyRule | None, length: object, drafter: str) -> None:
+        for name in (NONE, drafter):
+            if name in self.beamless:
+                raise RequestError(f"num_beams needs {self.beamless[name]}", "num_beams")
+        is_tree = isinstance(asked, Shape) and not asked.leaves and not asked.fixed and asked.nodes <= (self.most or 0)
+        if not isinstance(asked, Shape) or not (asked.is_number or is_tree) or asked.length > self.longest:
+            raise RequestError(
+                f"draft_length is {length!r}, expected beside num_beams how many tokens the draft searches ahead, from "
+                f"0 to {self.longest}, or a tree like 4/24",
+                "draft_length",
+            )
+
     def _beyond_of_auto(self, params: SamplingParams) -> int:
         """Return the most that a round may choose to have beside its line, of what was measured."""
         if self.controller is None or self.most is None or _judged_in_lines_only(params):
@@ -90,6 +106,8 @@ class DraftingRules:
     def default(self, drafter: str, params: SamplingParams | None = None) -> DraftLength:
         """Return auto if its costs are known and it cannot change a text that was promised, else a number."""
         known = self.controller is not None and drafter in self.controller.costs.acceptance
+        if params is not None and params.num_beams > 1:
+            return min(DEFAULT_DRAFT_LENGTH, self.longest)
         if drafter == MIXED or (known and not (params and params.keeps_its_draft)):
             return AUTO
         return min(DEFAULT_DRAFT_LENGTH, self._longest_of(drafter.count(BESIDE) + 1))

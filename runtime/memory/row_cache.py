@@ -120,6 +120,12 @@ class RowCache(KVCache):
             assert self.recurrence is not None
             self.recurrence.straighten(tensor, start, path)
 
+    def reorder(self, row: int, begin: int, order: Sequence[int]) -> None:
+        """Move entries of a row: those at begin + order[i] to begin + i."""
+        moved = torch.tensor(order, device=self.device) + begin
+        for tensor in self.memory.tokens:
+            tensor[:, row, :, begin : begin + len(order)] = tensor[:, row, :, moved]
+
     def make_slots(self, tokens: int) -> None:
         if self.recurrence is not None and tokens + LEAST_BEFORE > self.half:
             self._widen(-(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS)

@@ -75,6 +75,11 @@ class Speculation:
         return sum(outcome.kept * rounds for outcome, rounds in self.outcomes.items())
 
     @property
+    def passes_saved(self) -> int:
+        """How many more passes of the target its tokens would have taken without proposals; of beams, its steps."""
+        return self.tokens - self.rounds
+
+    @property
     def proposed(self) -> int:
         return sum(outcome.proposed * rounds for outcome, rounds in self.outcomes.items())
 
@@ -136,6 +141,7 @@ class Speculation:
     def to_json(self) -> dict[str, Any]:
         return {
             "rounds": self.rounds,
+            "passes_saved": self.passes_saved,
             "proposed": self.proposed,
             "examined": self.examined,
             "accepted": self.accepted,

@@ -54,6 +54,16 @@ class TracedRound:
 
 
 @dataclass(frozen=True)
+class BeamText:
+    """One of the texts that a beam search has found."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    score: float  # its log-probability, divided by its length to the power of `length_penalty`
+    finish_reason: str  # "stop" or "length"
+
+
+@dataclass(frozen=True)
 class Output:
     text: str
     token_ids: tuple[int, ...]
@@ -69,6 +79,7 @@ class Output:
     seconds_waiting: float | None  # until it got a row
     seconds_to_first_token: float | None
     trace: tuple[TracedRound, ...]
+    beams: tuple[BeamText, ...] = ()  # of a beam search, as many as were asked for, the best first
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,21 @@
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from hashlib import sha256
 from time import perf_counter
 
-from ...engines import EngineError, RequestError, TrtSpecError
+from ...engines import WIDEST_STEP, EngineError, RequestError, TrtSpecError
 from ...engines.errors import first_line
 from ..acceptance.params import SamplingParams
 from ..grammars.guide import Guide
 from ..sources.source import Source
 from ..state.asked import Drafting, DraftLength
 from .metrics import Speculation
-from .output import Output, Piece, TokenLogprob, TracedRound, Usage
+from .output import BeamText, Output, Piece, TokenLogprob, TracedRound, Usage
 from .text import TextStream
 
 NOTHING = Piece("", (), ())
@@ -48,10 +49,12 @@ class Request:
         prediction: Sequence[int] = (),
         priority: int = 0,
         source: Source | None = None,
+        forced: int = 0,
     ) -> None:
         self.prompt = tuple(prompt)
         self.prediction = tuple(prediction)
         self.source = source  # that it stands behind
+        self.forced = forced  # the last tokens of the prompt that a search counts as said
         # Of requests that begin alike, only those with the same source may read what this one leaves.
         self.cache_salt = cache_salt if source is None else f"{cache_salt} {source.digest}"
         self.priority = priority
@@ -63,12 +66,13 @@ class Request:
         self.finished = False  # as the state says, which many ask for in each round
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
+        self.beams: tuple[BeamText, ...] = ()
         self.error: TrtSpecError | None = None  # why it ended, if something went wrong
         self.speculation = Speculation()
         self.trace: list[TracedRound] | None = [] if trace else None
         self.cancelled = False
         self.drafting, self._check = drafting, check  # what may be asked for later, too
-        self._stop_ids = stop_ids
+        self.stop_ids = stop_ids
         self._text = text
         self._on_progress = on_progress
         self._ended = threading.Event()
@@ -119,6 +123,12 @@ class Request:
     def longest(self) -> int:
         """The most tokens that prompt and output can have together."""
         return len(self.prompt) + self.params.max_new_tokens
+
+    @property
+    def most_entries(self) -> int:
+        """The most entries that it may have in a cache: beams may have no token in common, and read widely."""
+        beams = self.params.num_beams
+        return len(self.prompt) + beams * self.params.max_new_tokens + (WIDEST_STEP if beams > 1 else 0)
 
     @property
     def remaining(self) -> int:
@@ -177,6 +187,7 @@ class Request:
             seconds_waiting=None if self._admitted is None else self._admitted - self._submitted,
             seconds_to_first_token=None if self._first_token is None else self._first_token - self._submitted,
             trace=tuple(self.trace or ()),
+            beams=self.beams,
         )
 
     # Calls by the scheduler.
@@ -189,7 +200,7 @@ class Request:
         for token in tokens[:allowed]:
             kept += 1
             self.token_ids.append(token)
-            if token in self._stop_ids or text.push(token):
+            if token in self.stop_ids or text.push(token):
                 reason = "stop"
             elif len(self.token_ids) == self.params.max_new_tokens:
                 reason = "length"
@@ -209,6 +220,19 @@ class Request:
             problem = f"the grammar cannot go on after {len(self.token_ids)} tokens ({self.guide.error}); change it"
             self.fail(RequestError(problem))
         return kept
+
+    def end_search(self, found: Sequence[tuple[Sequence[int], float]]) -> None:
+        """End a beam search with the tokens of its texts and their scores, the best first."""
+        streams = [self._text, *(self._text.another() for _ in found[1:])]
+        texts = []
+        for stream, (tokens, score) in zip(streams, found, strict=True):
+            stops = tokens[-1] in self.stop_ids
+            for token in tokens[: len(tokens) - stops]:
+                stream.push(token)
+            stream.finish()
+            texts.append(BeamText(stream.text, tuple(tokens), score, "stop" if stops else "length"))
+        self._first_token, self.token_ids, self.beams = perf_counter(), list(found[0][0]), tuple(texts)
+        self.finish(texts[0].finish_reason, Piece("", texts[0].token_ids, (False,) * len(self.token_ids)))
 
     def finish(self, reason: str, last: Piece = NOTHING) -> None:
         """End with a last piece: its tokens and all text that was held back."""
@@ -241,3 +265,12 @@ class Request:
             except Exception as error:  # a service's callback may raise anything
                 if not self.finished:
                     self.fail(RequestError(f"on_progress raised {type(error).__name__}: {first_line(error)}; fix it"))
+
+
+@contextmanager
+def failing(request: Request) -> Iterator[None]:
+    """Let what is wrong with one request end it alone."""
+    try:
+        yield
+    except RequestError as error:
+        request.fail(error)

@@ -20,7 +20,7 @@ class TextStream:
         include_stop: bool = False,
         show_special_tokens: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._prompt = tokenizer, tuple(prompt[-CONTEXT:])
         self._include_stop, self._skip_special = include_stop, not show_special_tokens
         # Some decoders treat the first token of a text differently, so the stream begins inside the prompt, unless
         # the prompt ends in the middle of a character.
@@ -34,6 +34,16 @@ class TextStream:
         self.text = ""
         self.stopped_by: str | None = None  # the stop string that has ended it
         self._shown = 0
+
+    def another(self) -> "TextStream":
+        """Return the stream of another output behind the same prompt."""
+        return TextStream(
+            self._tokenizer,
+            self._prompt,
+            self._stop,
+            include_stop=self._include_stop,
+            show_special_tokens=not self._skip_special,
+        )
 
     def push(self, token: int) -> bool:
         """Add a token; return True when a stop string is complete, and then end the text before or behind it."""

@@ -10,12 +10,13 @@ from tokenizers import Tokenizer
 from ...engines import Bundle, BundleError, RequestError
 from ..acceptance.params import SamplingParams
 from ..drafters import usual_drafter
+from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler
 from ..lengths.drafting import DraftingRules
 from ..requests.request import Request
 from ..requests.text import TextStream
 from ..sources.source import Source, read_source
-from ..state.asked import BESIDE, DraftLength
+from ..state.asked import BESIDE, NONE, DraftLength
 
 Prompt = str | Sequence[int]
 PREDICTING = "suffix"  # the drafter that copies from a predicted output
@@ -83,6 +84,8 @@ class Intake:
             )
         if predicted and draft_length is None:
             draft_length = self._rules.longest  # nearly all of it is expected to stand
+        if drafter is None and params.num_beams > 1:
+            drafter = DraftModel.name if DraftModel.name in self._rules.drafters else NONE
         drafter = drafter or (PREDICTING if predicted else usual_drafter(self._bundle))
         if draft_length is None:
             draft_length = self._rules.default(drafter, params)
@@ -106,7 +109,13 @@ class Intake:
             prediction=predicted or self._copied(stands_behind, drafter),
             priority=priority,
             source=stands_behind,
+            forced=self._forced(ids) if stands_behind is not None else 0,
         )
+
+    def _forced(self, ids: list[int]) -> int:
+        """Return how many tokens of a beginning the model was made to say: all that its own has behind the first."""
+        own = self._bundle.tokenizer.start_ids
+        return len(own) - 1 if ids == [*own] else 0
 
     def _source(self, given: Any) -> Source | None:
         """Read what the text shall stand behind; it must be given if the models need it, and only then."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from ..beams.beaming import Beaming
 from ..lengths.chooser import Chooser
 from ..requests.request import Request
 from ..state.asked import Drafting
@@ -21,6 +22,7 @@ class Occupant:
     row: int
     number: int  # the younger, the higher
     keys: list[bytes] = field(default_factory=list)  # of its blocks of tokens
+    beaming: Beaming | None = None  # its search, if it has beams
     uniform_blocks: list[tuple[int, bool]] = field(default_factory=lambda: [(-1, False)] * 2)  # whose uniforms are made
 
     @property

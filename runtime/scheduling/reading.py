@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ...engines import PREFILL_WIDTH
+from ..beams.beaming import Beaming
 from ..drafters.windows import Windows
 from ..memory.full import CacheFull
 from ..memory.model import Model
-from ..requests.request import Request
+from ..requests.request import Request, failing
 from ..sources.encoder import Encoder
 from ..sources.source import Source
 from ..state.plan import LEAST_WINDOW
@@ -75,18 +76,30 @@ class Reading:
         for occupant in whole:
             seating.keep_prefix(occupant)
         begin = [one for one in whole if one.row in logits and not one.request.token_ids]
+        for occupant in (one for one in begin if one.request.params.num_beams > 1):
+            with failing(occupant.request):
+                occupant.beaming = Beaming(occupant.request, self._target, logits[occupant.row])
+        begin = [one for one in begin if one.request.params.num_beams == 1]
         for some in neighbours(begin):
             self._first_tokens(some, logits)
         seating.leave(whole)
         whole = [one for one in whole if not one.request.finished]
-        keeping = [one for one in whole if one.request.params.keeps_its_draft]
+        keeping = [one for one in whole if one.beaming or one.request.params.keeps_its_draft]
         lacking = self._lacking(keeping)
         self._hear(keeping, _drafts_of(lacking))
         left = self._prefill.catch_up(lacking, draft_budget)
         for occupant in whole:
             own = lacking.get(occupant.row, {})
-            if all(draft.cache.entries[occupant.row] >= entries for draft, entries in own.items()):
+            if not all(draft.cache.entries[occupant.row] >= entries for draft, entries in own.items()):
+                continue
+            if occupant.beaming is None:
                 seating.go_live(occupant)
+            else:
+                for draft in own:
+                    occupant.beaming.draft_by(
+                        draft, occupant.row, self._rows.tokens[occupant.row, : occupant.request.length]
+                    )
+                seating.go_searching(occupant)
         return fed or budget, draft_budget - left
 
     def _heard(self, occupant: Occupant) -> bool:
@@ -161,6 +174,8 @@ def _drafts_of(lacking: Mapping[int, Mapping[Model, int]]) -> set[Model]:
 def _entries_of_prompt(request: Request) -> int:
     """Return how many cache entries reading a prompt gives: all, because the first token of the output comes with them.
 
-    A prompt of one token is left to the first round, as is the last token of a request that goes on.
+    A prompt of one token is left to the first round, as is the last token of a request that goes on; but not of one
+    with beams, which begins anew.
     """
-    return request.length - 1 if request.token_ids or request.length == 1 else request.length
+    left = request.token_ids or (request.length == 1 and request.params.num_beams == 1)
+    return request.length - 1 if left else request.length

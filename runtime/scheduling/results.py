@@ -8,7 +8,9 @@ from time import perf_counter
 from ..lengths.drafting import DraftingRules
 from ..memory.model import Model
 from ..requests.metrics import Beside, Outcome, Speculation
+from ..requests.request import failing
 from ..round.result import RowResult
+from ..state.shapes import Shape
 from .capture import Flight
 from .occupants import Occupant
 from .planning import Planner, Share
@@ -41,6 +43,23 @@ class Results:
         for occupant, _, _ in decided:
             occupant.request.speculation.add_times(*times, host_ms)
             occupant.request.report()
+
+    def search(self, occupant: Occupant) -> None:
+        """Run a round of a search with beams, and end its request with the texts when it is done."""
+        request, beaming = occupant.request, occupant.beaming
+        assert beaming is not None
+        with failing(request):
+            if not beaming.search.done:
+                shape = request.drafting.length
+                assert isinstance(shape, Shape)
+                outcome = beaming.round(occupant.row, shape)
+                for counts in (self.speculation, request.speculation):
+                    counts.add_round(outcome)
+                if outcome.proposed:
+                    self.by_drafter[request.drafting.drafter].add_round(outcome)
+            if beaming.search.done:
+                request.end_search([(one.tokens, float(one.score)) for one in beaming.search.best()])
+        request.report()
 
     def commit(self, occupant: Occupant, share: Share, result: RowResult) -> None:
         before = occupant.request.length

@@ -140,7 +140,19 @@ class Scheduler:
             self._results.give_all(flight, self.live, began)
         self.seating.leave()  # nothing is in flight: rows may move, join and leave
         self._reading.read_prompts()
+        self._search()
         return self._launch()
+
+    def _search(self) -> None:
+        """Run a round of each request with beams, and give its texts to one that has ended."""
+        for occupant in list(self.seating.searching):
+            if occupant.ended or occupant not in self.seating.searching:
+                continue  # it was cancelled, or has given up its place
+            try:
+                self._results.search(occupant)
+            except CacheFull as error:
+                self.seating.preempt(error)
+        self.seating.leave()
 
     def _choose(self) -> None:
         """Let each request choose what it drafts in the next round."""

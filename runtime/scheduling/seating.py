@@ -1,4 +1,4 @@
-"""Gives requests rows: who waits, whose prompt is being read, who decodes, and who has to give its place up."""
+"""Gives requests rows: who waits, whose prompt is being read, who decodes or searches, and who gives its place up."""
 
 import threading
 from collections import deque
@@ -20,7 +20,7 @@ from .prefill import NARROWEST
 
 
 class Seating:
-    """Live requests hold the first rows, those whose prompts are being read the next ones, and the rest wait.
+    """Live requests hold the first rows, those whose prompts are being read or that search the next ones; others wait.
 
     `submit` and `cancel` may be called from any thread, all else only between two rounds. `changed` is called when
     requests become live, end, or move to other rows.
@@ -37,6 +37,7 @@ class Seating:
     ) -> None:
         self.live: list[Occupant] = []  # occupant i decodes in row i
         self.prefilling: list[Occupant] = []  # in the order of their arrival
+        self.searching: list[Occupant] = []  # with beams, in rounds of their own
         self.waiting: deque[Request] = deque()
         self.prefixes = Prefixes([model.cache for model in models], kept_blocks)
         self._rows, self._models, self._target = rows, models, models[0]
@@ -52,17 +53,22 @@ class Seating:
 
     @property
     def occupants(self) -> list[Occupant]:
-        return [*self.live, *self.prefilling]
+        return [*self.live, *self._behind]
+
+    @property
+    def _behind(self) -> list[Occupant]:
+        """Those whose rows lie behind the live ones."""
+        return [*self.prefilling, *self.searching]
 
     @property
     def is_empty(self) -> bool:
-        return not (self.live or self.prefilling or self.waiting)
+        return not (self.live or self.prefilling or self.searching or self.waiting)
 
     @property
     def may_change(self) -> bool:
         """Whether a request may join the live ones before the next round, or leave them."""
         ends = any(one.ended for one in self.live)
-        return ends or bool(self.prefilling or (self.waiting and len(self.live) < self._most_rows))
+        return ends or bool(self.prefilling or self.searching or (self.waiting and len(self.live) < self._most_rows))
 
     def submit(self, request: Request) -> None:
         with self._queue_lock:
@@ -112,18 +118,18 @@ class Seating:
 
     def _has_memory(self, joining: Request) -> bool:
         """Whether a request fits beside those that have rows, however long all of them become."""
-        if self._never_full:
-            return True
         together = [joining, *(occupant.request for occupant in self.occupants)]
+        if self._never_full and all(request.params.num_beams == 1 for request in together):
+            return True
         widest = max(request.drafting.widest for request in together)  # all rows of a round are as wide
-        return self._budget.admits([request.longest + widest for request in together])
+        return self._budget.admits([request.most_entries + widest for request in together])
 
     def go_live(self, occupant: Occupant) -> None:
         """Let a request take part in the rounds, in the row behind the live ones."""
         self.prefilling.remove(occupant)
         row = len(self.live)
         if occupant.row != row:
-            [other] = [one for one in self.prefilling if one.row == row]
+            [other] = [one for one in self._behind if one.row == row]
             self._rows.swap(occupant.row, row)
             for model in self._models:
                 model.cache.swap(occupant.row, row)
@@ -131,6 +137,12 @@ class Seating:
         occupant.request.state = State.LIVE
         self.live.append(occupant)
         self._changed()
+
+    def go_searching(self, occupant: Occupant) -> None:
+        """Let a request with beams take rounds of its own, in the row that it has."""
+        self.prefilling.remove(occupant)
+        self.searching.append(occupant)
+        occupant.request.state = State.LIVE
 
     def leave(self, among: Iterable[Occupant] | None = None) -> None:
         """Free the rows of requests that have ended, among all or among these; the others close up."""
@@ -142,10 +154,10 @@ class Seating:
             self._close_up(occupant)
 
     def _close_up(self, freed: Occupant) -> None:
-        """Move the last live row into one that is free, and one whose prompt is being read into its place."""
+        """Move the last live row into one that is free, and the last of those behind the live ones into its place."""
         gap = freed.row
-        if freed in self.prefilling:
-            self.prefilling.remove(freed)
+        if freed in self._behind:
+            (self.prefilling if freed in self.prefilling else self.searching).remove(freed)
         else:
             self._changed()
             last = self.live.pop()
@@ -153,8 +165,8 @@ class Seating:
             if last is not freed:
                 self.live[freed.row] = last
                 self._move(last, freed.row)
-        if self.prefilling:
-            last = max(self.prefilling, key=lambda one: one.row)
+        if self._behind:
+            last = max(self._behind, key=lambda one: one.row)
             if last.row > gap:
                 self._move(last, gap)
 
@@ -163,6 +175,8 @@ class Seating:
             occupant.request.finish("cancelled")
             occupant.request.report()
         self._most_rows = self._max_rows
+        if occupant.beaming is not None:
+            occupant.beaming.leave(occupant.row)
         self.keep_prefix(occupant)
         for model in self._models:
             model.cache.free(occupant.row)
@@ -223,8 +237,8 @@ class Seating:
     def end_all(self, error: BaseException) -> None:
         """End every request that has a row with this error; later requests start on clean rows."""
         ended = self.occupants
-        self.live.clear()
-        self.prefilling.clear()
+        for some in (self.live, self.prefilling, self.searching):
+            some.clear()
         self._changed()
         for model in self._models:
             model.cache.clear()

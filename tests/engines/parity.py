@@ -7,10 +7,10 @@ from random import Random
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import SOURCE, SOURCES, WINDOW, Bundle, Engine, Recurrence, blank_cache, open_engine
+from trt_spec.engines import SOURCE, SOURCES, TAILS, WINDOW, Bundle, Engine, Recurrence, blank_cache, open_engine
 from trt_spec.engines.openvino import OpenVinoEngine, sizes
 from trt_spec.export.check import HALF, run_call
-from trt_spec.export.scenarios import ROWS, TREE, Script, write_script
+from trt_spec.export.scenarios import ROWS, TAIL, TREE, Script, write_script
 
 TOLERANCE = 1e-4
 """In standard deviations of the logits, or as it is where they deviate by less than 1. The tiny families' deviate by 2;
@@ -24,7 +24,7 @@ def assert_engine_agrees(
     engine: str = "torch",
     device: str = "cpu",
     tolerance: float = TOLERANCE,
-    write: Callable[[int, int, bool], Script] = write_script,
+    write: Callable[[int, int, bool, bool], Script] = write_script,
     fixes_sizes: bool = True,
 ) -> None:
     """Each model of a float32 bundle has ONNX Runtime's logits, of trees too if the engine takes them.
@@ -33,10 +33,12 @@ def assert_engine_agrees(
     """
     opened = Bundle.open(bundle)
     for role, model in opened.models.items():
-        script = write(opened.tokenizer.vocab_size, model.contract.max_length, model.contract.recurrent)
+        contract = model.contract
+        tails = TAILS in contract.capabilities
+        script = write(opened.tokenizer.vocab_size, contract.max_length, contract.recurrent, tails)
         ours = open_engine(engine, opened.graph(role), model.contract, device, exact_weights=True)
         if not ours.takes_trees:
-            script.calls = [call for call in script.calls if call.scenario != TREE]
+            script.calls = [call for call in script.calls if call.scenario not in (TREE, TAIL)]
         oracle = open_engine("onnxruntime", opened.graph(role), model.contract, exact_weights=True)
         expected, found = run_script(oracle, script), run_script(ours, script)
         allowed = tolerance * max(1.0, float(torch.cat(expected).std()))
@@ -61,7 +63,7 @@ def run_settled(engine: OpenVinoEngine, script: Script) -> list[Tensor]:
     return run_script(engine, script)
 
 
-def write_trees(vocab: int, max_length: int, recurrent: bool = False) -> Script:
+def write_trees(vocab: int, max_length: int, recurrent: bool = False, tails: bool = False) -> Script:
     """One tree after the other, alone and beside others."""
     script = Script(vocab, max_length, Random(1), recurrent=recurrent)
     script.call("prefill", 0, 12, [12])

@@ -26,6 +26,7 @@ def test_graph_equals_its_checkpoint_in_every_scenario(graphs, family: str) -> N
         "rollback",
         "ragged batch",
         "tree",
+        "tail",
         "deep cache",
         "deep tree",
     }

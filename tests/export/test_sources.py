@@ -71,15 +71,15 @@ def test_drafts_share_the_encoder_of_their_target_if_it_is_the_same(tmp_path: Pa
     assert [bundle.longest_source(name) for name in bundle.names] == [2048, 2048, 2048, 0]  # T5 has no last position
 
 
-def test_a_search_that_its_makers_recommend_is_said_not_to_be_done(tmp_path: Path) -> None:
+def test_a_search_that_its_makers_recommend_is_said(tmp_path: Path) -> None:
     checkpoint = tiny_behind_source("bart", tmp_path / "checkpoint")
     settings = json.loads((checkpoint / "generation_config.json").read_text())
     settings |= {"num_beams": 4, "no_repeat_ngram_size": 3}
     (checkpoint / "generation_config.json").write_text(json.dumps(settings))
     [note] = export_bundle(checkpoint, tmp_path / "bundle", check=False).notes
     assert note.endswith(
-        "checkpoint asks for num_beams 4 and no_repeat_ngram_size 3, which this version does not do: "
-        "a greedy text is that of one beam"
+        "checkpoint asks for num_beams 4, which requests may ask for: say --num-beams; and for "
+        "no_repeat_ngram_size 3, which this version does not do"
     )
 
 

@@ -3,10 +3,11 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...engines import RequestError
-from ...runtime import Decoder, Output, Request
+from ...runtime import BeamText, Decoder, Output, Request
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source
@@ -95,4 +96,9 @@ def _print_result(output: Output, arguments: argparse.Namespace) -> None:
     else:
         if arguments.trace:
             print(f"{summary(output.speculation)}\n")
-        print(output.text)
+        print(in_turn(output.beams) if len(output.beams) > 1 else output.text)
+
+
+def in_turn(beams: Sequence[BeamText]) -> str:
+    """Show the texts of a search one after another, each under its score."""
+    return "\n\n".join(f"{place}. score {beam.score:.4f}\n{beam.text}" for place, beam in enumerate(beams, 1))

@@ -13,6 +13,7 @@ from ..text_files import read_text
 from .groups import ADVANCED, BASIC, SAMPLING, SPECULATION, group
 
 LARGEST_BATCH = 4096
+EARLY_STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
 MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
 
 
@@ -41,6 +42,10 @@ PLACES = {  # of flags whose heading is not sampling
     "lenience": SPECULATION,
     "logprobs": ADVANCED,
     "prompt_logprobs": ADVANCED,
+    "num_beams": ADVANCED,
+    "length_penalty": ADVANCED,
+    "early_stopping": ADVANCED,
+    "num_return_sequences": ADVANCED,
     "show_special_tokens": ADVANCED,
     "extra": ADVANCED,
 }
@@ -76,6 +81,12 @@ def named_value(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except (ValueError, RecursionError):
         return name, value
+
+
+def early(text: str) -> bool | str:
+    if text not in EARLY_STOPPING:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}, expected {', '.join(EARLY_STOPPING)}")
+    return EARLY_STOPPING[text]
 
 
 def positive(text: str) -> int:
@@ -123,6 +134,7 @@ FORMS: dict[Any, dict[str, Any]] = {
     int | None: {"type": int, "metavar": "N"},
     float: {"type": float, "metavar": "X"},
     float | None: {"type": float, "metavar": "X"},
+    bool | str: {"type": early, "metavar": "WHEN"},
     str: {"metavar": "NAME"},
     Sequence[str]: {"action": "append", "metavar": "TEXT"},
     Sequence[int]: {"action": "append", "type": int, "metavar": "ID"},

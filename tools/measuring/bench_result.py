@@ -14,7 +14,18 @@ from .theirs import Texts, Theirs
 from .theory import tokens_per_round
 from .time_rounds import PARTS, Measured, Setting, total
 
-SAMPLING = ("max_new_tokens", "temperature", "draft_temperature", "top_k", "top_p", "min_p", "seed", "rule", "lenience")
+SAMPLING = (
+    "max_new_tokens",
+    "temperature",
+    "draft_temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "rule",
+    "lenience",
+    "num_beams",
+)
 
 
 @dataclass(frozen=True)

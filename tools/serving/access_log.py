@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...runtime import Output
 from .answers import Usage
-from .errors import ApiError
+from .errors import MOST_NAMED, ApiError, shortened
 
 log = logging.getLogger("trt_spec.access")
 NOTES = "trt_spec.notes"  # where in a scope the endpoints leave what the log should say
@@ -73,7 +73,7 @@ class AccessLog:
                 "id": request_id,
                 "client": client[0] if client else None,
                 "method": scope["method"],
-                "path": scope["path"],
+                "path": shortened(scope["path"], MOST_NAMED),
                 "status": status if complete else CLIENT_GONE,
                 "ms": round(1e3 * (perf_counter() - began), 1),
                 **notes,
@@ -88,7 +88,7 @@ class TextForm(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = "\n".join(map(visible, super().format(record).split("\n")))
         fields = getattr(record, "fields", {})
         return " ".join([line, *(f"{name}={_bare(value)}" for name, value in fields.items())])
 

@@ -26,13 +26,13 @@ class Usage(Struct):
     completion_tokens_details: CompletionDetails | UnsetType = UNSET  # where an output was predicted
 
 
-class TopLogprob(Struct):
+class TopLogprob(Struct, gc=False):  # no garbage is looked for in these: an answer may have a hundred thousand
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChatLogprob(Struct):
+class ChatLogprob(Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int]

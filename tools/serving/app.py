@@ -1,11 +1,11 @@
 """The application: every path, and what stands before them."""
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from ...engines import RequestError, TrtSpecError
 from .access_log import AccessLog, note
 from .answers import ModelList, Prompt, Status, Tokens, Version
-from .bodies import DetokenizeBody, TokenizeBody, read_body
+from .bodies import DetokenizeBody, TokenizeBody
 from .chat import apply_template, chat, prompt_of
 from .completions import complete
 from .delivery import error_response, json_response, told
@@ -26,7 +26,7 @@ from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
 from .responses import respond
-from .service import Service, raw_body
+from .service import Service, body_of
 from .transcriptions import transcribe, translate
 
 
@@ -73,7 +73,8 @@ def make_app(
         ],
         exception_handlers={HTTPException: refused, ApiError: failed, TrtSpecError: failed},
     )
-    app.state.service, app.state.with_keys, app.state.origins = service, bool(keys), origins
+    app.state.service, app.state.origins = service, origins
+    app.state.openapi = json_response(openapi_page(service, bool(keys)))  # once: it takes as long as twenty answers
     return app
 
 
@@ -89,30 +90,35 @@ async def model(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     service = _service(request)
-    body = read_body(await raw_body(request), TokenizeBody)
+    body = await body_of(request, TokenizeBody)
     service.require_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt and messages exclude each other, and one is needed", "prompt")
     if body.messages is not None:
-        ids = await prompt_of(service, body.messages, {})
+        ids = await prompt_of(service, body.messages, {}, service.most_counted)
     else:
-        ids = await service.encode(body.prompt or "", body.add_special_tokens)
+        ids = await service.encode(body.prompt or "", body.add_special_tokens, most=service.most_counted)
     answer = Tokens(len(ids), service.max_length, ids)
     if body.return_token_strs:
-        answer.token_strs = [service.spelling.to_text(token) for token in ids]
+        answer.token_strs = await service.aside(lambda: list(map(service.spelling.to_text, ids)), len(ids))
     return json_response(answer)
 
 
 async def detokenize(request: Request) -> Response:
     service = _service(request)
-    body = read_body(await raw_body(request), DetokenizeBody)
+    body = await body_of(request, DetokenizeBody)
     service.require_model(body.model)
+    if len(body.tokens) > service.most_counted:
+        raise RequestError(
+            f"there are {len(body.tokens):,} tokens, expected at most {service.most_counted:,}; send less", "tokens"
+        )
     for token in body.tokens:
         if token >= service.decoder.vocab_size:
             raise RequestError(
                 f"token id {token} is outside the vocabulary of {service.decoder.vocab_size} tokens", "tokens"
             )
-    text = await run_in_threadpool(service.decoder.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    decode = partial(service.decoder.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    text = await service.aside(decode, len(body.tokens))
     return json_response(Prompt(text))
 
 
@@ -136,7 +142,8 @@ async def metrics(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    return json_response(openapi_page(_service(request), request.app.state.with_keys))
+    page: Response = request.app.state.openapi
+    return page
 
 
 async def refused(request: Request, error: Exception) -> Response:

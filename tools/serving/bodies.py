@@ -35,6 +35,11 @@ Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1)]
+MOST_PARTS = 10_000  # of a conversation: messages, parts of one, calls
+SomeParts = Meta(min_length=1, max_length=MOST_PARTS)
+Parts = Meta(max_length=MOST_PARTS)
+MOST_TOOLS = 128
+Settings = Annotated[dict[str, str | int | float | bool | None], Meta(max_length=128)]
 
 
 class Closed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +98,9 @@ class Sampling(Closed, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    num_beams: Annotated[int, Meta(ge=1)] | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     bad_words: Annotated[list[Stop], Meta(min_length=1, max_length=64)] | None = None
     structured_outputs: StructuredOutputs | None = None
     grammar: str | None = None
@@ -110,7 +118,7 @@ class Sampling(Closed, kw_only=True):
 
     # Accepted without effect: they tell a service about its caller, or where it may keep an answer, and it keeps none.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=128)] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default", "standard_only"] | None = None
     safety_identifier: str | None = None
@@ -156,7 +164,7 @@ class NamedTool(Closed, kw_only=True, tag_field="type", tag="function"):
 
 class AllowedTools(Closed, kw_only=True):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MOST_TOOLS)]
 
 
 class SomeTools(Closed, kw_only=True, tag_field="type", tag="allowed_tools"):
@@ -178,8 +186,8 @@ class PastCall(Closed, kw_only=True):
 
 class Message(Closed, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[PastCall] | None = None
+    content: str | Annotated[list[TextPart], Parts] | None = None
+    tool_calls: Annotated[list[PastCall], Parts] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     refusal: str | None = None
@@ -193,17 +201,17 @@ class Message(Closed, kw_only=True):
 
 
 class ChatBody(Generation, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], SomeParts]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     modalities: list[Literal["text"]] | None = None
-    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | SomeTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: Settings | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -211,16 +219,16 @@ class ChatBody(Generation, kw_only=True):
 class TokenizeBody(Closed, kw_only=True):
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    messages: Annotated[list[Message], SomeParts] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
 
 class ApplyTemplateBody(Closed, kw_only=True):
     model: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)]
-    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    messages: Annotated[list[Message], SomeParts]
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=MOST_TOOLS)] | None = None
+    chat_template_kwargs: Settings | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

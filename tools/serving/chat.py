@@ -12,14 +12,14 @@ from starlette.responses import Response
 from ...runtime import Output, Piece, Request
 from .access_log import note_prompt
 from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Prompt
-from .bodies import ApplyTemplateBody, ChatBody, Message, read_body
+from .bodies import ApplyTemplateBody, ChatBody, Message
 from .choices import ChoiceWriter, reason_of
-from .delivery import delivery_of, json_response
+from .delivery import delivery_of, encode, json_response
 from .errors import ApiError
 from .formats import Asked, format_of
 from .guard import caller_of
 from .reasoning import ReasoningReader, has_begun
-from .service import Service, raw_body
+from .service import Service, body_of
 from .stepper import Flight
 from .templates import ChatTemplate, Ending
 from .tokens import chat_logprobs
@@ -84,7 +84,7 @@ class Conversation(NamedTuple):
 
 async def chat(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
-    body = read_body(await raw_body(request), ChatBody)
+    body = await body_of(request, ChatBody)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs says how many log-probabilities, but logprobs is not true", "top_logprobs")
     flight, conversation = await converse(request, service, body)
@@ -99,7 +99,7 @@ async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tu
         raise ApiError(400, "max_tokens and max_completion_tokens mean the same; send one", "max_tokens")
     note_prompt(request.scope, [message.content for message in body.messages])
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    conversation = await conversation_of(service, body)
+    conversation = await conversation_of(service, body, service.most_of(body))
     conversation = conversation._replace(prompt=service.truncated(conversation.prompt, body, max_tokens))
     wanted = await service.submissions(
         body,
@@ -112,13 +112,13 @@ async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tu
     return service.stepper.submit(wanted, every_round=bool(body.stream)), conversation
 
 
-async def conversation_of(service: Service, body: ChatBody) -> Conversation:
+async def conversation_of(service: Service, body: ChatBody, most: int) -> Conversation:
     tools = Toolbox(body, None if service.template is None else service.template.call_marks)
     asked = format_of(body, tools)
     settings = (body.chat_template_kwargs or {}) | {"tools": tools.shown}
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
-    prompt = await prompt_of(service, body.messages, settings, ending_of(body))
+    prompt = await prompt_of(service, body.messages, settings, most, ending_of(body))
     if (marks := service.reasoning) is None:
         return Conversation(prompt, asked, tools.reader)
     begun = has_begun(service.decoder.tokenizer.decode(prompt[-END_TOKENS:], skip_special_tokens=False), marks)
@@ -145,35 +145,39 @@ async def prompt_of(
     service: Service,
     messages: Sequence[Message],
     settings: Mapping[str, object],
+    most: int,
     ending: Ending = Ending.ANSWER,
 ) -> list[int]:
     """The token ids of a conversation, ready for the assistant's answer."""
-    template, each, characters = template_of(service, messages)
-    ids = await service.aside(partial(template.encode, each, settings, ending), characters)
+    template, each = template_of(service, messages, most)
+    size = len(encode([messages, settings]))
+    ids = await service.aside(partial(template.encode, each, settings, ending, most), size)
     if not ids:
         raise ApiError(400, "the chat template makes an empty prompt of these messages; say something", "messages")
     return ids
 
 
-def template_of(service: Service, messages: Sequence[Message]) -> tuple[ChatTemplate, list[dict[str, object]], int]:
-    """The template, the messages as it knows them, and how long they are."""
+def template_of(
+    service: Service, messages: Sequence[Message], most: int
+) -> tuple[ChatTemplate, list[dict[str, object]]]:
+    """The template, and the messages as it knows them."""
     if service.template is None:
         raise ApiError(400, NO_TEMPLATE, "messages", "no_chat_template")
     each = [plain(message) for message in messages]
     characters = sum(len(str(message["content"])) for message in each)
-    service.longest.require(characters, "messages")
-    return service.template, each, characters
+    service.longest.require(characters, most, "messages")
+    return service.template, each
 
 
 async def apply_template(request: HttpRequest) -> Response:
     """Show the prompt that messages become."""
     service: Service = request.app.state.service
-    body = read_body(await raw_body(request), ApplyTemplateBody)
+    body = await body_of(request, ApplyTemplateBody)
     service.require_model(body.model)
-    template, each, characters = template_of(service, body.messages)
+    template, each = template_of(service, body.messages, service.most_counted)
     tools = None if body.tools is None else [to_builtins(tool) for tool in body.tools]
     settings = (body.chat_template_kwargs or {}) | {"tools": tools}
-    text = await service.aside(partial(template.render, each, settings, ending_of(body)), characters)
+    text = await service.aside(partial(template.render, each, settings, ending_of(body)), len(encode(body)))
     return json_response(Prompt(text))
 
 

@@ -8,13 +8,13 @@ from starlette.responses import Response
 from ...runtime import Output, Piece, Request, TokenLogprob
 from .access_log import note_prompt
 from .answers import CompletionChoice, CompletionLogprobs, FinishReason
-from .bodies import CompletionBody, read_body
+from .bodies import CompletionBody
 from .choices import ChoiceWriter, reason_of
 from .delivery import delivery_of
 from .errors import ApiError
 from .formats import format_of
 from .guard import caller_of
-from .service import Service, raw_body
+from .service import Service, body_of
 from .tokens import Offsets, completion_logprobs
 
 DEFAULT_MAX_TOKENS = 16
@@ -95,13 +95,14 @@ class CompletionWriter(ChoiceWriter[CompletionChoice, CompletionChoice]):
 
 async def complete(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
-    body = read_body(await raw_body(request), CompletionBody)
+    body = await body_of(request, CompletionBody)
     service.require_model(body.model)
     prompts = prompts_of(body.prompt)
     service.stepper.refuse_if_full(len(prompts) * (body.n or 1))
     note_prompt(request.scope, body.prompt)
     source = None if body.source is None else await service.source(body.source)
-    encoded = [await service.beginning(one, source) for one in prompts]
+    most = service.most_of(body)
+    encoded = [await service.beginning(one, source, most) for one in prompts]
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens is None:  # a default gives way to the prompt
         longest = max(map(len, encoded))

@@ -1,12 +1,15 @@
 """Ends connections on which clients let us wait, and takes no more than there are file descriptors for.
 
-uvicorn alone waits for ever for a request that never comes, or comes a byte at a time.
+uvicorn alone waits for ever for a request that never comes or comes a byte at a time, and for a client that never
+takes its answer.
 """
 
 import asyncio
 import logging
 import resource
 import time
+from asyncio.sslproto import SSLProtocol
+from ssl import SSLContext
 from typing import Any
 
 import h11
@@ -14,9 +17,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 
-HEADER_SECONDS = 30.0  # from the connection, or the last answer, to the end of a request's headers
+HEADER_SECONDS = 30.0  # from the connection, TLS or the last answer to the end of a request's headers
 BODY_SECONDS = 60.0  # from there to the end of its body: 4 MiB at half a megabit a second
+TAKE_SECONDS = 120.0  # in which a client takes nothing; the system's own buffers empty in steps of a megabyte
 LOOK_SECONDS = 1.0  # between two looks at a connection
+PART_BYTES = 4096  # that are read at a time, since a body may come in chunks of a byte
+TAKING = "TAKING"  # a state beside those of h11: the client has an answer to take, and does not
 WANTED_FILES = 2**16
 OTHER_FILES = 64  # of the process: graphs, logs, a few sockets
 TOLD_SECONDS = 60.0  # between two words about too many connections
@@ -32,61 +38,119 @@ def raise_file_limit() -> int:
 
 
 class Connection(H11Protocol):
-    """One connection. Where there are too many, the one that has said nothing for longest makes room."""
+    """One connection. Where there are too many, the one that has let us wait for longest makes room."""
 
     most = WANTED_FILES
+    tls: SSLContext | None = None
+    _timer: asyncio.TimerHandle
     _told = -TOLD_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.transport is not None:  # it is made again, behind TLS
+            self._timer.cancel()
         super().connection_made(transport)
         self._since = time.monotonic()
         self._awaited: Any = h11.IDLE
+        self._unread = b""
+        self._untaken, self._stalled = 0, False  # bytes of answers at the last look, and whether they are no less now
         self._timer = self.loop.call_later(LOOK_SECONDS, self._look)
         if len(self.connections) > self.most:
             self._make_room()
+        if self.tls is not None and transport.get_extra_info("sslcontext") is None:
+            self._shake_hands(transport, self.tls)
+
+    def _shake_hands(self, transport: asyncio.Transport, tls: SSLContext) -> None:
+        """Put TLS between this connection and the network; then the connection is made a second time.
+
+        uvicorn would learn of a connection only when it has shaken hands, and those that never do would leave no room.
+        """
+
+        def end_unless_made_again(shaken: asyncio.Future[None]) -> None:
+            error = shaken.exception()
+            if self.transport is transport:
+                self.connection_lost(error if isinstance(error, Exception) else None)
+
+        shaken = self.loop.create_future()
+        shaken.add_done_callback(end_unless_made_again)
+        seconds: Any = HEADER_SECONDS
+        between = SSLProtocol(self.loop, self, tls, shaken, server_side=True, ssl_handshake_timeout=seconds)
+        transport.set_protocol(between)
+        between.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._unread = b""
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        """Read a part, and the rest when others have had their turn."""
+        waits, self._unread = bool(self._unread), self._unread + data
+        if not waits:
+            self._read_part()
+
+    def _read_part(self) -> None:
+        part, rest = self._unread[:PART_BYTES], self._unread[PART_BYTES:]
+        if not part or self.transport.is_closing():
+            return
+        super().data_received(part)
         self._note()
+        self._unread = rest
+        if rest:
+            self.loop.call_soon(self._read_part)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # the answer has begun, and nothing can be said behind it
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """End with the server: at once, if the request has not come yet."""
+        super().shutdown()
+        if self._awaited is h11.SEND_BODY:
+            self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: clients in Java offer HTTP/2 with each request, and are content without."""
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._note()
 
     def _note(self) -> None:
-        """Note since when we have waited for what the client has to send; None: for nothing."""
+        """Note since when we have waited for what the client has to send or to take; None: for nothing."""
         state = self.conn.their_state
-        awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None
+        awaited = TAKING if self._stalled else state if state in (h11.IDLE, h11.SEND_BODY) else None
         if awaited is not self._awaited:
             self._awaited, self._since = awaited, time.monotonic()
 
     def _look(self) -> None:
+        before, self._untaken = self._untaken, self.transport.get_write_buffer_size()
+        self._stalled = 0 < before <= self._untaken
         self._note()
-        most = {h11.IDLE: HEADER_SECONDS, h11.SEND_BODY: BODY_SECONDS}.get(self._awaited)
+        most = {h11.IDLE: HEADER_SECONDS, h11.SEND_BODY: BODY_SECONDS, TAKING: TAKE_SECONDS}.get(self._awaited)
         if most is not None and time.monotonic() - self._since > most:
-            log.info("a client has sent no whole request in %g s, its connection is closed", most)
-            self.transport.close()
-        else:
-            self._timer = self.loop.call_later(LOOK_SECONDS, self._look)
+            if self._stalled:
+                log.info("a client has taken nothing of its answer in %g s, its connection is closed", most)
+                self.transport.abort()
+            elif not self.transport.is_closing():
+                log.info("a client has sent no whole request in %g s, its connection is closed", most)
+                self.transport.close()
+        self._timer = self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _make_room(self) -> None:
         kind = type(self)
         if time.monotonic() - kind._told >= TOLD_SECONDS:
             kind._told = time.monotonic()
             log.warning(
-                "there are more than %d connections, as many as files may be open (ulimit -n): idle ones are closed",
+                "there are more than %d connections, as many as files may be open (ulimit -n): those that let the "
+                "server wait are closed",
                 self.most,
             )
-        idle = [
-            one
-            for one in self.connections
-            if isinstance(one, Connection) and one._awaited is h11.IDLE and not one.transport.is_closing()
-        ]
-        min(idle, key=_since).transport.close()
+        waited_for = [one for one in self.connections if isinstance(one, Connection) and one._awaited is not None]
+        longest = min(waited_for, key=_since)
+        longest._awaited = None
+        longest.transport.abort()
 
 
 def _since(connection: Any) -> float:

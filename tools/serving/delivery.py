@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 encode = msgspec.json.encode
 
 CLIENT_GONE = 499  # nobody reads it but the log
+MANY_TOKENS = 500  # with twenty log-probs of each they take ten milliseconds to write
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -93,7 +95,9 @@ class WholeAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if await first_of(self._flight.ended(), until_gone(receive)):
-                response = self._answer(scope)
+                tokens = sum(len(one.token_ids) + len(one.prompt_logprobs) for one in self._flight.requests)
+                many = tokens > MANY_TOKENS
+                response = await run_in_threadpool(self._answer, scope) if many else self._answer(scope)
             else:
                 response = Response(status_code=CLIENT_GONE)
         except Exception as error:  # the client learns of a bug, too, and the log all of it
@@ -116,6 +120,7 @@ class Stream(Response):
         self.background: BackgroundTask | None = None
         self._service, self._flight, self._writer, self._each = service, flight, writer, each
         self._unsent = b""  # events
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -131,7 +136,11 @@ class Stream(Response):
                 await send(part(events))
             with Silence(self._service.keep_alive_seconds, flight.wake) as silence:
                 while True:
-                    self._gather(await flight.progress(), ended)
+                    progress = await flight.progress()
+                    if self._new_tokens(progress) > MANY_TOKENS:
+                        await run_in_threadpool(self._gather, progress, ended)
+                    else:
+                        self._gather(progress, ended)
                     if self._unsent:
                         self._service.metrics.between_chunks.observe(silence.end())
                     if len(ended) == len(flight.tickets):
@@ -150,6 +159,13 @@ class Stream(Response):
             note(scope, error=problem)
             end = self._writer.failure(problem)
         await send(part(self._unsent + end, more=False))
+
+    def _new_tokens(self, progress: Sequence[tuple[int, list[Piece], bool]]) -> int:
+        """Count those that are to be written, and of a prompt that may be echoed with the first."""
+        written = sum(len(piece.token_ids) for _, pieces, _ in progress for piece in pieces)
+        echoed = 0 if self._begun else sum(len(request.prompt_logprobs) for request in self._flight.requests)
+        self._begun = self._begun or written > 0
+        return written + echoed
 
     def _gather(self, progress: Sequence[tuple[int, list[Piece], bool]], ended: dict[int, Output]) -> None:
         """Write what has come out as events; the outputs that have ended are added to `ended`."""

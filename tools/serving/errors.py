@@ -7,8 +7,12 @@ from typing import Literal
 import msgspec
 
 from ...engines import RequestError, TrtSpecError
+from ...runtime.grammars.trials import Untried
+from .tokenising import TooManyTokens
 
 RETRY_AFTER_SECONDS = 1
+MOST_SAID = 1000  # characters of what is said to be wrong: a client's own text may be part of it
+MOST_NAMED = 200  # characters of the field at fault
 
 TYPES = {  # by status
     400: "invalid_request_error",
@@ -23,6 +27,8 @@ TYPES = {  # by status
 MESSAGES = "/v1/messages"
 MESSAGES_TYPES = {413: "request_too_large", 500: "api_error"}  # where its API has other words
 STATUSES: dict[type[Exception], tuple[int, str | None]] = {  # the first that fits: status and code
+    TooManyTokens: (400, "context_length_exceeded"),
+    Untried: (503, "busy"),
     RequestError: (400, None),
     TrtSpecError: (500, "engine_error"),
     Exception: (500, None),
@@ -64,6 +70,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = shortened(message, MOST_SAID)
+        param = None if param is None else shortened(param, MOST_NAMED)
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
         self.answer = ErrorAnswer(Problem(message, TYPES.get(status, "invalid_request_error"), param, code))
@@ -74,6 +82,11 @@ class ApiError(Exception):
             return self.answer
         kind = MESSAGES_TYPES.get(self.status, self.answer.error.type)
         return MessagesError(MessagesProblem(kind, self.answer.error.message))
+
+
+def shortened(text: str, most: int) -> str:
+    """Leave out the middle of what is long: its beginning says what is wrong, its end what to do."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
 @contextmanager
@@ -98,8 +111,12 @@ def api_error(error: Exception) -> ApiError:
     """Say an error of ours in the API's terms; of a bug the client learns nothing but that it is one."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RecursionError):  # as JSON makes it that is nested by the hundreds
+        return ApiError(400, "the request is nested too deeply; send what the API describes")
     status, code = next(found for kind, found in STATUSES.items() if isinstance(error, kind))
     if not isinstance(error, TrtSpecError):
         return ApiError(500, "the server has failed; its log says more", code="internal_error")
+    if status == 503:
+        return unavailable(str(error), str(code))
     field = error.field if isinstance(error, RequestError) else None
     return ApiError(status, str(error), NAMES.get(field or "", field), code)

@@ -4,16 +4,17 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .delivery import error_response, told
-from .errors import ApiError
+from .errors import ApiError, unavailable
 
 OPEN = ("/health", "/ready")  # what a load balancer asks without a key
 CALLER = "trt_spec.caller"  # where in a scope it says whose key was given
 MOST_BODY_BYTES = 4 * 2**20
 MOST_SOUND_BYTES = 25 * 2**20
+MOST_HELD_BYTES = 512 * 2**20  # of all bodies that are coming in or being answered
 SOUND = "/v1/audio/"
 
 
@@ -51,10 +52,14 @@ def caller_of(request: Request) -> str:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large before they are read whole, and those whose end a proxy may see elsewhere."""
+    """Refuses bodies that are too large before they are read whole, and those whose end a proxy may see elsewhere.
+
+    All that are held together are limited, too: many clients may each let one wait for its last byte.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,12 +78,18 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal read
             message = await receive()
-            read += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            if size and self._held + size > MOST_HELD_BYTES:
+                raise unavailable("the server holds as many bytes of bodies as it may; try again soon", "busy")
+            read, self._held = read + size, self._held + size
             if read > most:
                 raise _too_large(most)
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= read
 
 
 def most_bytes(path: str) -> int:
@@ -110,6 +121,8 @@ class Failures:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:  # before its body has ended
+            return
         except Exception as error:  # whatever it is, the client gets an answer
             if begun or scope["type"] != "http":
                 raise

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from ...runtime import Output, Request, TokenLogprob
 from .answers import Usage
 from .bodies import (
+    MOST_TOOLS,
     CalledFunction,
     ChatBody,
     Closed,
@@ -20,17 +21,18 @@ from .bodies import (
     Message,
     NamedFunction,
     NamedTool,
+    Parts,
     PastCall,
     Sampling,
+    SomeParts,
     Stop,
     Tool,
-    read_body,
 )
 from .chat import conversation_of, converse
 from .delivery import delivery_of, json_response, named_event
 from .errors import ApiError, in_terms_of
 from .parts import Part, PartWriter
-from .service import Service, raw_body
+from .service import Service, body_of
 from .tool_calls import Reader, arguments_of
 
 NAMES = {"max_completion_tokens": "max_tokens", "response_format": "output_config.format"}  # as this API calls them
@@ -66,7 +68,7 @@ class ToolUseBlock(Closed, kw_only=True, tag_field="type", tag="tool_use"):
 
 class ToolResultBlock(Closed, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Annotated[list[TextBlock], Parts] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -76,7 +78,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 class Turn(Closed, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Parts]
 
 
 class ClientTool(Closed, kw_only=True):
@@ -117,9 +119,9 @@ class OutputConfig(Closed, kw_only=True):
 class CountedBody(Sampling, kw_only=True):
     """The fields that decide what the model reads."""
 
-    messages: Annotated[list[Turn], Meta(min_length=1)]
+    messages: Annotated[list[Turn], SomeParts]
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[ClientTool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[ClientTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -239,7 +241,7 @@ def _usage(usage: Usage) -> MessagesUsage:
 
 async def answer_messages(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
-    body = read_body(await raw_body(request), MessagesBody)
+    body = await body_of(request, MessagesBody)
     with in_terms_of(NAMES):
         chat = chat_of(body, max_completion_tokens=body.max_tokens, stop=body.stop_sequences)
         flight, conversation = await converse(request, service, chat)
@@ -249,10 +251,10 @@ async def answer_messages(request: HttpRequest) -> Response:
 
 async def count_tokens(request: HttpRequest) -> Response:
     service: Service = request.app.state.service
-    body = read_body(await raw_body(request), CountedBody)
+    body = await body_of(request, CountedBody)
     service.require_model(body.model)
     with in_terms_of(NAMES):
-        conversation = await conversation_of(service, chat_of(body))
+        conversation = await conversation_of(service, chat_of(body), service.most_counted)
     return json_response(InputTokens(len(conversation.prompt)))
 
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 
-from . import answers, bodies, messages, responses
+from . import answers, bodies, messages, response_bodies
 from .errors import MESSAGES, ErrorAnswer, MessagesError
+from .response_answers import ResponseAnswer
 from .service import Service
-from .transcriptions import FORM, Form, Transcription
+from .sound_forms import FORM, Form
+from .transcriptions import Transcription
 
 PLACE = "#/components/schemas/{name}"
 KEY: list[dict[str, list[str]]] = [{"key": []}]
@@ -24,7 +26,7 @@ SAID = {  # by status: what an error of this status says
 POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it takes, what it gives
     "/v1/completions": ("Continue a prompt.", bodies.CompletionBody, answers.Answer[answers.CompletionChoice]),
     "/v1/chat/completions": ("Answer messages.", bodies.ChatBody, answers.Answer[answers.ChatChoice]),
-    "/v1/responses": ("Answer messages.", responses.ResponsesBody, responses.ResponseAnswer),
+    "/v1/responses": ("Answer messages.", response_bodies.ResponsesBody, ResponseAnswer),
     "/v1/messages": ("Answer messages.", messages.MessagesBody, messages.MessageAnswer),
     "/v1/messages/count_tokens": ("Count what would be read.", messages.CountedBody, messages.InputTokens),
     "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
@@ -57,7 +59,7 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
     kinds = [
         ErrorAnswer,
         MessagesError,
-        *responses.ITEMS.values(),
+        *response_bodies.ITEMS.values(),
         *(kind for _, body, answer in POSTS.values() for kind in (body, answer)),
     ]
     kinds += [Form, Transcription]
@@ -65,7 +67,7 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
     places, schemas = msgspec.json.schema_components(kinds, ref_template=PLACE)
     place = dict(zip(kinds, places, strict=True))
     _make_precise(schemas, service)
-    items = {"anyOf": [place[kind] for kind in responses.ITEMS.values()]}
+    items = {"anyOf": [place[kind] for kind in response_bodies.ITEMS.values()]}
     schemas["ResponsesBody"]["properties"]["input"]["anyOf"][-1]["items"] = items
 
     def answers_of(path: str, ok: dict[str, Any], posts: bool) -> dict[str, Any]:

@@ -103,15 +103,16 @@ async def serve_until(
     tls: SSLContext | None = None,
 ) -> None:
     """Serve until `end` is set, then drain; `end_now` cuts that short."""
+    connection = type("Connection", (Connection,), {"tls": tls})
     config = uvicorn.Config(
         app,
-        http=Connection,  # of h11: httptools loses the body of a request that offers HTTP/2, as Java's clients do
+        http=connection,  # of h11: httptools loses the body of a request that offers HTTP/2, as Java's clients do
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=LINGER_SECONDS,
-        ssl_context_factory=None if tls is None else lambda config, usual: tls,
     )
     server = Server(config)
     service.stepper.start()

@@ -1,6 +1,7 @@
 """The service that the endpoints share: the decoder behind its stepper, its chat template, and its name."""
 
 import asyncio
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -16,7 +18,7 @@ from ...runtime import Decoder, SamplingParams
 from ...runtime.state.asked import DraftLength
 from ...runtime.transcribing.transcriber import Transcriber
 from .answers import ModelCard
-from .bodies import Generation, Sampling
+from .bodies import Body, Generation, Sampling, read_body
 from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import Asked
@@ -24,12 +26,15 @@ from .metrics import Metrics
 from .reasoning import Marks, marks_of
 from .stepper import Stepper, Submission
 from .templates import ChatTemplate
-from .tokenising import encoded
+from .tokenising import HUGE_TEXT, encoded
 from .tokens import Spelling
 
 Result = TypeVar("Result")
 
 LONG_TEXT = 2000  # characters that take longer to tokenise than a thread to start
+MOST_COUNTED = 2**18  # tokens of a text that need not fit the model, since it is only counted, shown, or cut
+LARGE_BODY = 2**18  # bytes that may take a tenth of a second to read, if they are many small parts
+MOST_COMPILING = 128  # grammars that wait in threads; those are not threads in which others are tokenised
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "rule": "rejection"}  # of requests, by names of SamplingParams
 
 
@@ -50,6 +55,9 @@ class Service:
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    _one_huge: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    one_body: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    _compiling: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MOST_COMPILING))
 
     @property
     def name(self) -> str:
@@ -83,10 +91,21 @@ class Service:
     def transcriber(self) -> Transcriber:
         return Transcriber(self.decoder)
 
-    async def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
+    @property
+    def most_counted(self) -> int:
+        return max(MOST_COUNTED, self.max_length)
+
+    def most_of(self, body: Sampling) -> int:
+        """How many tokens a body's prompt may have before it is cut."""
+        return self.max_length if body.truncate_prompt_tokens is None else self.most_counted
+
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, field: str = "prompt", most: int | None = None
+    ) -> list[int]:
         """Tokenise a text, a long one in a thread, since the event loop must not wait."""
-        self.longest.require(len(text), field)
-        encode = partial(encoded, self.decoder.tokenizer, text, add_special_tokens)
+        most = self.max_length if most is None else most
+        self.longest.require(len(text), most, field)
+        encode = partial(encoded, self.decoder.tokenizer, text, add_special_tokens, most, field)
         return encode() if len(text) < LONG_TEXT else await self.aside(encode, len(text))
 
     async def source(self, given: str | list[int]) -> list[int]:
@@ -94,20 +113,22 @@ class Service:
         encoder = self.decoder.bundle.encoder
         if encoder is None or encoder.contract.sound is not None:
             raise ApiError(400, "source is for models that write behind a text, as T5 does; leave it out", "source")
-        return given if isinstance(given, list) else await self.encode(given, field="source")
+        if isinstance(given, list):
+            return given
+        return await self.encode(given, field="source", most=encoder.contract.longest)
 
-    async def beginning(self, prompt: str | list[int], source: Sequence[int] | None) -> list[int]:
+    async def beginning(self, prompt: str | list[int], source: Sequence[int] | None, most: int) -> list[int]:
         """Tokenise what a text begins with; behind a source the model's own tokens come before it."""
         if isinstance(prompt, list):
             return prompt
         own = () if source is None else self.decoder.bundle.tokenizer.start_ids
-        return [*own, *await self.encode(prompt, add_special_tokens=source is None)]
+        return [*own, *await self.encode(prompt, add_special_tokens=source is None, most=most)]
 
     async def aside(self, work: Callable[[], Result], characters: int) -> Result:
         """Read a text in a thread; long ones one after another, so that the rounds keep their cores."""
         if characters < LONG_TEXT:
             return await run_in_threadpool(work)
-        async with self._one_long:
+        async with self._one_long if characters < HUGE_TEXT else self._one_huge:
             return await run_in_threadpool(work)
 
     async def submissions(
@@ -128,13 +149,20 @@ class Service:
             if encoder.contract.sound is not None:
                 raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
             raise ApiError(400, "the model writes behind a text: send it to /v1/completions as source", "source")
+        for name in ("logit_bias", "allowed_token_ids"):
+            if (count := len(getattr(body, name) or ())) > self.decoder.vocab_size:
+                raise RequestError(
+                    f"{name} has {count:,} entries, the vocabulary has {self.decoder.vocab_size:,}; send less", name
+                )
+        if (body.num_beams or 1) > 1 and (body.n or 1) > 1:
+            raise ApiError(400, "a search with num_beams gives its best text alone; leave n or num_beams out", "n")
         wanted = []
         fields = {**self.defaults, **_sampling_fields(body), **more}
         predicted = await self.encode(predicted_text(body), add_special_tokens=False, field="prediction")
         if asked is not None:
             fields["grammar"] = asked.grammar
             with in_terms_of({"grammar": asked.field}):
-                await run_in_threadpool(self.decoder.compile_grammar, asked.grammar)
+                await to_thread.run_sync(self.decoder.compile_grammar, asked.grammar, limiter=self._compiling)
         for prompt in prompts:
             room = self.max_length - len(prompt)
             if room < max(max_tokens or 1, 1):
@@ -152,8 +180,10 @@ class Service:
                     seed=None if body.seed is None else seed_of_choice(body.seed, choice),
                 )
                 salt = f"{caller}/{body.cache_salt or ''}" if caller else body.cache_salt or ""
-                length = self.draft_length if body.draft_length is None else body.draft_length
-                drafter = body.drafter or (None if predicted else self.drafter)
+                searches = params.num_beams > 1  # for which the defaults of other requests are none
+                usual = None if searches else self.draft_length
+                length = usual if body.draft_length is None else body.draft_length
+                drafter = body.drafter or (None if predicted or searches else self.drafter)
                 priority = body.priority or 0
                 wanted.append(Submission(prompt, params, length, drafter, salt, predicted, priority, source))
         return wanted
@@ -186,7 +216,7 @@ def open_service(
     metrics.watch(stepper, name)
     template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
-    longest = Longest(decoder.tokenizer, bundle.tokenizer_file, bundle.max_length)
+    longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
     left_open = {**DEFAULTS, **defaults}
     return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open)
@@ -217,6 +247,9 @@ SAME = (  # fields that SamplingParams knows by the same name
     "ignore_eos",
     "min_tokens",
     "allowed_token_ids",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
 )
 
 
@@ -239,7 +272,27 @@ def _token_of(key: str) -> int:
     return int(key)
 
 
-async def raw_body(request: Request) -> bytes:
+async def body_of(request: Request, kind: type[Body]) -> Body:
+    """Read a body. After a large one others have the loop for as long as it took, before the next one is read.
+
+    Meanwhile no garbage is looked for: with many small parts that takes longer than reading them.
+    """
+    raw = await _raw_body(request)
+    if len(raw) < LARGE_BODY:
+        return read_body(raw, kind)
+    service: Service = request.app.state.service
+    await service.one_body.acquire()
+    began = time.perf_counter()
+    gc.disable()
+    try:
+        return read_body(raw, kind)
+    finally:
+        gc.enable()
+        took = time.perf_counter() - began
+        asyncio.get_running_loop().call_later(took, service.one_body.release)
+
+
+async def _raw_body(request: Request) -> bytes:
     """Read a body that says it is JSON. A page on another site could send other types without asking."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

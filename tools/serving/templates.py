@@ -28,9 +28,10 @@ from .tokenising import encoded
 
 MOST_SECONDS = 1.0
 MOST_CHARACTERS = 16 * 2**20
+MOST_DEPTH = 100
 CALL_MARKS = ("<tool_call>", "</tool_call>")  # lines around a call, as the templates of Hermes, Qwen and others say
 MARKED_JSON = '{"name": <function-name>, "arguments": <'  # what such templates tell a model to write between them
-PRIVATE = range(0xE000, 0xF8FF)  # characters that mean nothing, so that one of them can be a mark
+MARKS = "\U0010fffd\U0010fffc"  # characters that mean nothing and stand nowhere; a tokenizer is kept for each
 
 
 class Ending(Enum):
@@ -172,6 +173,7 @@ class ChatTemplate:
         longest_first = sorted(self.special, key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._spec = spec
+        self._marked: dict[str, tuple[Tokenizer, dict[int, int]]] = {}  # by mark
         marked = CALL_MARKS[0] in source and MARKED_JSON in source.replace("\\", "")
         # What marks a call, if the template says so to the model and the marks can be seen in its text.
         self.call_marks = CALL_MARKS if marked and not set(CALL_MARKS).intersection(self.special) else None
@@ -195,7 +197,7 @@ class ChatTemplate:
         ]
         end = ""
         if ending is Ending.CONTINUED:
-            end = _unused(_texts([messages, settings or {}]), reversed(PRIVATE))
+            end = _unused(_texts([messages, settings or {}]))
             said[-1] = {**said[-1], "content": said[-1]["content"] + end}
         context = {"tools": None, "documents": None, **self._tokens, **(settings or {})}
         context |= {"messages": said, "add_generation_prompt": ending is Ending.ANSWER, "__tick": tick}
@@ -218,6 +220,8 @@ class ChatTemplate:
                 f"the chat template does what no template may ({one_line(error)}); correct the template"
             ) from error
         except Exception as error:  # a template may fail in any way that Python can
+            if isinstance(error, RecursionError):
+                _require_flat([messages, settings or {}])
             raise EngineError(
                 f"the chat template fails on these messages ({type(error).__name__}: {one_line(error)}); correct it"
             ) from error
@@ -238,12 +242,13 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Any] | None = None,
         ending: Ending = Ending.ANSWER,
+        most: int | None = None,
     ) -> list[int]:
-        """Return the prompt's tokens. A special token that a user spells out stays text."""
+        """Return the prompt's tokens, at `most` so many. A special token that a user spells out stays text."""
         given = [messages, settings or {}]
         if not any(self._any_special.search(text) for text in _texts(given)):
-            return encoded(self._tokenizer, self.render(messages, settings, ending), False)
-        mark = _unused(_texts([*given, self.special]), PRIVATE)
+            return encoded(self._tokenizer, self.render(messages, settings, ending), False, most, "messages")
+        mark = _unused(_texts([*given, self.special]))
 
         def broken(found: re.Match[str]) -> str:  # it is none for the template, and its ends are as they were
             return found[0][0] + mark + found[0][1:]
@@ -253,20 +258,14 @@ class ChatTemplate:
         # The template's own special tokens get the mark, the users' lose it; then one tokenizer reads all of it.
         text = self._any_special.sub(lambda found: mark + mark + found[0], text)
         text = re.sub(f"{mark}{mark}|{mark}", lambda found: mark if len(found[0]) == 2 else "", text)
-        return self._encode_marked(text, mark)
+        return self._encode_marked(text, mark, most)
 
-    def _encode_marked(self, text: str, mark: str) -> list[int]:
+    def _encode_marked(self, text: str, mark: str, most: int | None) -> list[int]:
         """Encode a text in which the special tokens, and nothing else, follow a mark."""
-        added = [
-            one | {"content": mark + one["content"]} if one["special"] else one for one in self._spec["added_tokens"]
-        ]
-        spec = self._spec | {"added_tokens": added, "post_processor": None}
-        marked = Tokenizer.from_str(json.dumps(spec))
-        renumbered = {
-            marked.token_to_id(new["content"]): old["id"]
-            for new, old in zip(added, self._spec["added_tokens"], strict=True)
-        }
-        ids = [renumbered.get(token, token) for token in encoded(marked, text, False)]
+        if mark not in self._marked:
+            self._marked[mark] = self._marking(mark)
+        marked, renumbered = self._marked[mark]
+        ids = [renumbered.get(token, token) for token in encoded(marked, text, False, most, "messages")]
         special = {one["id"] for one in self._spec["added_tokens"] if one["special"]}
         if sum(token in special for token in ids) != text.count(mark):
             raise RequestError(
@@ -275,11 +274,25 @@ class ChatTemplate:
             )
         return ids
 
+    def _marking(self, mark: str) -> tuple[Tokenizer, dict[int, int]]:
+        """Make a tokenizer that knows special tokens behind a mark alone; say which numbers stand for which."""
+        own = self._spec["added_tokens"]
+        added = [one | {"content": mark + one["content"]} if one["special"] else one for one in own]
+        marked = Tokenizer.from_str(json.dumps(self._spec | {"added_tokens": added, "post_processor": None}))
+        numbers = marked.get_vocab(with_added_tokens=True)
+        return marked, {numbers[new["content"]]: old["id"] for new, old in zip(added, own, strict=True)}
 
-def _unused(texts: Iterable[str], codes: Iterable[int]) -> str:
-    """Return one of these characters that stands in none of the texts."""
+
+def _unused(texts: Iterable[str]) -> str:
+    """Return one of the marks that stands in none of the texts."""
     everything = "".join(texts)
-    return next(chr(code) for code in codes if chr(code) not in everything)
+    found = next((mark for mark in MARKS if mark not in everything), None)
+    if found is None:
+        raise RequestError(
+            "the messages have U+10FFFD and U+10FFFC, which mean nothing and serve as marks here; leave one out",
+            "messages",
+        )
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -292,6 +305,20 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for part in value:
             yield from _texts(part)
+
+
+def _require_flat(value: Any) -> None:
+    """Refuse a JSON value that is nested as deeply as only what is meant to do harm."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [part for one in level if isinstance(one, dict | list) for part in _parts(one)]
+        if not level:
+            return
+    raise RequestError("the messages or tools are nested too deeply; send flatter ones", "messages")
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _changed(value: Any, pattern: re.Pattern[str], change: Any) -> Any:

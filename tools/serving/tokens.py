@@ -3,12 +3,12 @@
 import codecs
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...runtime import TokenLogprob
 from .answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from .shares import byte_of_symbol
 
 SPACE = "▁"
 
@@ -26,6 +26,7 @@ class Spelling:
         self._byte_of = byte_of_symbol() if "ByteLevel" in kinds else None
         self._pieces = bool(kinds & {"ByteFallback", "Metaspace", "Replace"})
         self._known: dict[int, bytes] = {}
+        self._shown: dict[int, tuple[str, list[int]]] = {}
 
     def to_bytes(self, token: int) -> bytes:
         if token not in self._known:
@@ -39,6 +40,12 @@ class Spelling:
             return spelt.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
+
+    def shown(self, token: int) -> tuple[str, list[int]]:
+        """Return the token's text and its bytes, as numbers that nobody may change."""
+        if token not in self._shown:
+            self._shown[token] = self.to_text(token), list(self.to_bytes(token))
+        return self._shown[token]
 
     def _spelt(self, token: int) -> bytes:
         piece = self._tokenizer.id_to_token(token)
@@ -60,19 +67,10 @@ def _types(spec: Any) -> list[str]:
     return [spec.get("type", ""), *(kind for part in spec.get("decoders", ()) for kind in _types(part))]
 
 
-@cache
-def byte_of_symbol() -> dict[str, bytes]:
-    """The byte that each printable character stands for in byte-level BPE."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): bytes([byte]) for byte in printable} | {
-        chr(256 + index): bytes([byte]) for index, byte in enumerate(others)
-    }
-
-
 def chat_logprobs(logprobs: Sequence[TokenLogprob], spelling: Spelling) -> ChatLogprobs:
     def named(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(spelling.to_text(token), logprob, list(spelling.to_bytes(token)))
+        text, numbers = spelling.shown(token)
+        return TopLogprob(text, logprob, numbers)
 
     content = []
     for one in logprobs:

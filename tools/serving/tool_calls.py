@@ -13,6 +13,8 @@ from ...runtime import Grammar
 from .answers import CallDelta, ChatMessage, Delta, FunctionDelta, ToolCall
 from .bodies import ChatBody, SomeTools
 
+MOST_TOOLS_BYTES = 2**20  # of which the grammar of calls may hold a quarter
+
 
 class Toolbox:
     """The tools of one chat, and which of them may be called.
@@ -33,6 +35,8 @@ class Toolbox:
             return
         if body.tool_choice == "none":
             return
+        if (size := len(msgspec.json.encode(body.tools))) > MOST_TOOLS_BYTES:
+            raise RequestError(f"tools has {size:,} bytes, expected at most {MOST_TOOLS_BYTES:,}; shorten it", "tools")
         self.shown = tools = [msgspec.to_builtins(tool) for tool in body.tools]
         choice: Any = body.tool_choice
         if isinstance(choice, SomeTools):

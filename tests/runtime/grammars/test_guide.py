@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from trt_spec.runtime import Grammar, SamplingParams
+from trt_spec.runtime.grammars import guide as guide_module
 from trt_spec.runtime.grammars.compiler import Compiler
 from trt_spec.runtime.grammars.guide import ANYTHING, GUIDES, Guide
 
@@ -107,3 +108,28 @@ def test_a_limit_met_in_proposals_that_are_rejected_leaves_no_trace(letters: Com
 def test_guides_that_nobody_holds_are_forgotten(letters: Compiler) -> None:
     number = guide_of(letters, Grammar.regex("a")).number
     assert number not in GUIDES
+
+
+AMBIGUOUS = Grammar.lark("start: e\ne: e e | e e e | /./ | /../ | /.../")  # each token takes longer than the last
+
+
+def test_a_grammar_that_takes_too_long_at_each_token_ends_its_request(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide_module, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(guide_module, "SECONDS_A_TOKEN", 0)
+    guide, dice = guide_of(compiler, AMBIGUOUS), random.Random(0)
+    for _ in range(400):
+        token = dice.choice(sorted(tokens_of(guide.allowed([], 1)[0]) - {EOS}))
+        if not guide.follow([token]):
+            break
+    assert guide.error == "to find what may follow takes too long"
+    assert guide.seconds < 2
+
+
+def test_a_healthy_grammar_has_all_the_time_that_it_needs(compiler: Compiler) -> None:
+    guide, dice = guide_of(compiler, Grammar.json_schema('{"type": "array", "minItems": 500}')), random.Random(0)
+    for _ in range(400):
+        allowed = sorted(tokens_of(guide.allowed([], 1)[0]))
+        assert guide.follow([dice.choice(allowed)]) == 1
+    assert guide.seconds < guide_module.MOST_SECONDS

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ssl import SSLContext
 
 import httpx
 import openai
@@ -48,6 +49,7 @@ def serving(
     log_prompts: bool = False,
     prefix_bytes: int | None = None,
     drafter: str | None = None,
+    tls: SSLContext | None = None,
 ) -> Iterator[Served]:
     """Serve a pair from a thread of its own until the block ends."""
     started, ends = threading.Event(), []
@@ -62,12 +64,12 @@ def serving(
             end, end_now = asyncio.Event(), asyncio.Event()
             ends.extend([asyncio.get_running_loop(), end])
             started.set()
-            await serve_until(end, end_now, app, service, listener, drain_seconds)
+            await serve_until(end, end_now, app, service, listener, drain_seconds, tls)
 
         thread = threading.Thread(target=lambda: run_loop(run()))
         thread.start()
         started.wait()
-        served = Served(service, address(listener))
+        served = Served(service, address(listener, tls))
         served.end = lambda: ends[0].call_soon_threadsafe(ends[1].set)
         try:
             yield served

@@ -16,7 +16,7 @@ class ScriptedFlight:
     """One request's news, round by round; the last round ends it."""
 
     def __init__(self, rounds: Sequence[Sequence[Piece]]) -> None:
-        self.requests = [SimpleNamespace(prediction=())]
+        self.requests = [SimpleNamespace(prediction=(), prompt_logprobs=())]
         self.tickets = [SimpleNamespace(request=request) for request in self.requests]
         self._rounds = list(rounds)
 

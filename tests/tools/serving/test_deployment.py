@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trt_spec.runtime.grammars import trials
 from trt_spec.runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
 from trt_spec.tools.cli import COMMANDS
 from trt_spec.tools.commands import export_models
@@ -294,9 +295,12 @@ def test_every_limit_of_the_page_is_the_servers_own():
     expected = {
         f"come back in {errors.RETRY_AFTER_SECONDS} s": f"{serve.get_default('max_batch')} requests are live and "
         f"{serve.get_default('max_waiting')} wait",
+        "busy": f"for {trials.WAIT_SECONDS:g} s",
+        "all bodies": f"more than {guard.MOST_HELD_BYTES // 2**20} MiB",
         "shutting_down": f"for {serve.get_default('drain_seconds'):g} s at most",
         "body_too_large": f"more than {guard.MOST_BODY_BYTES // 2**20} MiB",
         "headers": f"more than {connections.HEADER_SECONDS:g} s, or the body more than {connections.BODY_SECONDS:g} s",
+        "took nothing": f"of its answer for {connections.TAKE_SECONDS:g} s",
         "files": f"less {connections.OTHER_FILES}",
     }
     rows = [" | ".join(row) for row in table("status, code | why | what sets it")]

@@ -3,27 +3,35 @@
 import json
 import logging
 import resource
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
+from ssl import CERT_NONE, PROTOCOL_TLS_SERVER, MemoryBIO, SSLContext, SSLWantReadError, create_default_context
 
 import httpx
 import pytest
+import trustme
 from tokenizers import Tokenizer
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Grammar
-from trt_spec.tools.serving import connections, server, stepper
+from trt_spec.runtime.grammars import trials
+from trt_spec.tools.serving import completions, connections, delivery, guard, server, service, stepper
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
+from trt_spec.tools.serving.bodies import MOST_PARTS, read_body
 from trt_spec.tools.serving.connections import Connection, raise_file_limit
 from trt_spec.tools.serving.encoding import most_characters
 from trt_spec.tools.serving.tokenising import encoded
+from trt_spec.tools.serving.tokens import completion_logprobs
+from trt_spec.tools.serving.tool_calls import MOST_TOOLS_BYTES
 
 from ...bundles import Pair
 from ...kit.waiting import until
-from .conftest import Gate, Served, serving
+from .conftest import TEMPLATE, Gate, Served, serving
 
 SHIPPED = Path(__file__).parents[3] / "tools" / "demo_pair" / "pycode-14m"
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -43,8 +51,11 @@ def logged() -> Iterator[list[logging.LogRecord]]:
             found.append(record)
 
     handler, logger = Kept(), logging.getLogger("trt_spec")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     yield found
+    logger.setLevel(level)
     logger.removeHandler(handler)
 
 
@@ -156,7 +167,7 @@ def test_a_step_that_never_ends_shows_and_does_not_keep_the_server_from_ending(
 
 
 def open_sockets(served: Served, count: int, stack: ExitStack, said: bytes = b"") -> list[socket.socket]:
-    host, port = served.url.removeprefix("http://").split(":")
+    host, port = served.url.rpartition("//")[2].split(":")
     found = [stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(count)]
     for one in found:
         one.sendall(said)
@@ -217,8 +228,155 @@ def test_too_many_idle_connections_make_room_for_who_has_something_to_say(
         idle = open_sockets(served, 30, stack)
         for _ in range(3):
             assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
-        assert all(is_closed(one) for one in idle[:20]), "those that were silent for longest"
+        assert all(is_closed(one) for one in idle[:20]), "those that were waited for longest"
     assert sum("more than 8 connections" in record.getMessage() for record in logged) == 1, "said once a minute"
+
+
+def test_slow_bodies_make_room_too(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Connection, "most", 8)
+    with serving(llama) as served, ExitStack() as stack:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        slow = open_sockets(served, 30, stack, head + b"ab")
+        assert all(is_closed(one) for one in slow[:20])
+        assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def tls() -> SSLContext:
+    context = SSLContext(PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+def healthy(url: str) -> bool:
+    """Ask as a client whose whole request comes together with the end of its handshake."""
+    trusting = create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, CERT_NONE
+    host, port = url.removeprefix("https://").split(":")
+    incoming, outgoing = MemoryBIO(), MemoryBIO()
+    client = trusting.wrap_bio(incoming, outgoing)
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except SSLWantReadError:
+                plain.sendall(outgoing.read())
+                incoming.write(plain.recv(2**16))
+        client.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        plain.sendall(outgoing.read())
+        while True:
+            with suppress(SSLWantReadError):
+                return client.read(15) == b"HTTP/1.1 200 OK"
+            incoming.write(plain.recv(2**16))
+
+
+def test_connections_without_a_handshake_make_room_and_end(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, tls: SSLContext
+):
+    monkeypatch.setattr(Connection, "most", 8)
+    with serving(llama, tls=tls) as served, ExitStack() as stack:
+        idle = open_sockets(served, 30, stack)
+        assert all(is_closed(one) for one in idle[:20])
+        assert healthy(served.url)
+    for name, seconds in (("HEADER_SECONDS", 0.2), ("LOOK_SECONDS", 0.05)):
+        monkeypatch.setattr(connections, name, seconds)
+    with serving(llama, tls=tls) as served, ExitStack() as stack:
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n"):
+            [slow] = open_sockets(served, 1, stack, said)
+            assert is_closed(slow)
+        assert healthy(served.url)
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, logged: list[logging.LogRecord]
+):
+    monkeypatch.setattr(connections, "TAKE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    with serving(llama) as served, ExitStack() as stack:
+        each = len(served.http.get("/openapi.json").content)
+        slow = stack.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = served.url.removeprefix("http://").split(":")
+        slow.connect((host, int(port)))
+        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 400)
+        until(lambda: any("has taken nothing of its answer" in record.getMessage() for record in logged))
+        taken = 0
+        with suppress(ConnectionError):
+            while part := slow.recv(2**20):
+                taken += len(part)
+        assert taken < 400 * each
+        assert served.http.get("/health").status_code == 200
+
+
+def test_a_body_in_chunks_of_a_byte_stops_nobody(served: Served):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with ExitStack() as stack:
+        [hostile] = open_sockets(served, 1, stack, head)
+        sending = threading.Thread(target=hostile.sendall, args=[b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n"])
+        sending.start()
+        asked = 0
+        while not select.select([hostile], [], [], 0)[0]:
+            assert served.http.get("/health").status_code == 200
+            asked += 1
+        sending.join()
+        assert hostile.recv(12) == b"HTTP/1.1 400"
+    assert asked > 20, "as for parts that are read one after another, with nobody between them"
+
+
+def test_what_follows_an_answer_and_is_no_request_ends_the_connection_without_a_word(
+    llama: Pair, capfd: pytest.CaptureFixture[str]
+):
+    with serving(llama, keys=["key"]) as served, ExitStack() as stack:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        [hostile] = open_sockets(served, 1, stack, head)
+        assert hostile.recv(12) == b"HTTP/1.1 401"
+        hostile.sendall(b"no chunk\r\n")
+        assert is_closed(hostile)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_many_bodies_that_wait_for_their_last_byte_do_not_fill_the_memory(llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guard, "MOST_HELD_BYTES", 10_000)
+    body = b'{"prompt": "abc", "user": "%b"}' % (b"a" * 8000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    asked = {"content": body, "headers": {"content-type": "application/json"}}
+    with serving(llama) as served, ExitStack() as stack:
+        [slow] = open_sockets(served, 1, stack, head % len(body) + body[:-1])
+        until(lambda: served.http.post("/v1/completions", **asked).status_code == 503)
+        refused = served.http.post("/v1/completions", **asked)
+        assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("busy", "1")
+        assert served.http.get("/health").status_code == 200
+        slow.sendall(body[-1:])
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        assert served.http.post("/v1/completions", **asked).status_code == 200
+
+
+def test_the_end_of_the_server_waits_for_no_body(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(server, "LINGER_SECONDS", 60)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\nab"
+    with serving(llama) as served, ExitStack() as stack:
+        [slow] = open_sockets(served, 1, stack, head)
+        assert served.http.get("/health").status_code == 200
+        slow.settimeout(20)
+        served.end()
+        assert is_closed(slow)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_leaves_before_its_body_has_ended_is_no_failure(served: Served, logged: list[logging.LogRecord]):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        open_sockets(served, 1, stack, head + b"Content-Length: 9\r\n\r\nab")
+
+    def of_it() -> list[dict]:
+        return [fields for one in logged if (fields := getattr(one, "fields", {})).get("id") == "left"]
+
+    until(of_it)
+    assert of_it()[0]["status"] == 499
+    assert not [one for one in logged if one.levelno >= logging.ERROR]
 
 
 def test_the_process_may_open_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch):
@@ -248,19 +406,156 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_ends(served: S
 
 
 def test_a_text_that_no_model_could_read_is_refused_before_it_is_read(served: Served, monkeypatch: pytest.MonkeyPatch):
-    most = served.service.longest.characters
-    assert most is not None
+    most = served.service.longest.token * served.service.max_length
     text = " " * (most + 1)
     for path, body, field in (
         ("/v1/completions", {"prompt": text}, "prompt"),
         ("/v1/completions", {"prompt": "a", "prediction": {"type": "content", "content": text}}, "prediction"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
-        ("/tokenize", {"prompt": text}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/tokenize", {"prompt": text * 1024}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": text * 1024}]}, "messages"),
     ):
         error = served.post(path, body).json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", field), path
-        assert f"{most + 1:,} characters" in error["message"]
+        assert " characters, expected at most " in error["message"]
+
+
+def test_a_text_of_too_many_tokens_is_refused_before_they_are_listed(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """To list millions of tokens holds up all other threads."""
+    long, user = "a " * (served.service.max_length // 2 + 1), {"role": "user", "content": "a " * 300}
+    monkeypatch.setattr(service, "MOST_COUNTED", 400)
+    completions, chats = "/v1/completions", "/v1/chat/completions"
+    for path, body, said in (
+        (completions, {"prompt": long}, "prompt has 258 tokens, expected at most 256"),
+        (completions, {"prompt": "a", "prediction": {"type": "content", "content": long}}, "prediction has 258"),
+        (
+            completions,
+            {"prompt": "a " * 250, "truncate_prompt_tokens": 9},
+            "prompt has 500 tokens, expected at most 400",
+        ),
+        (chats, {"messages": [user | {"content": long}]}, "messages has 263"),
+        (chats, {"messages": [user], "truncate_prompt_tokens": 9}, "messages has 605"),
+        ("/v1/messages/count_tokens", {"messages": [user]}, "messages has 605"),
+        ("/tokenize", {"prompt": "a " * 250}, "prompt has 500"),
+        ("/tokenize", {"messages": [user]}, "messages has 605"),
+    ):
+        answer = served.post(path, body)
+        assert answer.status_code == 400, path
+        assert said in answer.json()["error"]["message"], path
+    error = served.post("/detokenize", {"tokens": [5] * 401}).json()["error"]
+    assert error["message"].startswith("there are 401 tokens, expected at most 400")
+    assert served.post("/tokenize", {"prompt": "a " * 200}).json()["count"] == 400, "more than the model takes"
+    body = {"prompt": "a " * 200, "truncate_prompt_tokens": 9, "max_tokens": 1}
+    assert served.post(completions, body).json()["usage"]["prompt_tokens"] == 9
+
+
+def test_a_long_text_waits_for_no_huge_one(served: Served, monkeypatch: pytest.MonkeyPatch):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(tokenizer: Tokenizer, text: str, *more: object) -> list[int]:
+        if len(text) >= service.HUGE_TEXT:
+            begun.set()
+            goes_on.wait(60)
+        return encoded(tokenizer, text, *more)
+
+    monkeypatch.setattr(service, "encoded", slow)
+    huge = threading.Thread(target=served.post, args=["/tokenize", {"prompt": "a" * service.HUGE_TEXT}])
+    huge.start()
+    begun.wait(60)
+    try:
+        assert httpx.post(f"{served.url}/tokenize", json={"prompt": "a" * 3000}, timeout=20).json()["count"] == 3000
+    finally:
+        goes_on.set()
+        huge.join()
+
+
+def test_between_two_large_bodies_others_have_their_turn(served: Served, monkeypatch: pytest.MonkeyPatch):
+    read: list[float] = []
+
+    def slow(raw: bytes, kind: type) -> object:
+        if len(raw) >= service.LARGE_BODY:
+            time.sleep(0.2)
+            read.append(time.monotonic())
+        return read_body(raw, kind)
+
+    monkeypatch.setattr(service, "read_body", slow)
+    body = {"prompt": "a", "user": "a" * service.LARGE_BODY, "max_tokens": 1}
+    asked: list[float] = []
+    clients = [
+        threading.Thread(target=httpx.post, args=[f"{served.url}/v1/completions"], kwargs={"json": body})
+        for _ in range(4)
+    ]
+    for client in clients:
+        client.start()
+    while len(read) < 4:
+        assert served.http.get("/health").status_code == 200
+        asked.append(time.monotonic())
+    for client in clients:
+        client.join()
+    assert all(any(one < at < other for at in asked) for one, other in pairwise(read))
+
+
+def test_more_parts_than_a_conversation_has_are_refused(served: Served):
+    user = {"role": "user", "content": "a"}
+    tool = {"type": "function", "function": {"name": "f", "description": "a" * MOST_TOOLS_BYTES}}
+    for path, body, param in (
+        ("/v1/chat/completions", {"messages": [user] * (MOST_PARTS + 1)}, "messages"),
+        ("/v1/responses", {"input": [user] * (MOST_PARTS + 1)}, "input"),
+        ("/v1/chat/completions", {"messages": [user], "tools": [tool]}, "tools"),
+        ("/v1/completions", {"prompt": "a", "allowed_token_ids": [5] * 65}, "allowed_token_ids"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {f"{n:03}": 1 for n in range(65)}}, "logit_bias"),
+    ):
+        assert served.post(path, body).json()["error"]["param"] == param
+
+
+def test_what_is_nested_by_the_hundreds_is_the_requests_error(signs: Pair):
+    user = {"role": "user", "content": "a"}
+    spelled = TEMPLATE + "{{ tools | tojson }}"
+    with serving(signs, template=spelled) as served:
+        for depth in (100, 400, 900):
+            deep = json.loads('{"a":' * depth + "1" + "}" * depth)
+            tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+            called = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": deep}]}
+            for path, body in (
+                ("/v1/chat/completions", {"messages": [user], "tools": [tool]}),
+                ("/v1/messages", {"messages": [user, called, user], "max_tokens": 1}),
+            ):
+                answer = served.post(path, body | {"max_tokens": 1})
+                assert answer.status_code in (200, 400), (depth, path)
+        assert "nested too deeply" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_long_to_write_is_not_written_in_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    body = LONG | {"logprobs": 3, "echo": True, "stream": stream, "prompt": "abcdefgh" * 5, "max_tokens": 40}
+    expected = served.post("/v1/completions", body).text
+    threads: set[str] = set()
+
+    def noted(*arguments: object) -> object:
+        threads.add(threading.current_thread().name)
+        return completion_logprobs(*arguments)
+
+    monkeypatch.setattr(completions, "completion_logprobs", noted)
+    monkeypatch.setattr(delivery, "MANY_TOKENS", 30)
+    found = served.post("/v1/completions", body).text
+    assert without_names(found) == without_names(expected)
+    assert any("AnyIO" in name for name in threads), "as for the prompt, which has 40 tokens"
+
+
+def without_names(answer: str) -> str:
+    """An answer but for what is new each time, in however many chunks it comes."""
+    lines = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith(("{", "data: {"))]
+    return "".join(one["text"] for line in lines for one in json.loads(line)["choices"])
+
+
+def test_what_a_client_has_sent_comes_back_in_an_error_only_in_part(served: Served):
+    for body in ({"prompt": "a", "x" * 10**6: 1}, {"prompt": "a", "model": "x" * 10**6}):
+        answer = served.post("/v1/completions", body)
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 2000
+    assert answer.json()["error"]["message"].endswith("is not served here, expected 'tiny'")
 
 
 def test_reading_a_long_text_stops_no_other_thread():
@@ -307,10 +602,39 @@ def test_how_long_a_text_may_be_follows_from_what_the_tokenizer_leaves_out(chang
         )
     )
     spec = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}, "model": {}} | change
-    assert most_characters(tokenizer, spec, 10) == (None if per_token is None else 10 * per_token * 3)
+    assert most_characters(tokenizer, spec) == (None if per_token is None else per_token * 3)
 
 
 # Formats and the log.
+
+
+def test_grammars_that_wait_keep_nobody_else_waiting(signs: Pair, monkeypatch: pytest.MonkeyPatch):
+    """More of them than there are threads for texts and templates."""
+    monkeypatch.setattr(trials, "WAIT_SECONDS", 60)
+    found: list[httpx.Response] = []
+    with serving(signs) as served:
+        body = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "a"}}
+        assert served.post("/v1/completions", body).status_code == 200
+        tried = served.decoder._intake.grammars._trials
+
+        def ask(number: int) -> None:
+            asked = body | {"structured_outputs": {"regex": f"a{{{number}}}"}}
+            found.append(httpx.post(f"{served.url}/v1/completions", json=asked, timeout=60))
+
+        asking = [threading.Thread(target=ask, args=[number]) for number in range(1, 51)]
+        with tried._lock:
+            for one in asking:
+                one.start()
+            until(lambda: served.service._compiling.borrowed_tokens == 50)
+            chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}
+            assert httpx.post(f"{served.url}/v1/chat/completions", json=chat, timeout=20).status_code == 200
+        for one in asking:
+            one.join()
+        assert {one.status_code for one in found} == {200}
+        monkeypatch.setattr(trials, "WAIT_SECONDS", 0.01)
+        with tried._lock:
+            busy = served.post("/v1/completions", body | {"structured_outputs": {"regex": "b"}})
+        assert (busy.status_code, busy.json()["error"]["code"], busy.headers["retry-after"]) == (503, "busy", "1")
 
 
 def test_the_schema_of_a_json_object_is_honoured_and_what_is_unknown_is_refused():
@@ -339,6 +663,8 @@ def test_the_log_shows_no_sign_that_a_terminal_would_obey_or_hide(sign: str):
         line = form.format(record)
         assert line.isprintable()
         assert "\\u" in line
+        said = logging.LogRecord("x", logging.ERROR, "x", 1, f"a request failed: {sign}", (), None)
+        assert form.format(said).isprintable()
 
 
 # Clients and their keys.

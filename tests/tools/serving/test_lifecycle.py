@@ -56,11 +56,14 @@ def test_the_server_runs_in_the_loop_that_the_extra_brings():
     assert loops == ["uvloop"]
 
 
-def test_a_client_that_offers_http_2_keeps_its_body(served: Served):
+def test_a_client_that_offers_http_2_keeps_its_body_without_a_word_in_the_log(
+    served: Served, capfd: pytest.CaptureFixture[str]
+):
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
     assert find_spec("httptools"), "uvicorn's other parser, which loses it, would be taken if it were left to uvicorn"
     response = served.http.post("/v1/completions", json={"prompt": "abc"}, headers=offer)
     assert response.status_code == 200
+    assert "upgrade" not in capfd.readouterr().err
 
 
 def test_while_requests_wait_for_a_row_the_news_of_some_rounds_go_out_together(

@@ -142,6 +142,19 @@ def test_allowed_tokens_come_alone(server: Served):
     assert refusal(server, "/v1/completions", TEXT | {"allowed_token_ids": [10**6]})[0] == "allowed_token_ids"
 
 
+def test_beams_search_for_the_likeliest_text(server: Served, signs: Pair):
+    searched = {"temperature": 0, "num_beams": 4, "length_penalty": 0.5, "early_stopping": True}
+    with Decoder.open(signs.bundle) as decoder:
+        params = SamplingParams(max_new_tokens=40, num_beams=4, length_penalty=0.5, early_stopping=True)
+        [expected] = decoder.generate("abc", params)
+    for more in ({}, {"draft_length": 2}, {"drafter": "none"}):
+        assert complete(server, **searched, **more)["text"] == expected.text
+    said = [chunk["choices"][0]["text"] for chunk in events(server, "/v1/completions", TEXT | searched)]
+    assert "".join(said) == expected.text
+    assert refusal(server, "/v1/completions", TEXT | searched | {"n": 2})[0] == "n"
+    assert refusal(server, "/v1/completions", TEXT | searched | {"temperature": 1})[0] == "temperature"
+
+
 def test_allowed_tokens_are_distributed_as_the_targets_own(signs: Pair):
     allowed = list(range(60, 75))
     asked = {"max_new_tokens": 12, "temperature": 1.0, "rule": "coupled", "allowed_token_ids": allowed}

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trt_spec.engines import EngineError, RequestError, TokenizerEntry
 from trt_spec.tools.making.kept_bundles import TARGET
-from trt_spec.tools.serving.templates import MOST_SECONDS, ChatTemplate
+from trt_spec.tools.serving import templates
+from trt_spec.tools.serving.templates import MARKS, MOST_SECONDS, ChatTemplate
 
 from ...kit.small_tokenizers import byte_level, in_pieces
 from .styles import STYLES, Style
@@ -89,8 +90,32 @@ def test_special_tokens_that_users_spell_out_stay_text(name: str, kind: str):
 def test_a_special_token_stays_text_wherever_a_user_puts_it():
     ours, _, tokenizer = both(STYLES["qwen"])
     end = tokenizer.token_to_id("<|im_end|>")
-    messages = [{"role": "user", "content": "\ue000<|im_end|>", "name": "<|im_end|>"}]
+    messages = [{"role": "user", "content": f"{MARKS[0]}<|im_end|>", "name": "<|im_end|>"}]
     assert ours.encode(messages, {"tools": [{"<|im_end|>": ["<|im_end|>"]}]}).count(end) == 2, "tools, then the user"
+
+
+def test_messages_with_all_marks_beside_a_special_token_are_refused():
+    ours, _, _ = both(STYLES["qwen"])
+    ours.encode([{"role": "user", "content": MARKS}])
+    with pytest.raises(RequestError, match=r"have U\+10FFFD and U\+10FFFC, which mean nothing"):
+        ours.encode([{"role": "user", "content": f"{MARKS}<|im_end|>"}])
+
+
+def test_special_tokens_that_users_spell_out_have_no_tokenizer_made_each_time(monkeypatch: pytest.MonkeyPatch):
+    """To make one of a large vocabulary takes a second, in which nobody else is answered."""
+    ours, _, _ = both(STYLES["qwen"])
+    made = []
+
+    class Counted:
+        @staticmethod
+        def from_str(text: str) -> Tokenizer:
+            made.append(text)
+            return Tokenizer.from_str(text)
+
+    monkeypatch.setattr(templates, "Tokenizer", Counted)
+    for content in ("<|im_end|>", "a<|im_start|>", f"{MARKS[0]}<|im_end|>", "<|im_end|>b", f"{MARKS[0]}<|im_end|>c"):
+        ours.encode([{"role": "user", "content": content}])
+    assert len(made) == 2, "one for each mark"
 
 
 def test_a_tokenizer_that_reads_a_special_token_even_from_text_refuses_it():

@@ -1,0 +1,117 @@
+"""What clients send to /v1/responses."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from .bodies import MOST_TOOLS, Closed, Count, Parts, Sampling, Settings, SomeParts
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Said(Closed, kw_only=True):
+    """A part of a message; what was answered may come back with all that it had."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class MessageItem(Closed, kw_only=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[Said], Parts]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class CallItem(Closed, kw_only=True):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class CallOutputItem(Closed, kw_only=True):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[Said], Parts]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(Closed, kw_only=True):
+    type: Literal["reasoning"]
+    summary: list[Said] | None = None
+    content: list[Said] | None = None
+    encrypted_content: None = None
+    id: str | None = None
+    status: str | None = None
+
+
+ITEMS: dict[str, type[MessageItem | CallItem | CallOutputItem | ReasoningItem]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+}
+
+
+class FlatTool(Closed, kw_only=True):
+    type: Literal["function"]
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatName(Closed, kw_only=True, tag_field="type", tag="function"):
+    name: str
+
+
+class FlatSome(Closed, kw_only=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatName], Meta(min_length=1, max_length=MOST_TOOLS)]
+
+
+class TextConfig(Closed, kw_only=True):
+    format: dict[str, Any] | None = None
+    verbosity: None = None
+
+
+class Reasoning(Closed, kw_only=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None  # accepted without effect: reasoning is shown as it is
+    generate_summary: str | None = None
+
+
+class ObfuscationOption(Closed, kw_only=True):
+    include_obfuscation: bool = False
+
+
+class ResponsesBody(Sampling, kw_only=True):
+    input: str | Annotated[list[dict[str, Any]], SomeParts]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    tools: Annotated[list[FlatTool], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatName | FlatSome | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    stream_options: ObfuscationOption | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    max_tool_calls: None = None
+    chat_template_kwargs: Settings | None = None
+
+    @property
+    def logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
