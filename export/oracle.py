@@ -66,7 +66,8 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
     """Compute the logits `[len(tokens), V]` after a cache that already holds these rows: key_0, value_0, key_1, …"""
     from transformers import DynamicCache
 
-    cache = DynamicCache(config=model.config)
+    behind = model.config.is_encoder_decoder  # whose configuration counts the encoder's layers, not the decoder's
+    cache = DynamicCache(config=None if behind else model.config)
     each = iter(rows)
     for layer, (key, value) in enumerate(zip(each, each, strict=True)):
         cache.update(key, value, layer)

@@ -111,3 +111,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return export_pair(
         shipped / "pycode-14m", tmp_path_factory.mktemp("demo") / "bundle", shipped / "pycode-1m", max_length=1024
     )
+
+
+@pytest.fixture(scope="session")
+def telegrams(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The trained encoder–decoders the package ships."""
+    shipped = ROOT / "tools" / "demo_pair"
+    bundle = tmp_path_factory.mktemp("telegrams") / "bundle"
+    return export_pair(shipped / "telegram-750k", bundle, shipped / "telegram-400k", max_length=256)

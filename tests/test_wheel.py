@@ -47,9 +47,11 @@ def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> No
     names = zipfile.ZipFile(wheel).namelist()
     modules = {f"trt_spec/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
     assert modules - set(names) == set()
-    for checkpoint in ("pycode-14m", "pycode-1m", "pycode-14m-eagle3", "pycode-14m-medusa", "pycode-14m-blockwise"):
+    heads = ("pycode-14m-eagle3", "pycode-14m-medusa", "pycode-14m-blockwise")
+    for checkpoint in ("pycode-14m", "pycode-1m", *heads, "telegram-750k", "telegram-400k"):
         assert f"trt_spec/tools/demo_pair/{checkpoint}/model.safetensors" in names
-    assert "trt_spec/tools/measuring/prompts/chat.jsonl" in names
+    for other in ("prompts/chat.jsonl", "paper.json"):
+        assert f"trt_spec/tools/measuring/{other}" in names
     assert "trt_spec/py.typed" in names
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"trt_spec"}

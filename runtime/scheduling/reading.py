@@ -1,6 +1,6 @@
 """Reads the prompts of new requests between rounds, and picks their first tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from sys import maxsize
 
 import torch
@@ -13,6 +13,7 @@ from ..memory.full import CacheFull
 from ..memory.model import Model
 from ..requests.request import Request, failing
 from ..sources.encoder import Encoder
+from ..sources.source import Source
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
 from .capture import Rounds
@@ -65,7 +66,7 @@ class Reading:
             pass
         heard = [one for one in seating.prefilling if self._heard(one)]
         if seating.prefilling and not heard:
-            return self._hear(seating.prefilling[0]), 0
+            return self._hear(seating.prefilling, [self._target], budget), 0
         unread = {one.row: _entries_of_prompt(one.request) for one in heard}
         if unscored := [one for one in heard if one.request.unscored]:
             return self._prefill.score(self._target, unscored[0].request, unscored[0].row), 0
@@ -83,7 +84,9 @@ class Reading:
             self._first_tokens(some, logits)
         seating.leave(whole)
         whole = [one for one in whole if not one.request.finished]
-        lacking = self._lacking([one for one in whole if one.beaming or one.request.params.keeps_its_draft])
+        keeping = [one for one in whole if one.beaming or one.request.params.keeps_its_draft]
+        lacking = self._lacking(keeping)
+        self._hear(keeping, _drafts_of(lacking))
         left = self._prefill.catch_up(lacking, draft_budget)
         for occupant in whole:
             own = lacking.get(occupant.row, {})
@@ -104,11 +107,16 @@ class Reading:
         sources = self._target.cache.sources
         return sources is None or sources.entries[occupant.row] > 0
 
-    def _hear(self, occupant: Occupant) -> int:
-        """Let the encoders read the source of a request; return what of the budget that takes, a token at least."""
-        source, key = occupant.request.source, occupant.request.cache_salt
-        assert source is not None
-        return max(1, *(encoder.read(occupant.row, source, key) for encoder in self._encoders))
+    def _hear(self, occupants: Sequence[Occupant], models: Collection[Model], budget: int = maxsize) -> int:
+        """Let the encoders that feed these models read the sources of requests, as far as the budget goes.
+
+        Return what of it that takes, a token at least.
+        """
+        spent = 1
+        for encoder in self._encoders:
+            if any(map(encoder.feeds, models)):
+                spent = max(spent, encoder.read(_sources_of(occupants, encoder), budget))
+        return spent
 
     def _first_tokens(self, occupants: Sequence[Occupant], logits: Mapping[int, Tensor]) -> None:
         """Pick the tokens after the prompts of neighbouring rows, as a round without proposals does.
@@ -137,6 +145,7 @@ class Reading:
         A draft that its request keeps is never behind: it lacks no more than a round has committed.
         """
         lacking = self._lacking(live, window)
+        self._hear(live, _drafts_of(lacking))  # in all rows, since a draft's steps run in all of them
         kept = {one.row: lacking.pop(one.row) for one in live if one.request.params.keeps_its_draft}
         for some, budget in ((kept, maxsize), (lacking, DRAFT_BUDGET)):
             if some:
@@ -150,6 +159,16 @@ class Reading:
             }
             for one in occupants
         }
+
+
+def _sources_of(occupants: Sequence[Occupant], encoder: Encoder) -> dict[int, tuple[str, Source]]:
+    """Return the sources that this encoder has not read, by row, each with the key of those that may find it."""
+    each = ((one.row, one.request) for one in occupants if encoder.lacks(one.row))
+    return {row: (request.cache_salt, request.source) for row, request in each if request.source is not None}
+
+
+def _drafts_of(lacking: Mapping[int, Mapping[Model, int]]) -> set[Model]:
+    return {draft for own in lacking.values() for draft in own}
 
 
 def _entries_of_prompt(request: Request) -> int:

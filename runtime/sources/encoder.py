@@ -1,7 +1,8 @@
 """Encoders at work: each reads a source once, for the rows of all models that it feeds."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from sys import maxsize
 
 import torch
 from torch import Tensor
@@ -26,44 +27,77 @@ class Encoder:
         self._kept: OrderedDict[str, dict[str, list[Tensor]]] = OrderedDict()
         self._most = most_bytes
 
-    def read(self, row: int, source: Source, key: str) -> int:
-        """Give a row of each model what there is of a source; return how many entries had to be computed.
+    def feeds(self, model: Model) -> bool:
+        return any(rows is model.cache.sources for rows in self._rows.values())
 
-        What has been made of it before is known by a key, which those share that may find it.
+    def lacks(self, row: int) -> bool:
+        """Whether a row of the models that it feeds has nothing of a source."""
+        return not next(iter(self._rows.values())).entries[row]
+
+    def read(self, wanted: Mapping[int, tuple[str, Source]], budget: int = maxsize) -> int:
+        """Give rows of each model what there is of their sources; return how many entries had to be computed.
+
+        What has been made of a source before is known by a key, which those share that may find it. Of the other
+        sources it reads the first whatever it takes, and more within the budget.
         """
-        known = key in self._kept
-        if known:
-            self._kept.move_to_end(key)
-        else:
-            self._kept[key] = self._made_of(source)
-            self._forget_some()
-        for name, made in self._kept[key].items():
-            self._rows[name].put(row, made)
-        return 0 if known else self._contract.longest if self._contract.sound else len(source.ids)
+        unknown = {key: source for key, source in wanted.values() if key not in self._kept}
+        read = 0
+        while unknown and read < budget:
+            some = self._together(unknown, budget - read)
+            self._kept |= zip(some, self._made_of(list(some.values())), strict=True)
+            unknown = {key: source for key, source in unknown.items() if key not in some}
+            read += sum(map(self._entries, some.values()))
+        for row, (key, _) in wanted.items():
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                for name, made in self._kept[key].items():
+                    self._rows[name].put(row, made)
+        self._forget_some()
+        return read
 
-    def _made_of(self, source: Source) -> dict[str, list[Tensor]]:
-        """Return for each model that is fed what there is for each of its states [heads, T, size]."""
-        contract, device = self._contract, self._engine.device
-        entries = contract.longest if contract.sound else len(source.ids)
-        width = entries if contract.sound else -(-entries // MULTIPLE) * MULTIPLE
+    def _together(self, sources: Mapping[str, Source], budget: int) -> dict[str, Source]:
+        """Return the first of these sources, and others of its width that the engine reads with it."""
+        first, *others = sources.items()
+        found, width = dict([first]), self._width(first[1])
+        for key, source in others if self._engine.reads_together else ():
+            if self._width(source) == width and (len(found) + 1) * width <= budget:
+                found[key] = source
+        return found
+
+    def _entries(self, source: Source) -> int:
+        return self._contract.longest if self._contract.sound else len(source.ids)
+
+    def _width(self, source: Source) -> int:
+        """Return how many entries an engine computes for a source, its padding among them."""
+        entries = self._entries(source)
+        return entries if self._contract.sound else -(-entries // MULTIPLE) * MULTIPLE
+
+    def _made_of(self, sources: Sequence[Source]) -> list[dict[str, list[Tensor]]]:
+        """Return for each source, and each model that is fed, what there is for each of its states [heads, T, size]."""
+        contract, device, width = self._contract, self._engine.device, self._width(sources[0])
+        entries = [self._entries(source) for source in sources]
         if contract.sound:
-            inputs = {"sound": source.pictures[contract.sound][None].to(device)}
+            inputs = {"sound": torch.stack([source.pictures[contract.sound] for source in sources]).to(device)}
         else:
-            inputs = {"source_ids": torch.zeros(1, width, dtype=torch.int64, device=device)}
-            inputs["source_ids"][0, :entries] = torch.tensor(source.ids)
-            inputs["source_length"] = torch.tensor([entries], device=device)
+            ids = torch.zeros(len(sources), width, dtype=torch.int64)
+            for row, source in enumerate(sources):
+                ids[row, : entries[row]] = torch.tensor(source.ids)
+            inputs = {"source_ids": ids.to(device), "source_length": torch.tensor(entries, device=device)}
         made = {
             output_name(model, state): torch.zeros(
-                state.memory(1, width), dtype=getattr(torch, state.dtype), device=device
+                state.memory(len(sources), width), dtype=getattr(torch, state.dtype), device=device
             )
             for model, states in contract.feeds.items()
             for state in states
         }
         self._engine.step(inputs, made).run()
-        return {
-            model: [made[output_name(model, state)][0, :, :entries] for state in contract.feeds[model]]
-            for model in self._rows
-        }
+        return [
+            {
+                model: [made[output_name(model, state)][row, :, :length] for state in contract.feeds[model]]
+                for model in self._rows
+            }
+            for row, length in enumerate(entries)
+        ]
 
     def _forget_some(self) -> None:
         taken = [sum(part.nbytes for each in made.values() for part in each) for made in self._kept.values()]

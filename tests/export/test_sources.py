@@ -43,6 +43,13 @@ def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_pat
         Decoder.open(tmp_path / "bundle", "openvino")
 
 
+def test_a_decoder_may_be_deeper_than_its_encoder(tmp_path: Path) -> None:
+    checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint", num_decoder_layers=3)
+    entry = export_bundle(checkpoint, tmp_path / "bundle").models[0].entry
+    assert entry.contract.layers == 3
+    assert entry.check["worst_error"] < 2e-4 * max(1.0, entry.check["logit_std"])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["bart", "m2m_100", "marian", "t5", "umt5", "whisper"])
 def test_no_factor_of_hidden_states_is_rounded_to_bfloat16(tmp_path: Path, kind: str) -> None:

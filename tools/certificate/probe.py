@@ -85,8 +85,7 @@ class Probe:
         for name, encoder in self._encoders.items():
             source = example_source(self._bundle, int(tokens[0]))
             read = read_source(source, [self._bundle.encoders[name].contract], self._bundle.tokenizer.vocab_size)
-            for row in range(batch):
-                encoder.read(row, read, read.digest)
+            encoder.read(dict.fromkeys(range(batch), (read.digest, read)))
         tokens = tokens[:end]
         keeps = bool(self.engine.contract.cache_names)  # else there is nothing to read for
         for row in range(batch if keeps and len(tokens) else 0):

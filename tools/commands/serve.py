@@ -123,11 +123,6 @@ def run(arguments: argparse.Namespace) -> int:
     tls = tls_context(arguments.ssl_certfile, arguments.ssl_keyfile) if arguments.ssl_certfile else None
     template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
     arguments.bundle = bundle = _bundle(arguments)
-    if bundle.encoder is not None and bundle.encoder.contract.sound is None:
-        raise RequestError(
-            f"bundle {bundle.path} stands behind a text, for which the server's APIs have no field; use trt-spec "
-            "generate --source or the library"
-        )
     defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
     with (
         listen(arguments.host, arguments.port) as listener,

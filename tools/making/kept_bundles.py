@@ -17,6 +17,7 @@ DEMO_DRAFTS = {  # by the drafter that runs them
     "model": PAIR / "pycode-1m",
     **{head: PAIR / f"pycode-14m-{head}" for head in ("eagle3", "medusa", "blockwise")},
 }
+TELEGRAMS, TELEGRAM_DRAFT = PAIR / "telegram-750k", PAIR / "telegram-400k"
 LARGE = 2**24  # bytes of a file that is known by its size and time, since to read all of it takes long
 
 Progress = Callable[[str], None]
@@ -24,6 +25,11 @@ Progress = Callable[[str], None]
 
 def demo_bundle(progress: Progress, drafter: str = "model") -> Bundle:
     return _kept("demo", TARGET, [DEMO_DRAFTS[drafter]], progress)
+
+
+def telegram_bundle(progress: Progress) -> Bundle:
+    """The shipped T5, which write out telegrams."""
+    return _kept("telegrams", TELEGRAMS, [TELEGRAM_DRAFT], progress)
 
 
 def bundle_of(

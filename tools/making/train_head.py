@@ -46,11 +46,10 @@ from .heads.settings import OPTIONS, Settings, digest, flag
 from .heads.spoken import HELD_OUT, TOGETHER, Spoken
 from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
-from .training import NEGLIGIBLE, SAID, WARM_UP, refuse_below, refuse_device
+from .training import NEGLIGIBLE, SAID, SAVED, WARM_UP, refuse_below, refuse_device, time_left
 
 WRITING = 1 / 5  # share of --minutes in which the target may write
 AVERAGED = 0.998  # of the running mean of the weights, which is what is written
-SAVED = 30.0  # seconds after which the state is saved again
 QUARTERS = 4
 
 
@@ -128,7 +127,7 @@ class Run:
                 now.written = spoken.count
                 self._save()
                 done = max(now.written / total, self.seconds / allowed)
-                left = f", {_left(self.seconds, done)} left of writing" if now.written else ""
+                left = f", {time_left(self.seconds, done)} left of writing" if now.written else ""
                 show(f"writes rows {now.written + 1} to {min(total, now.written + TOGETHER)} of {total}{left}")
                 return now.written < HELD_OUT or self.seconds < allowed
 
@@ -159,7 +158,7 @@ class Run:
                 now.step += 1
                 done = self._share(steps)
                 if done * SAID >= said:
-                    show(f"step {now.step}: loss {value:.3f}, {_left(self._learning, done)} left")
+                    show(f"step {now.step}: loss {value:.3f}, {time_left(self._learning, done)} left")
                     said = int(done * SAID) + 1
                 if len(now.measured) < QUARTERS and done * QUARTERS >= len(now.measured):
                     self._measure(mean, f"{len(now.measured)}/{QUARTERS}")
@@ -230,11 +229,6 @@ def _step(
             if theirs.requires_grad:
                 ours.lerp_(theirs, 1 - kept)
     return float(loss.detach())
-
-
-def _left(seconds: float, done: float) -> str:
-    left = seconds * (1 - min(1.0, done)) / max(done, NEGLIGIBLE)
-    return f"about {left / 60:.0f} min" if left >= 90 else f"about {left:.0f} s"
 
 
 def _refuse_unread(settings: Settings) -> None:

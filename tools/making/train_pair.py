@@ -14,7 +14,7 @@ import json
 import random
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ LARGEST_FILE = 200_000  # bytes; longer ones are tables
 def source_files() -> tuple[list[Path], list[Path]]:
     """The files to learn from, and those held out."""
     library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
-    own = [file for file in _python_files(library) if packages not in file.parents]
+    own = [file for file in python_files(library) if packages not in file.parents]
     learned = [file for index, file in enumerate(own) if index % HELD_OUT]
-    return [*learned, *_python_files(packages)], own[::HELD_OUT]
+    return [*learned, *python_files(packages)], own[::HELD_OUT]
 
 
-def _python_files(folder: Path) -> list[Path]:
+def python_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*.py")) if 0 < file.stat().st_size <= LARGEST_FILE]
 
 
@@ -66,17 +66,17 @@ def texts(files: Sequence[Path]) -> Iterator[str]:
             continue
 
 
-def train_tokenizer(files: Sequence[Path], size: int) -> Tokenizer:
+def train_tokenizer(learned: Iterable[str], size: int, special: Sequence[str] = (END,)) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[END],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(files), trainer)
+    tokenizer.train_from_iterator(learned, trainer)
     return tokenizer
 
 
@@ -104,7 +104,7 @@ def train_pair(
     learned, held_out = files
     random.Random(seed).shuffle(order := list(learned))
     with built_aside(out) as folder:
-        tokenizer = train_tokenizer(order, vocab_size)
+        tokenizer = train_tokenizer(texts(order), vocab_size)
         text = stream(tokenizer, order)
         measured = Windows(stream(tokenizer, held_out), width, 1, seed).fixed(64)
         say(f"{len(text):,} tokens to learn from, {measured.numel():,} to measure on")

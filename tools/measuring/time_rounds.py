@@ -7,7 +7,6 @@ happen in the order, at the lengths and in the memory state of real rounds, and 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from ...runtime.requests.request import State
 from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.asked import AUTO, BESIDE, DraftLength
 from ...runtime.state.shapes import Shape
-from .clock import run_ms, wait_for
+from .clock import now, run_ms, wait_for
 
 ROUNDS_PER_REPLAY = 4
 PARTS = ("draft", "verify", "accept", "host")  # of a round
@@ -147,22 +146,22 @@ def _decode_group(
     decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured
 ) -> tuple[int, float]:
     setting = into.setting
-    began = perf_counter()
+    began = now()
     requests = [
         decoder.submit(prompt, param, draft_length=setting.length, drafter=setting.drafter)
         for prompt, param in zip(prompts, params, strict=True)
     ]
-    clock = perf_counter() - began  # stands still while bare runs are timed
+    clock = now() - began  # stands still while bare runs are timed
     arrived = [0.0] * len(requests)
     tokens, seconds, rounds = 0, 0.0, 0
     while live := [request for request in requests if not request.finished]:
         only_rounds = all(request.state is State.LIVE for request in live)
         before, parts_before = [len(request.token_ids) for request in requests], _parts(requests[0])
-        began = perf_counter()
+        began = now()
         decoder.step()
         if rounds % ROUNDS_PER_REPLAY == 0:  # the clock includes a round in flight, which must end before bare runs
             wait_for(decoder.target.engine.device)
-        elapsed = perf_counter() - began
+        elapsed = now() - began
         clock += elapsed
         new = [len(request.token_ids) - count for request, count in zip(requests, before, strict=True)]
         for row, count in enumerate(new):

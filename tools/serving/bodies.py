@@ -139,6 +139,7 @@ class CompletionBody(Generation, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
+    source: str | Annotated[list[TokenId], Meta(min_length=1)] | None = None  # beyond OpenAI: what an encoder reads
 
 
 class Function(Closed, kw_only=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""POST /v1/completions: text or token ids go on, and are echoed if asked for."""
+"""POST /v1/completions: text or token ids go on, behind a source if there is one, and are echoed if asked for."""
 
 from collections.abc import Sequence
 
@@ -100,8 +100,9 @@ async def complete(request: HttpRequest) -> Response:
     prompts = prompts_of(body.prompt)
     service.stepper.refuse_if_full(len(prompts) * (body.n or 1))
     note_prompt(request.scope, body.prompt)
+    source = None if body.source is None else await service.source(body.source)
     most = service.most_of(body)
-    encoded = [await service.encode(one, most=most) if isinstance(one, str) else one for one in prompts]
+    encoded = [await service.beginning(one, source, most) for one in prompts]
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens is None:  # a default gives way to the prompt
         longest = max(map(len, encoded))
@@ -114,6 +115,7 @@ async def complete(request: HttpRequest) -> Response:
         max_tokens,
         caller_of(request),
         format_of(body),
+        source,
         logprobs=body.logprobs,
         prompt_logprobs=of_prompt,
     )

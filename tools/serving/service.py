@@ -108,6 +108,22 @@ class Service:
         encode = partial(encoded, self.decoder.tokenizer, text, add_special_tokens, most, field)
         return encode() if len(text) < LONG_TEXT else await self.aside(encode, len(text))
 
+    async def source(self, given: str | list[int]) -> list[int]:
+        """Tokenise what an encoder shall read."""
+        encoder = self.decoder.bundle.encoder
+        if encoder is None or encoder.contract.sound is not None:
+            raise ApiError(400, "source is for models that write behind a text, as T5 does; leave it out", "source")
+        if isinstance(given, list):
+            return given
+        return await self.encode(given, field="source", most=encoder.contract.longest)
+
+    async def beginning(self, prompt: str | list[int], source: Sequence[int] | None, most: int) -> list[int]:
+        """Tokenise what a text begins with; behind a source the model's own tokens come before it."""
+        if isinstance(prompt, list):
+            return prompt
+        own = () if source is None else self.decoder.bundle.tokenizer.start_ids
+        return [*own, *await self.encode(prompt, add_special_tokens=source is None, most=most)]
+
     async def aside(self, work: Callable[[], Result], characters: int) -> Result:
         """Read a text in a thread; long ones one after another, so that the rounds keep their cores."""
         if characters < LONG_TEXT:
@@ -122,14 +138,17 @@ class Service:
         max_tokens: int | None,
         caller: str,
         asked: Asked | None,
+        source: Sequence[int] | None = None,
         **more: Any,
     ) -> list[Submission]:
         """The requests that a body asks for: n for each prompt, which differ in their seeds.
 
         What a `caller` leaves is found by nobody else, since the time of an answer would tell what others have asked.
         """
-        if self.decoder.bundle.encoders:
-            raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
+        if (encoder := self.decoder.bundle.encoder) is not None and source is None:
+            if encoder.contract.sound is not None:
+                raise ApiError(400, "the model hears: send sound to /v1/audio/transcriptions", code="model_hears")
+            raise ApiError(400, "the model writes behind a text: send it to /v1/completions as source", "source")
         for name in ("logit_bias", "allowed_token_ids"):
             if (count := len(getattr(body, name) or ())) > self.decoder.vocab_size:
                 raise RequestError(
@@ -165,7 +184,8 @@ class Service:
                 usual = None if searches else self.draft_length
                 length = usual if body.draft_length is None else body.draft_length
                 drafter = body.drafter or (None if predicted or searches else self.drafter)
-                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, body.priority or 0))
+                priority = body.priority or 0
+                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, priority, source))
         return wanted
 
     def truncated(self, prompt: list[int], body: Sampling, max_tokens: int | None) -> list[int]:

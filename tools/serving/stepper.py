@@ -41,7 +41,7 @@ class Submission(NamedTuple):
     cache_salt: str = ""
     prediction: Sequence[int] = ()
     priority: int = 0
-    source: Source | None = None
+    source: Source | Sequence[int] | None = None
 
 
 class Ticket:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trt_spec.engines import RequestError
+from trt_spec.engines import PREFILL_WIDTH, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.sources.encoder import Encoder
@@ -119,6 +119,59 @@ def test_what_was_made_of_a_source_is_found_by_requests_with_its_salt_alone(
         assert ran.count(encoder) == 2
     assert not encoder._rows  # what is closed holds no memory
     assert not encoder._kept
+
+
+def test_the_encoder_of_a_draft_reads_nothing_until_a_request_uses_that_draft(
+    kind: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = example_sources(kind, 4)
+    made, ran = Encoder._made_of, []
+    monkeypatch.setattr(Encoder, "_made_of", lambda self, some: ran.extend([self] * len(some)) or made(self, some))
+    with Decoder.open(bundle, max_batch=4) as decoder:
+        plain = decoder.generate(sources=sources, params=GREEDY, draft_length=0)
+        own, others = decoder._scheduler._encoders
+        for drafter in ("model", "model3", "lookup", "suffix"):
+            decoder.generate(sources=sources, params=GREEDY, drafter=drafter, draft_length=3)
+        assert set(ran) == {own}
+        requests = [decoder.submit(source=one, params=GREEDY, draft_length=0) for one in sources]
+        for _ in range(6):
+            decoder.step()
+        requests[1].draft(3, "model2")  # in the midst of its text: all that are live hear, since its steps run in all
+        while decoder.step():
+            pass
+        assert ran.count(others) == 4
+        assert decoder.by_drafter["model2"].acceptance > 0.5
+    assert [request.output().token_ids for request in requests] == [one.token_ids for one in plain]
+
+
+def test_sources_of_one_width_are_read_together_with_the_bits_of_each_alone(
+    t5: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [[5 + (7 * place + number) % 50 for place in range(10 + number)] for number in range(5)]
+    sources += [[9] * 30, [8] * 20]
+    made, ran = Encoder._made_of, []
+    monkeypatch.setattr(Encoder, "_made_of", lambda self, some: ran.append(some) or made(self, some))
+    with Decoder.open(t5, max_batch=8) as decoder:
+        together = decoder.generate(sources=sources, params=GREEDY, draft_length=0)
+        assert [[len(one.ids) for one in some] for some in ran] == [[10, 11, 12, 13, 14], [30, 20]]
+        encoder = decoder._scheduler._encoders[0]
+        for some in list(ran):
+            for one, whole in zip(some, made(encoder, some), strict=True):
+                [alone] = made(encoder, [one])
+                assert all(torch.equal(a, b) for name in whole for a, b in zip(whole[name], alone[name], strict=True))
+    with Decoder.open(t5, max_batch=1) as decoder:
+        alone = decoder.generate(sources=sources, params=GREEDY, draft_length=0)
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+
+
+def test_more_sources_than_the_budget_are_read_one_after_another(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ran = Encoder._made_of, []
+    monkeypatch.setattr(Encoder, "_made_of", lambda self, some: ran.append(len(some)) or made(self, some))
+    with Decoder.open(t5, max_batch=8) as decoder:
+        sources = [[5 + number] * 100 for number in range(6)]
+        decoder.generate(sources=sources, params=SamplingParams(max_new_tokens=1), draft_length=0)
+    assert sum(ran) == 6
+    assert 1 < max(ran) <= PREFILL_WIDTH // 112, "of 100 tokens each, padded to 112"
 
 
 def test_a_text_begins_as_the_model_begins_and_goes_on_behind_a_prompt(t5: Path) -> None:

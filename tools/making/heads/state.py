@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from ....engines import RequestError
 from ....engines.bundle.whole_files import write_whole
-from .settings import Settings, flag
+from .settings import flag
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FILE = "state.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,7 +32,7 @@ class Progress:
     measured: list[dict[str, Any]] = field(default_factory=list)
 
 
-def restore_progress(folder: Path, settings: Settings) -> Progress | None:
+def restore_progress(folder: Path, settings: "DataclassInstance") -> Progress | None:
     """Return how far the training in this folder has come, if it has begun; its settings must be these."""
     if not (folder / FILE).exists():
         return None
@@ -57,12 +60,13 @@ def restore_weights(folder: Path, models: dict[str, nn.Module], optimizer: torch
                     kept.copy_(opened.get_tensor(f"{name}.{key}"))
         for index, weight in enumerate(_learned(optimizer)):
             moments = {moment: opened.get_tensor(f"{moment}.{index}").to(weight.device) for moment in MOMENTS}
-            optimizer.state[weight] = {"step": torch.tensor(float(step)), **moments}
+            place = weight.device if optimizer.defaults["fused"] else "cpu"
+            optimizer.state[weight] = {"step": torch.tensor(float(step), device=place), **moments}
 
 
 def save_state(
     folder: Path,
-    settings: Settings,
+    settings: "DataclassInstance",
     progress: Progress,
     models: dict[str, nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
