@@ -24,7 +24,7 @@ from ...export.aside import built_aside
 from ..flags.sampling import add_number
 from ..program import program
 from .growing import LlamaSize
-from .train_pair import DRAFT, save, source_files, stream, train_tokenizer
+from .train_pair import DRAFT, save, source_files, stream, texts, train_tokenizer
 from .training import Windows, held_out_loss, new_llama, next_token_loss, refuse_below, refuse_device, train
 
 
@@ -49,7 +49,7 @@ def train_draft(
     learned, held_out = files
     random.Random(seed).shuffle(order := list(learned))
     with built_aside(out) as folder:
-        tokenizer = train_tokenizer(order, vocab)
+        tokenizer = train_tokenizer(texts(order), vocab)
         text, kept = stream(tokenizer, order), stream(tokenizer, held_out)
         measured = Windows(kept, width, 1, seed).fixed(32)
         torch.manual_seed(seed)
