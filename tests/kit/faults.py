@@ -87,11 +87,11 @@ def noise_of_the_first_row(seed: Any, index: Any, size: int) -> Any:
 
 def keeps_the_whole_run(self: Any, tokens: Any, accepted: int, logprobs: Any) -> Any:
     """Pitfall 7: stop tokens are looked for only where a round ends."""
-    stop_ids = self._stop_ids
+    stop_ids = self.stop_ids
     if accepted and tokens[-1] not in stop_ids:
-        self._stop_ids = frozenset()
+        self.stop_ids = frozenset()
     kept = REQUEST_COMMIT(self, tokens, accepted, logprobs)
-    self._stop_ids = stop_ids
+    self.stop_ids = stop_ids
     return kept
 
 

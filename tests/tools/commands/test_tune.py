@@ -217,7 +217,7 @@ def test_engines_are_timed_at_each_batch_and_chosen_by_all_smaller_ones_as_well(
         return replace(step, run=run)
 
     monkeypatch.setattr(fastest_engine, "blank_step", scripted)
-    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clock, "now", lambda: now[0])
     fastest, times = fastest_engines(Bundle.open(bundle), "cpu", (1, 4), lambda text: None)
     assert timed == {(batch, width) for batch in (1, 4) for width in (1, 3, 5)}
     for by_engine in times.values():

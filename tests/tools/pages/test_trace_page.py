@@ -27,7 +27,7 @@ def ended_request(tokens, stop=()):
     prompt = TOKENIZER.encode("def f").ids
     params = SamplingParams(max_new_tokens=len(tokens), stop=stop)
     text = TextStream(TOKENIZER, prompt, stop)
-    rules = DraftingRules({}, 16, 64, None, {})
+    rules = DraftingRules({}, 16, 64, None, {}, {})
     drafting = rules.check(3, "none", params)
     request = Request(prompt, params, frozenset({END}), text, drafting, rules.check, trace=True)
     while not request.finished:
