@@ -13,6 +13,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"num_beams": 8, "length_penalty": -1.0, "early_stopping": "never"},
     {"num_beams": 3, "length_penalty": 0.6, "early_stopping": "never", "min_tokens": 6},
 ]
+OF_FIFTY: list[dict[str, Any]] = [  # texts
+    {"num_beams": 2, "length_penalty": 0.5, "early_stopping": False},
+    {"num_beams": 4, "length_penalty": 1.0, "early_stopping": True},
+    {"num_beams": 8, "length_penalty": 1.5, "early_stopping": "never"},
+]
 TOLERANCE = {"rel": 2e-5, "abs": 1e-4}  # of scores, where float32 rounds otherwise
 
 Found = tuple[list[list[int]], list[float]]  # texts, the best first, and their scores

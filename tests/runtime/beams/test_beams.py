@@ -13,7 +13,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
 from ...bundles import Pair, noisy_draft, resave, rewrite_graph
-from ...kit.beams import SETTINGS, Found, assert_theirs, found, ours, theirs
+from ...kit.beams import OF_FIFTY, SETTINGS, Found, assert_theirs, found, ours, theirs
 
 VOCAB = 64
 TOKENS = 24
@@ -58,11 +58,7 @@ def test_the_texts_are_those_of_transformers_whatever_the_draft_proposes(pairs, 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fifty_prompts_of_each_number_of_beams(pairs, family: str) -> None:
-    settings = [
-        {"num_beams": beams, "length_penalty": penalty, "early_stopping": early}
-        for beams, penalty, early in zip((2, 4, 8), (0.5, 1.0, 1.5), (False, True, "never"), strict=True)
-    ]
-    assert_equal_to_transformers(pairs(family), 50, settings, [0, 3])
+    assert_equal_to_transformers(pairs(family), 50, OF_FIFTY, [0, 3])
 
 
 @pytest.mark.parametrize("engine", ["torch"])

@@ -1,27 +1,34 @@
 """Beams behind a source find what transformers finds; all of them stand behind the one source of their row."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trt_spec.runtime import Decoder
 
 from ...bundles import export_pair
-from ...kit.beams import SETTINGS, assert_theirs, found, ours, theirs
+from ...kit.beams import OF_FIFTY, SETTINGS, assert_theirs, found, ours, theirs
 from ...source_models import END, example_sources, tiny_behind_source, writer
 
 TOKENS = 20
 FORCED = 7
 
 
-def assert_equal_to_transformers(kind: str, bundle: Path, count: int) -> None:
+DRAFTED = (("none", 0), ("model", 3), ("model2", 3), ("model3", 2))
+
+
+def assert_equal_to_transformers(
+    kind: str, bundle: Path, count: int, settings: list[dict[str, Any]], drafted: Iterable[tuple[str, int]]
+) -> None:
     sources = example_sources(kind, count)
     with Decoder.open(bundle, max_batch=2) as decoder:
-        for asked in SETTINGS[1:4]:
+        for asked in settings:
             write = writer(kind, bundle.parent / "target", **theirs(asked, TOKENS))
             expected = [found(write(source), 1, [END]) for source in sources]
-            for drafter, length in (("none", 0), ("model", 3), ("model2", 3), ("model3", 2)):
+            for drafter, length in drafted:
                 params = ours(asked, max_new_tokens=TOKENS)
                 outputs = decoder.generate(sources=sources, params=params, drafter=drafter, draft_length=length)
                 for output, wanted in zip(outputs, expected, strict=True):
@@ -30,7 +37,12 @@ def assert_equal_to_transformers(kind: str, bundle: Path, count: int) -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "whisper"])
 def test_the_texts_are_those_of_transformers(kind: str, request: pytest.FixtureRequest) -> None:
-    assert_equal_to_transformers(kind, request.getfixturevalue(kind), 3)
+    assert_equal_to_transformers(kind, request.getfixturevalue(kind), 3, SETTINGS[1:4], DRAFTED)
+
+
+@pytest.mark.exhaustive
+def test_fifty_sources_of_each_number_of_beams(t5: Path) -> None:
+    assert_equal_to_transformers("t5", t5, 50, OF_FIFTY, DRAFTED[:2])
 
 
 def test_a_token_that_the_model_is_made_to_begin_with_counts_in_the_length_of_a_text(tmp_path: Path) -> None:
