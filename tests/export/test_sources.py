@@ -29,7 +29,8 @@ def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_pat
     checkpoint = tiny_behind_source(kind, tmp_path / "checkpoint")
     report = export_bundle(checkpoint, tmp_path / "bundle")
     for entry in (report.models[0].entry, report.encoders[0].entry):
-        assert entry.check["worst_error"] < 2e-4 * max(1.0, entry.check["logit_std"])  # float32 rounding
+        # float32 rounding, of both sides: of mT5's logits torch's own are off by 1.5e-4 of that from those in float64
+        assert entry.check["worst_error"] < 3e-4 * max(1.0, entry.check["logit_std"])
     sources = example_sources(kind, count)
     expected = said_by_transformers(kind, checkpoint, sources, TOKENS)
     assert len(set(map(tuple, expected))) > 1  # the text goes by the source
