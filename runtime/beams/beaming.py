@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...engines import RequestError
+from ..acceptance.filters.bias import fill
 from ..memory.model import Model
 from ..requests.metrics import Outcome
 from ..requests.request import Request
@@ -31,7 +32,8 @@ class Beaming:
         self._stops = request.stop_ids
         self._root = Node(None, request.prompt[-1], -1)
         self.search = Search(request.params, request.stop_ids, self._root, request.forced)
-        self._bias = _bias(request, logits)
+        self._bias = torch.zeros_like(logits[0])
+        fill(self._bias, request.params)
         self._root.said = self._best(logits, [self._root])[0]
         while self.search.may_step:
             self.search.step()
@@ -104,9 +106,7 @@ class Beaming:
 
     def _best(self, logits: Tensor, nodes: Sequence[Node]) -> list[Best]:
         """Return what may follow each node best, by its logits [S, V], as transformers changes log-probabilities."""
-        scores, params = logits.float().log_softmax(-1), self.request.params
-        if self._bias is not None:
-            scores = scores + self._bias
+        scores, params = logits.log_softmax(-1).add_(self._bias), self.request.params
         if early := [place for place, node in enumerate(nodes) if node.depth + 1 < params.min_tokens]:
             scores[torch.tensor(early)[:, None], torch.tensor([*self._stops])] = -torch.inf
         values, tokens = scores.topk(self.search.kept)
@@ -129,17 +129,3 @@ class Beaming:
             node.children = {token: child for token, child in node.children.items() if child in live}
         for tail in self._tails:
             tail.keep(row, trunk, live)
-
-
-def _bias(request: Request, logits: Tensor) -> Tensor | None:
-    """Return what the request adds to each token's log-probability [V]."""
-    params = request.params
-    if not params.logit_bias and not params.allowed_token_ids:
-        return None
-    bias = torch.zeros(logits.shape[-1], device=logits.device)
-    if params.allowed_token_ids:
-        bias.fill_(-torch.inf)
-        bias[list(params.allowed_token_ids)] = 0
-    for token, added in params.logit_bias.items():
-        bias[token] = added
-    return bias

@@ -109,7 +109,7 @@ class Intake:
             prediction=predicted or self._copied(stands_behind, drafter),
             priority=priority,
             source=stands_behind,
-            forced=self._forced(ids) if stands_behind is not None else 0,
+            forced=self._forced(ids),
         )
 
     def _forced(self, ids: list[int]) -> int:

@@ -78,7 +78,8 @@ class Reading:
         begin = [one for one in whole if one.row in logits and not one.request.token_ids]
         for occupant in (one for one in begin if one.request.params.num_beams > 1):
             with failing(occupant.request):
-                occupant.beaming = Beaming(occupant.request, self._target, logits[occupant.row])
+                said = logits[occupant.row][:, : self._target.vocab_size]  # what lies beyond is padding
+                occupant.beaming = Beaming(occupant.request, self._target, said)
         begin = [one for one in begin if one.request.params.num_beams == 1]
         for some in neighbours(begin):
             self._first_tokens(some, logits)

@@ -45,12 +45,16 @@ class Bias(Change):
     def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
         if self.active(params):
             columns["bias"] = widened(columns["bias"], vocab_size)
-        columns["bias"][row] = 0
-        if params.allowed_token_ids:
-            columns["bias"][row] = -math.inf
-            columns["bias"][row, list(params.allowed_token_ids)] = 0
-        for token, bias in params.logit_bias.items():
-            columns["bias"][row, token] = bias
+        fill(columns["bias"][row], params)
 
     def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         return scores + columns["bias"][:, None]
+
+
+def fill(bias: Tensor, params: Parameters) -> None:
+    """Write what the request adds to the score of each token [V]."""
+    bias[:] = -math.inf if params.allowed_token_ids else 0
+    if params.allowed_token_ids:
+        bias[list(params.allowed_token_ids)] = 0
+    for token, added in params.logit_bias.items():
+        bias[token] = added

@@ -12,8 +12,9 @@ from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
-from ...bundles import Pair, noisy_draft, resave, rewrite_graph
+from ...bundles import Pair, export_pair, noisy_draft, resave, rewrite_graph
 from ...kit.beams import OF_FIFTY, SETTINGS, Found, assert_theirs, found, ours, theirs
+from ...models import tiny_llama
 
 VOCAB = 64
 TOKENS = 24
@@ -215,3 +216,13 @@ def test_a_search_ends_with_an_error_where_a_model_gives_no_numbers(llama: Pair,
     resave(bundle)
     with Decoder.open(bundle) as decoder, pytest.raises(RequestError, match="a model gives no numbers"):
         decoder.generate([[3, 4]], SamplingParams(num_beams=2))
+
+
+def test_padding_behind_the_vocabulary_is_never_said(tmp_path: Path) -> None:
+    pair = export_pair(tiny_llama(tmp_path / "checkpoint", padded_vocab=VOCAB + 16), tmp_path / "bundle")
+    with Decoder.open(noisy_draft(pair.bundle, tmp_path / "drafted", noise=0.1)) as decoder:
+        params = ours({"num_beams": 8}, max_new_tokens=TOKENS, ignore_eos=True)
+        plain, drafted = (decoder.generate(prompts(3), params, draft_length=length) for length in (0, 3))
+    for one, other in zip(plain, drafted, strict=True):
+        assert_theirs(other, ([list(beam.token_ids) for beam in one.beams], [beam.score for beam in one.beams]))
+    assert all(token < VOCAB for one in plain for beam in one.beams for token in beam.token_ids)
