@@ -7,7 +7,7 @@ from .chooser import Pause
 
 FADE = 0.98  # weight that older observations keep after one more examined proposal
 FADE_ROUND = 0.96  # after one more round: whether there is anything to propose changes sooner than what stands of it
-HELD_BEFORE = 2.0  # examined proposals that a first expectation counts as, and rounds
+HELD_BEFORE = 4.0  # examined proposals, and rounds, that a first expectation counts as
 KEPT = 0.95  # weight that earlier requests' estimates keep after one more request
 ALPHAS, SHARES = 64, 16  # levels of acceptance, and of the share of rounds that propose
 GAINS = 8  # levels of the gain beside lines over what was measured
