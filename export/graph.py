@@ -26,6 +26,7 @@ from .repeating import depth_of, repeat_layers
 from .sources.behind_source import BehindSource
 from .sources.traced import TracedBehindSource
 from .tracing import TracedModel, TracedRecurrent, ready_to_trace
+from .translations import translations_kept
 
 WIDE = Quantisation()
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
@@ -95,7 +96,7 @@ def trace(
     names = [_symbols(spec) for spec in contract.inputs]
     places = _named_parameters(traced.forward)  # the others are `*past`
     with ready_to_trace(model), torch.no_grad():
-        with decomposed_in_place():
+        with decomposed_in_place(), translations_kept():
             program = torch.onnx.export(
                 traced.eval(),
                 tuple(map(_example, contract.inputs)),
