@@ -21,6 +21,7 @@ from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.simplify import simplify
 from .passes.stack_heads import stack_heads
+from .promoting import promoted_by_trace
 from .recurrent import forget_lengths
 from .repeating import depth_of, repeat_layers
 from .sources.behind_source import BehindSource
@@ -96,7 +97,7 @@ def trace(
     names = [_symbols(spec) for spec in contract.inputs]
     places = _named_parameters(traced.forward)  # the others are `*past`
     with ready_to_trace(model), torch.no_grad():
-        with decomposed_in_place(), translations_kept():
+        with decomposed_in_place(), promoted_by_trace(), translations_kept():
             program = torch.onnx.export(
                 traced.eval(),
                 tuple(map(_example, contract.inputs)),

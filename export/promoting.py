@@ -1,0 +1,29 @@
+"""Let torch promote types by the results that a trace knows: it would run each operator anew to see them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.fx import Node
+from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
+
+_run_anew = _TypePromotionInterpreter.run_node
+
+
+def _known(interpreter: _TypePromotionInterpreter, node: Node) -> Any:
+    """Do what `run_node` does; the result of an operator stands in the trace, or was put there when it was promoted."""
+    if node.op != "call_function" or "val" not in node.meta:
+        return _run_anew(interpreter, node)
+    with interpreter._set_current_node(node):
+        if rule := get_type_promotion_rule(node, interpreter.type_promotion_table):
+            interpreter._maybe_promote_node(node, rule)
+    return node.meta["val"]
+
+
+@contextmanager
+def promoted_by_trace() -> Iterator[None]:
+    setattr(_TypePromotionInterpreter, "run_node", _known)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(_TypePromotionInterpreter, "run_node", _run_anew)  # noqa: B010
