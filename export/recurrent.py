@@ -202,7 +202,7 @@ class RecurrentCache(ScatterCache):
         joined = torch.cat([tail, every], 1)  # [B, taps - 1 + N, channels]
         taps = entries.taps(weight.shape[1])  # [B, N, taps]
         channels = joined.shape[2]
-        where = taps.flatten(1)[:, :, None].expand(-1, -1, channels)
+        where = taps.reshape(taps.shape[0], -1)[:, :, None].expand(-1, -1, channels)
         read = torch.gather(joined, 1, where)
         read = read.view(-1, taps.shape[1], weight.shape[1], channels)  # [B, N, taps, channels]
         found = (read * weight.T).sum(2)
@@ -262,7 +262,7 @@ class RecurrentCache(ScatterCache):
         decays, rates = torch.split(all_gates.transpose(1, 2), heads, 1)  # [B, heads, N]
         assert self.convolved is not None
         keys, values = _split(self.convolved, query, key, value)[1:]
-        queries = _by_head(query.flatten(2), query, heads)
+        queries = _by_head(query, query, heads)
         keys, values = _by_head(keys, key, heads), _by_head(values, value, heads)
         if use_qk_l2norm_in_kernel:
             queries, keys = _normed(queries), _normed(keys)
@@ -297,7 +297,7 @@ class RecurrentCache(ScatterCache):
         assert self.convolved is not None
         inputs, keys = _split(self.convolved, hidden_states, B, C)[:2]
         steps = steps.transpose(1, 2)  # [B, heads, N]
-        queries, keys = _by_head(C.flatten(2), C, heads), _by_head(keys, B, heads)
+        queries, keys = _by_head(C, C, heads), _by_head(keys, B, heads)
         values = _by_head(inputs, hidden_states, heads) * steps[..., None]
         decays = steps * A.float()[:, None]
         answer, after = self.attend(queries, keys, values, decays, None, self.kept[f"state_{layer}"])
@@ -314,7 +314,7 @@ def _split(joined: Tensor, *likes: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_head(each: Tensor, like: Tensor, heads: int) -> Tensor:
-    """Split [B, N, groups · size] as `like` [B, S, groups, size] is; give each head its group's [B, heads, N, size]."""
+    """Shape [B, N, groups · size] as `like` [B, S, groups, size] is; give each head its group's [B, heads, N, size]."""
     split = each.view(*each.shape[:2], *like.shape[2:]).float()
     if like.shape[2] != heads:
         split = split.repeat_interleave(heads // like.shape[2], 2)
