@@ -1,6 +1,7 @@
 """Tiny random encoder–decoders of every kind, drafts of them, and what transformers says behind a source."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -106,6 +107,14 @@ def noisy_copy(kind: str, checkpoint: Path, out: Path, noise: float, *, encoder:
             if id(parameter) not in shared:
                 parameter.add_(torch.randn_like(parameter) * noise * parameter.std(unbiased=False))
     return _write(model, out)
+
+
+def noisy_listener(checkpoint: Path, out: Path) -> Path:
+    """Write a draft of such a Whisper, which shares its encoder."""
+    noisy_copy("whisper", checkpoint, out, 0.05, encoder=False)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(checkpoint / name, out)
+    return out
 
 
 def example_sources(kind: str, count: int, seed: int = 0) -> list[Any]:

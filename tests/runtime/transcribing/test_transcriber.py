@@ -12,7 +12,7 @@ from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.runtime.transcribing.transcript import Segment, cuts
 
 from ...bundles import export_pair
-from ...source_models import SOUND, tiny_listener
+from ...source_models import SOUND, noisy_listener, tiny_listener
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def listeners(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("listeners")
     for name, several in (("several", True), ("english", False)):
         checkpoint = tiny_listener(folder / name, multilingual=several)
-        export_pair(checkpoint, folder / f"{name}-bundle")
+        export_pair(checkpoint, folder / f"{name}-bundle", noisy_listener(checkpoint, folder / "draft"))
     return folder
 
 
@@ -54,6 +54,16 @@ def test_segments_and_times_are_those_of_transformers(listeners: Path, name: str
                 for one in expected["segments"][0]
             ]
             assert ours == theirs
+
+
+def test_trees_combs_and_several_lines_change_nothing_of_what_is_heard(listeners: Path) -> None:
+    with Decoder.open(listeners / "several-bundle") as decoder:
+        transcriber, samples = Transcriber(decoder), sound(1.5)
+        plain = transcriber.transcribe(samples, draft_length=0)
+        for drafter, length in (("model", "3/6"), ("model", "3+3"), ("model+lookup", 3)):
+            found = transcriber.transcribe(samples, drafter=drafter, draft_length=length)
+            assert found.segments == plain.segments, (drafter, length)
+            assert found.speculation.rounds < 0.8 * plain.speculation.rounds
 
 
 @pytest.mark.parametrize("seed", range(3))
