@@ -56,7 +56,17 @@ def tiny_behind_source(kind: str, path: Path, seed: int = 0, **settings: Any) ->
     return _write(model, path)
 
 
-SPECIAL = ("endoftext", "startoftranscript", "en", "de", "translate", "transcribe", "notimestamps")
+SPECIAL = (
+    "endoftext",
+    "startoftranscript",
+    "en",
+    "de",
+    "translate",
+    "transcribe",
+    "startofprev",
+    "nospeech",
+    "notimestamps",
+)
 TIMES = SOUND.frames // 2 + 1
 WORDS = 40  # tokens before the special ones
 
@@ -87,6 +97,7 @@ def tiny_listener(path: Path, seed: int = 0, *, multilingual: bool = True, **set
         "lang_to_id": {f"<|{name}|>": ids[name] for name in ("en", "de")},
         "task_to_id": {name: ids[name] for name in ("translate", "transcribe")},
         "no_timestamps_token_id": ids["notimestamps"],
+        "prev_sot_token_id": ids["startofprev"],
         "begin_suppress_tokens": [3, end],
         "suppress_tokens": [5, 6, *(ids[name] for name in SPECIAL[1:-1])],
         "max_initial_timestamp_index": 10,

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...runtime import Output, SamplingParams
+from ...runtime.transcribing.hearing import Window
 from ...runtime.transcribing.tokens import TASKS
-from ...runtime.transcribing.transcriber import Window, Work
+from ...runtime.transcribing.transcriber import Work
 from ...runtime.transcribing.transcript import Segment, Transcript
 from ..sound_files import sound_of
 from ..transcripts import FORMATS, fields_of

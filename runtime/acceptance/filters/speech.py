@@ -45,7 +45,7 @@ class Speech(Change):
     """Times come in pairs, the end of a piece and the beginning of the next, and where they are likelier than text."""
 
     fields: ClassVar = {"speech": "rules of a text that was heard"}
-    reads_ahead = reads_trees = True
+    reads_ahead = reads_trees = tells = True
 
     def check(self, params: Parameters) -> None:
         rules = params.extra.get("speech")
@@ -56,7 +56,8 @@ class Speech(Change):
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         numbers = torch.zeros(rows, len(Numbers._fields), dtype=torch.int64, device=device)
-        return {"speech": numbers, "begin_unsaid": wide(rows, vocab_size, device)}
+        hears = torch.zeros(rows, dtype=torch.bool, device=device)
+        return {"speech": numbers, "hears": hears, "begin_unsaid": wide(rows, vocab_size, device)}
 
     def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
         rules = params.extra.get("speech") or SpeechRules()
@@ -65,6 +66,7 @@ class Speech(Change):
         # Before the first token there is a time, as if a piece had begun.
         numbers = Numbers(0, first, first, first - 1, first, latest, rules.silent, rules.end)
         columns["speech"][row] = torch.tensor(numbers)
+        columns["hears"][row] = self.active(params)
         if rules.begin_unsaid:
             columns["begin_unsaid"] = widened(columns["begin_unsaid"], vocab_size)
         columns["begin_unsaid"][row] = 0
