@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from ...engines import RequestError
@@ -46,7 +46,12 @@ class Fallback:
 
 
 NONE = Fallback()
-USUAL = Fallback((0.2, 0.4, 0.6, 0.8, 1.0), 1.35, -1.0, 0.6)  # what transformers' documentation uses for long forms
+USUAL = Fallback((0.2, 0.4, 0.6, 0.8, 1.0), 1.35, -1.0, 0.6)  # as transformers' documentation has them
+
+
+def usual_above(temperature: float) -> Fallback:
+    """Return the usual fallback of texts that begin with such a temperature."""
+    return replace(USUAL, temperatures=tuple(one for one in USUAL.temperatures if one > temperature))
 
 
 def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
