@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from ...engines import RequestError
-from .fallback import CERTAIN_ENOUGH
+from .fallback import WARM
 from .tokens import WhisperTokens
 from .transcript import Cut
 
@@ -19,22 +19,22 @@ class Context:
                 "the model has no token <|startofprev|>, behind which it could read what was said before; leave it out",
                 "prompt",
             )
-        self._begin, self._prompt, self._most = tokens.before, [*prompt], most
-        self._said = [*prompt] if prompt else None
+        self._begin = [] if tokens.before is None else [tokens.before]
+        self._prompt, self._most = [*prompt], most
+        self._said = [*prompt] if prompt else None  # nothing yet
         self._asked = self._goes_on = goes_on
 
     def before(self) -> list[int]:
         """Return the tokens before the next window's own."""
-        said = self._prompt or None
         if self._goes_on and self._said is not None:
-            said = self._said[-self._most :]
-        return [] if said is None or self._begin is None else [self._begin, *said]
+            return [*self._begin, *self._said[-self._most :]]
+        return [*self._begin, *self._prompt] if self._prompt else []
 
     def add(self, found: Sequence[Cut], temperature: float) -> None:
-        """Add what was heard. A text of a high temperature is no context for the next."""
+        """Add what was heard. A warm text is no context for the next."""
         if found:
             self._said = [*(self._said or ()), *(token for one in found for token in one.tokens)]
-        self._goes_on = self._asked and temperature < CERTAIN_ENOUGH
+        self._goes_on = self._asked and temperature < WARM
 
 
 def read_prompt(prompt: str | Sequence[int], tokens: WhisperTokens, tokenizer: Tokenizer, most: int) -> list[int]:

@@ -8,7 +8,7 @@ from math import log2
 from ...engines import RequestError
 from ..acceptance.checks import real, require
 
-CERTAIN_ENOUGH = 0.5  # the temperature from which on a text is no context for the next window
+WARM = 0.5  # the temperature from which on a text is no context for the next window
 
 
 @dataclass(frozen=True)
