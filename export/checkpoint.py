@@ -21,7 +21,7 @@ from .sources.behind_source import BehindSource
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
-SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.spm", "*.txt"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
 UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0

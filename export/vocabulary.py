@@ -12,6 +12,7 @@ from ..engines import ExportError, Speech, TokenizerEntry
 from ..engines.errors import one_line
 from .checkpoint import Checkpoint, reading
 from .reading import read_object
+from .sources.marian_tokenizer import END, SOURCE, marian_tokenizer
 
 MULTILINGUAL = 51_865  # tokens that every Whisper has which was trained on more than English
 SEARCHES = {  # settings, with which value they ask for nothing, and what is done else
@@ -149,6 +150,8 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     """Return the tokenizer, and what its own file does not say: special tokens and the chat template."""
     file = checkpoint.path / "tokenizer.json"
     settings = {} if checkpoint.gguf else _settings(checkpoint, "tokenizer_config.json")
+    if (checkpoint.path / SOURCE).is_file() and not file.is_file():
+        return marian_tokenizer(checkpoint.name, checkpoint.path), {"eos_token": END} | settings
     try:
         if file.is_file() and checkpoint.gguf is None:
             return Tokenizer.from_file(str(file)), settings

@@ -1,6 +1,7 @@
 """Tiny random encoder–decoders of every kind, drafts of them, and what transformers says behind a source."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -55,7 +56,17 @@ def tiny_behind_source(kind: str, path: Path, seed: int = 0, **settings: Any) ->
     return _write(model, path)
 
 
-SPECIAL = ("endoftext", "startoftranscript", "en", "de", "translate", "transcribe", "notimestamps")
+SPECIAL = (
+    "endoftext",
+    "startoftranscript",
+    "en",
+    "de",
+    "translate",
+    "transcribe",
+    "startofprev",
+    "nospeech",
+    "notimestamps",
+)
 TIMES = SOUND.frames // 2 + 1
 WORDS = 40  # tokens before the special ones
 
@@ -86,6 +97,7 @@ def tiny_listener(path: Path, seed: int = 0, *, multilingual: bool = True, **set
         "lang_to_id": {f"<|{name}|>": ids[name] for name in ("en", "de")},
         "task_to_id": {name: ids[name] for name in ("translate", "transcribe")},
         "no_timestamps_token_id": ids["notimestamps"],
+        "prev_sot_token_id": ids["startofprev"],
         "begin_suppress_tokens": [3, end],
         "suppress_tokens": [5, 6, *(ids[name] for name in SPECIAL[1:-1])],
         "max_initial_timestamp_index": 10,
@@ -106,6 +118,14 @@ def noisy_copy(kind: str, checkpoint: Path, out: Path, noise: float, *, encoder:
             if id(parameter) not in shared:
                 parameter.add_(torch.randn_like(parameter) * noise * parameter.std(unbiased=False))
     return _write(model, out)
+
+
+def noisy_listener(checkpoint: Path, out: Path) -> Path:
+    """Write a draft of such a Whisper, which shares its encoder."""
+    noisy_copy("whisper", checkpoint, out, 0.05, encoder=False)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(checkpoint / name, out)
+    return out
 
 
 def example_sources(kind: str, count: int, seed: int = 0) -> list[Any]:

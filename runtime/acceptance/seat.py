@@ -12,12 +12,12 @@ from .params import SamplingParams
 LEAST_LENIENCE = 1e-30  # its logarithm is finite, so that what a request excludes stays excluded
 
 
-def make_rows(rows: int, length: int, vocab_size: int, sources: int, device: str) -> Rows:
-    """Make empty rows for up to `length` tokens each, with the columns of all filters."""
+def make_rows(rows: int, length: int, vocab_size: int, sources: int, device: str, copied: int = 0) -> Rows:
+    """Make empty rows for up to `length` tokens each, and so many of a source, with the columns of all filters."""
     columns: Columns = {}
     for one in FILTERS:
         columns |= one.columns(rows, vocab_size, device)
-    return Rows.allocate(rows, length, sources, device, columns)
+    return Rows.allocate(rows, length, sources, device, columns, copied)
 
 
 def admit(rows: Rows, row: int, prompt: Sequence[int], params: SamplingParams, seed: int, vocab_size: int) -> None:

@@ -22,6 +22,13 @@ def transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Te
     return apply(plan.filters, logits, rows.columns, ahead) if plan.filters else logits
 
 
+def told(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
+    """Return the scores [A, W, V] whose log-probs are told: the model's own, or what is left by the rules of speech."""
+    if not plan.told:
+        return logits
+    return torch.where(rows.columns["hears"][:, None, None], apply(plan.told, logits, rows.columns, ahead), logits)
+
+
 def draft_transform(logits: Tensor, rows: Rows, plan: Plan, ahead: Ahead | None) -> Tensor:
     """Transform at the draft's own temperature; the draft samples from the softmax of exactly these scores."""
     if not plan.own_draft:

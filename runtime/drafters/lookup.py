@@ -1,4 +1,7 @@
-"""Drafter lookup copies what followed the same tokens earlier; in further lines of a row, what else followed them."""
+"""Drafter lookup copies what followed the same tokens earlier; in further lines of a row, what else followed them.
+
+Earlier is the row's own text, and before that the tokens of its source, if it has one.
+"""
 
 from collections.abc import Callable
 
@@ -32,12 +35,15 @@ class Lookup(Copier):
 def look_up(rows: Rows, plan: Plan, span: int, copies: int = 1) -> list[tuple[Tensor, Tensor]]:
     """Return the tokens [A, K] that followed the longest earlier match of the context's end, and which rows have one.
 
-    The latest of several such matches counts. If it ends less than K tokens ago, the copy repeats itself. Each further
-    copy is of the best match followed by a token that none before it begins with.
+    The latest of several such matches counts, so that of equally long ones a row's text comes before its source. If it
+    ends less than K tokens ago, the copy repeats itself. Each further copy is of the best match followed by a token
+    that none before it begins with.
     """
-    context = rows.tokens[:, :span]  # [A, L]
+    context, last = rows.tokens[:, :span], rows.length[:, None] - 1  # [A, L]
+    if before := rows.source.shape[1]:
+        context = torch.cat([rows.source, context], 1)
+        span, last = span + before, last + before
     position = torch.arange(span, device=context.device)
-    last = rows.length[:, None] - 1
     matched = (position < last).long()  # how many tokens ending at each position equal the suffix, plus one
     alive = matched.bool()
     for back in range(min(LONGEST_MATCH, span)):

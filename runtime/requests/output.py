@@ -14,7 +14,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probabilities of the model's own distribution, before any transform."""
+    """Log-probabilities of the model's own distribution, before any transform; of speech, after its rules."""
 
     token_id: int
     logprob: float

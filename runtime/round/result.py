@@ -140,7 +140,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
 
 
 def _logprob_parts(done: Round, top: int) -> list[torch.Tensor]:
-    logprobs = done.verdict.along(done.logits).log_softmax(-1)  # [A, K+1, V]
+    logprobs = done.verdict.along(done.told).log_softmax(-1)  # [A, K+1, V]
     likeliest = logprobs.topk(top, -1)
     chosen = logprobs.gather(2, done.verdict.tokens[:, :, None])[:, :, 0]
     return [chosen, likeliest.indices.flatten(1), likeliest.values.flatten(1)]

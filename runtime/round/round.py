@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..acceptance.one_line import flag_no_numbers
-from ..acceptance.transform import transform
+from ..acceptance.transform import told, transform
 from ..acceptance.trees import accept
 from ..state.clock import Clock
 from ..state.frame import Frame
@@ -23,7 +23,7 @@ class Round(NamedTuple):
 
     proposal: Proposal
     verdict: Verdict
-    logits: Tensor  # [A, N+1, V] of the target, untransformed
+    told: Tensor  # [A, N+1, V] scores of the target whose log-probs are told
 
 
 def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> Round:
@@ -38,13 +38,15 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     clock.mark(2)
     frame.verify.run()
     clock.mark(3)
-    scores = transform(frame.target_logits, rows, plan, proposal.ahead if plan.reads_ahead else None)
+    ahead = proposal.ahead if plan.reads_ahead else None
+    scores = transform(frame.target_logits, rows, plan, ahead)
+    logprobs_of = told(frame.target_logits, rows, plan, ahead)
     accept(proposal, scores, rows, plan, noise, frame.verdict)
     if not frame.on_cpu:
         flag_no_numbers(frame.target_logits, frame.verdict)
     commit(rows, plan, frame)
     clock.mark(4)
-    return Round(proposal, frame.verdict, frame.target_logits)
+    return Round(proposal, frame.verdict, logprobs_of)
 
 
 def draw_noise(rows: Rows, plan: Plan, frame: Frame) -> Noise:

@@ -46,7 +46,8 @@ class Scheduler:
         self.frame: Frame | None = None  # of the last round
         self._drafters, self._rules = drafters, rules
         self._models, self._encoders = [target, *drafts, *foreign], encoders
-        self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), target.engine.device)
+        device, copied = target.engine.device, max((one.longest_text for one in encoders), default=0)
+        self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), device, copied)
         recurrent = [model for model in self._models if model.recurrent]
         most = target.engine.verify_width - 1
         self._planner = Planner(self._rows, drafters, target.vocab_size, most, target.bucket, recurrent)

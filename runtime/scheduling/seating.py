@@ -111,6 +111,8 @@ class Seating:
         self.prefilling.append(occupant)
         request.state = State.PREFILLING
         admit(self._rows, row, request.prompt, request.params, request.noise_seed, self._target.vocab_size)
+        if request.source is not None and request.source.ids:
+            self._rows.stand_behind(row, request.prompt, request.source.ids)
         if request.token_ids:  # it had given up its place
             resume(self._rows, row, request.params, request.token_ids)
         follow_guide(self._rows, row, request.guide)

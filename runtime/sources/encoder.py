@@ -27,6 +27,11 @@ class Encoder:
         self._kept: OrderedDict[str, dict[str, list[Tensor]]] = OrderedDict()
         self._most = most_bytes
 
+    @property
+    def longest_text(self) -> int:
+        """The most tokens that a source may have, 0 where it is sound."""
+        return 0 if self._contract.sound else self._contract.longest
+
     def feeds(self, model: Model) -> bool:
         return any(rows is model.cache.sources for rows in self._rows.values())
 

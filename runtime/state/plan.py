@@ -45,6 +45,8 @@ class ReadingFilter(Protocol):
     @property
     def reads_ahead(self) -> bool: ...
     @property
+    def tells(self) -> bool: ...
+    @property
     def on_host(self) -> bool: ...
     def commit(self, columns: dict[str, Tensor], tokens: Tensor, accepted: Tensor) -> None: ...
 
@@ -180,6 +182,12 @@ class Plan:
     def reads_ahead(self) -> bool:
         """Whether some filter depends on the tokens of the round itself."""
         return any(one.reads_ahead for one in (*self.filters, *self.draft_filters))
+
+    @cached_property
+    def told(self) -> tuple[ReadingFilter, ...]:
+        """The filters of whose outcome some row tells log-probs, none if all tell those of the model's own scores."""
+        ends = [place for place, one in enumerate(self.filters, 1) if one.tells and self.logprobs is not None]
+        return self.filters[: max(ends, default=0)]
 
     @cached_property
     def recordable(self) -> bool:

@@ -13,6 +13,7 @@ from .indexing import pick
 from .noise import LINE, MOST_BRANCHES, MOST_LINES, constants, uniforms
 from .shapes import Shape
 
+OPENING = 4  # tokens at the end of a prompt that are repeated before its source
 BLOCK = 64  # lengths whose uniforms are made at once, at most: hashing a few numbers costs as much as hashing many
 
 LEAVES = MAX_DRAFT_LENGTH  # the level of what is placed once the line is known, behind all others
@@ -26,6 +27,7 @@ class Rows:
 
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
+    source: Tensor  # [M, S] int64, tokens of the row's source at the end, and -1 before them
     asked: Tensor  # [M, 4, sources] int64, how many proposals each of the row's lines takes from each source
     turns: Tensor  # [M, 4] int64, how many lines before it are of the same source
     more: Tensor  # [M] bool: the row has more than one line
@@ -43,7 +45,7 @@ class Rows:
     columns: Columns  # of the filters
 
     @classmethod
-    def allocate(cls, rows: int, length: int, sources: int, device: str, columns: Columns) -> "Rows":
+    def allocate(cls, rows: int, length: int, sources: int, device: str, columns: Columns, copied: int = 0) -> "Rows":
         def whole(*size: int) -> Tensor:
             return torch.zeros(rows, *size, dtype=torch.int64, device=device)
 
@@ -51,10 +53,12 @@ class Rows:
             return torch.zeros(rows, *size, device=device)
 
         tokens = whole(length)
+        room = copied + OPENING if copied and device != "cpu" else 0  # on a GPU what is recorded must not move
         constants(tokens.device)
         return cls(
             tokens=tokens,
             length=whole(),
+            source=whole(room) - 1,
             asked=whole(MOST_LINES, sources),
             turns=whole(MOST_LINES),
             more=torch.zeros(rows, dtype=torch.bool, device=device),
@@ -93,6 +97,14 @@ class Rows:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         own = {one.name: change(getattr(self, one.name)) for one in fields(self) if one.name != "columns"}
         return Rows(**own, columns={name: change(tensor) for name, tensor in self.columns.items()})
+
+    def stand_behind(self, row: int, prompt: Sequence[int], source: Sequence[int]) -> None:
+        """Note what may be copied of a row's source; the end of its prompt leads into that."""
+        tokens = torch.tensor([*prompt[-OPENING:], *source])
+        if (lacking := len(tokens) - self.source.shape[1]) > 0:
+            self.source = torch.nn.functional.pad(self.source, (lacking, 0), value=-1)
+        self.source[row] = -1
+        self.source[row, -len(tokens) :] = tokens
 
     def ask(
         self,

@@ -19,6 +19,7 @@ class WhisperTokens:
     start: int
     end: int
     silent: int  # the token that says that there are no times
+    before: int | None  # the token that begins what was said before
     tasks: dict[str, int]  # of a model that knows several languages
     languages: dict[str, int]
     entry: TokenizerEntry
@@ -36,11 +37,17 @@ class WhisperTokens:
         found = {name: index for text, index in vocabulary.items() if (name := _language(text))}
         tasks = {task: vocabulary[f"<|{task}|>"] for task in TASKS if f"<|{task}|>" in vocabulary}
         start, end, silent = (vocabulary[name] for name in names)
-        return cls(start, end, silent, tasks if several else {}, found if several else {}, entry)
+        before = vocabulary.get("<|startofprev|>")
+        return cls(start, end, silent, before, tasks if several else {}, found if several else {}, entry)
 
     @property
     def first_time(self) -> int:
         return self.silent + 1
+
+    @property
+    def no_speech(self) -> int:
+        """The token that says that nobody speaks, whatever its name."""
+        return self.silent - 1
 
     def beginning(self, language: str | None, task: str, *, timed: bool) -> list[int]:
         """Return what a text begins with."""

@@ -5,7 +5,7 @@ of what is heard: the decoder's texts are the target's.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from ...engines import Bundle, RequestError, Sound
 from ..acceptance.params import SamplingParams
-from ..requests.metrics import Speculation
 from ..requests.output import Output
 from ..sources.log_mel import HOP, SAMPLE_RATE, log_mel, one_window, samples_of
 from ..sources.source import Source
 from ..state.asked import DraftLength
+from .context import Context, read_prompt
+from .fallback import NONE, Fallback
+from .hearing import Hearing, Window
 from .tokens import TASKS, WhisperTokens
 from .transcript import Cut, Segment, Transcript, cuts
 
@@ -37,15 +39,6 @@ class Decodes(Protocol):
     def generate(
         self, prompts: Any, params: Any, *, sources: Any, draft_length: Any, drafter: Any
     ) -> Sequence[Output]: ...
-
-
-@dataclass(frozen=True)
-class Window:
-    """What to ask a decoder for next."""
-
-    prompt: list[int]
-    source: Source
-    params: SamplingParams
 
 
 Work = Generator[Window, Output, Transcript]
@@ -67,12 +60,30 @@ class Transcriber:
         task: str = TASKS[0],
         timed: bool = True,
         params: SamplingParams = PLAIN,
+        fallback: Fallback = NONE,
+        prompt: str | Sequence[int] = (),
+        goes_on: bool = False,
         draft_length: DraftLength | None = None,
         drafter: str | None = None,
         on_segment: Callable[[Segment], None] = lambda segment: None,
     ) -> Transcript:
-        """Write down sound, 16,000 samples a second; of a language that is not named the model says what it hears."""
-        work = self.work(samples, language=language, task=task, timed=timed, params=params, on_segment=on_segment)
+        """Write down sound, 16,000 samples a second; of a language that is not named the model says what it hears.
+
+        A window whose text is not good enough for the `fallback` is heard again, at its temperatures one after another.
+        A `prompt` is what was said before, or words to expect: the end of a text, or token ids that have room. If the
+        text `goes_on`, what has been heard is the context of each window behind it.
+        """
+        work = self.work(
+            samples,
+            language=language,
+            task=task,
+            timed=timed,
+            params=params,
+            fallback=fallback,
+            prompt=prompt,
+            goes_on=goes_on,
+            on_segment=on_segment,
+        )
         asked = next(work)
         while True:
             [output] = self.decoder.generate(
@@ -92,6 +103,9 @@ class Transcriber:
         task: str = TASKS[0],
         timed: bool = True,
         params: SamplingParams = PLAIN,
+        fallback: Fallback = NONE,
+        prompt: str | Sequence[int] = (),
+        goes_on: bool = False,
         on_segment: Callable[[Segment], None] = lambda segment: None,
     ) -> Work:
         """Yield what to ask for, and be sent what came out, until all is heard.
@@ -100,6 +114,7 @@ class Transcriber:
         asked for in any case.
         """
         self.tokens.check(language, task)
+        context = self._context(prompt, goes_on)
         heard = _read(samples)
         (pictures, frames), seconds = self._pictures(heard), len(heard) / SAMPLE_RATE
         del samples, heard  # which may be hours
@@ -107,23 +122,19 @@ class Transcriber:
         timed = timed or frames > window
         language = language or (yield from self._language(self._source(pictures, 0))) if self.tokens.languages else None
         beginning = self.tokens.beginning(language, task, timed=timed)
-        most = self.decoder.bundle.max_length - len(beginning)
-        asked = replace(
-            params,
-            max_new_tokens=most,
-            extra={**params.extra, "speech": self.tokens.rules(timed=timed)},
-        )
+        asked = replace(params, extra={**params.extra, "speech": self.tokens.rules(timed=timed)})
+        hearing = Hearing(self.decoder.bundle, self.tokens, asked, fallback)
         entries = self.decoder.bundle.longest_source("target")
-        seek, segments, total = 0, list[Segment](), Speculation()
+        seek, segments = 0, list[Segment]()
         while seek < frames:
-            output: Output = yield Window(beginning, self._source(pictures, seek), asked)
-            total.add(output.speculation)
-            tokens = [token for token in output.token_ids if token != self.tokens.end]
-            length = min(window, frames - seek)
-            heard_of_it = min(length, seconds * SAMPLE_RATE / HOP)
-            found, end = [Cut(0, heard_of_it * entries / window, tuple(tokens))], None
-            if timed:
+            source, length = self._source(pictures, seek), min(window, frames - seek)
+            tokens = yield from hearing.hear(source, context.before(), beginning)
+            found, end = list[Cut](), None
+            if tokens is not None and timed:
                 found, end = cuts(tokens, self.tokens.first_time, length * entries / window)
+            elif tokens is not None:
+                found = [Cut(0, min(length, seconds * SAMPLE_RATE / HOP) * entries / window, tuple(tokens))]
+            context.add(found, hearing.temperature)
             for one in found:
                 segment = self._segment(seek, one.start, one.end, one.tokens)
                 if segment.text.strip():
@@ -131,7 +142,17 @@ class Transcriber:
                     on_segment(segment)
             seek += length if not end else min(length, round(end * window / entries))
         text = "".join(segment.text for segment in segments).strip()
-        return Transcript(text, language, seconds, tuple(segments), total)
+        return Transcript(text, language, seconds, tuple(segments), hearing.speculation)
+
+    def _context(self, prompt: str | Sequence[int], goes_on: bool) -> Context:
+        """Make the context of a sound's windows, of which each has room for at least a token."""
+        room = self.decoder.bundle.max_length
+        most = room // 2 - 1  # as Whisper cuts what was said before
+        ids = read_prompt(prompt, self.tokens, self.decoder.tokenizer, most)
+        longest = room - 6  # before it is a token, behind it are up to four, and one is to be said
+        if len(ids) > longest:
+            raise RequestError(f"the prompt has {len(ids)} tokens, expected at most {longest}", "prompt")
+        return Context(self.tokens, ids, most, goes_on=goes_on)
 
     def _language(self, source: Source) -> Generator[Window, Output, str]:
         params = SamplingParams(max_new_tokens=1, allowed_token_ids=tuple(self.tokens.languages.values()))

@@ -1,5 +1,6 @@
 """Copying drafters are asked without a decoder around them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -15,10 +16,12 @@ TEXTS = st.lists(st.integers(0, 2), max_size=60)
 GREEDY = SamplingParams()
 
 
-def look_up(*contexts: list[int], k: int = 3, copy: int = 0) -> list[list[int]]:
+def look_up(*contexts: list[int], k: int = 3, copy: int = 0, sources: Sequence[list[int]] = ()) -> list[list[int]]:
     """The proposals of each row, of the best copy or a further one; an empty list where nothing matches."""
     params = [SamplingParams()] * len(contexts)
     rows = make_rows(params, 100, contexts)
+    for row, source in enumerate(sources):
+        rows.stand_behind(row, contexts[row][:1], source)
     span = max(map(len, contexts))
     copied, found = copy_by_lookup(rows, make_plan(params, k), span, copy + 1)[copy]
     return [tokens if one else [] for tokens, one in zip(copied.tolist(), found.tolist(), strict=True)]

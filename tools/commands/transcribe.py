@@ -2,18 +2,27 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ...engines import RequestError
+from ...runtime.transcribing.fallback import NONE, USUAL, Fallback, usual_above
 from ...runtime.transcribing.tokens import TASKS
 from ...runtime.transcribing.transcriber import Transcriber
 from ...runtime.transcribing.transcript import Segment
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.sampling import add_sampling_flags, flag, sampling_params
 from ..in_words import summary
 from ..sound_files import read_sound
 from ..transcripts import FORMATS, clock
 from ..whole_file import whole_file
+
+THRESHOLDS = {
+    "compression_ratio_threshold": "a text repeats itself whose tokens compress better",
+    "logprob_threshold": "a text is unlikely whose tokens have less log-probability on average",
+    "no_speech_threshold": "nobody speaks where silence is likelier than that and the text is unlikely",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", metavar="L", help="what is spoken, as en (default: what the model hears)")
     parser.add_argument("--translate", action="store_true", help="write it down in English, whatever is spoken")
     parser.add_argument("--no-times", action="store_true", help="ask for no times; sound of more than 30 s needs them")
+    parser.add_argument("--prompt", metavar="T", default="", help="what was said before, or words to expect")
+    parser.add_argument(
+        "--condition-on-prev-tokens",
+        action="store_true",
+        help="let each window's context be what has been heard (default: the prompt alone)",
+    )
+    parser.add_argument(
+        "--fallback",
+        action="store_true",
+        help="hear a window again at higher temperatures, up to 1, where its text is unlikely or repeats itself, and "
+        "leave it out where nobody speaks (default: each window is heard once)",
+    )
+    for name, help_text in THRESHOLDS.items():
+        usual = getattr(USUAL, name)
+        parser.add_argument(flag(name), metavar="X", type=float, help=f"of --fallback: {help_text} (default {usual})")
+    add_sampling_flags(parser, only=("temperature", "seed"), temperature=0.0)
     parser.add_argument("--format", choices=FORMATS, default="txt", help="what to write (default txt)")
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="write FILE.txt, FILE.srt … there (default: to standard output)"
@@ -50,6 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
                 language=arguments.language,
                 task=TASKS[arguments.translate],
                 timed=not arguments.no_times,
+                params=sampling_params(arguments),
+                fallback=_fallback(arguments),
+                prompt=arguments.prompt,
+                goes_on=arguments.condition_on_prev_tokens,
                 draft_length=draft_length(arguments),
                 drafter=arguments.drafter,
                 on_segment=_show if arguments.out is not None or sys.stderr.isatty() else lambda segment: None,
@@ -62,6 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
                     out.write(written)
             print(f"{file}: {transcript.seconds:.1f} s; {summary(transcript.speculation)}", file=sys.stderr)
     return 0
+
+
+def _fallback(arguments: argparse.Namespace) -> Fallback:
+    """Return the usual fallback with the thresholds that were given, none if neither was asked for."""
+    given = {name: value for name in THRESHOLDS if (value := getattr(arguments, name)) is not None}
+    return replace(usual_above(arguments.temperature), **given) if given or arguments.fallback else NONE
 
 
 def _show(segment: Segment) -> None:

@@ -14,7 +14,6 @@ FORM = "multipart/form-data"
 MOST_FIELDS = 32
 YES, NO = ("true", "1"), ("false", "0")
 LATER = {  # fields of OpenAI's API that are refused, each with the reason
-    "prompt": "what was said before is not read",
     "include": "no log-probabilities are given",
     "known_speaker_names": "speakers are not told apart",
     "known_speaker_references": "speakers are not told apart",
@@ -26,8 +25,10 @@ class Form(Struct, forbid_unknown_fields=True):
 
     model: str | None = None
     language: str | None = None
+    prompt: str = ""
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    fallback: bool = False  # beyond OpenAI's API: hear again at higher temperatures what is not good enough
     timestamp_granularities: list[str] = []
     stream: bool = False
     chunking_strategy: Literal["auto"] | None = None
@@ -62,7 +63,7 @@ def _fields(form: FormData) -> Form:
             raise ApiError(400, f"{name} is not supported: {LATER[name.removesuffix('[]')]}; leave it out", name)
         if name.endswith("[]"):
             given.setdefault(name.removesuffix("[]"), []).append(value)
-        elif name == "stream":
+        elif name in ("stream", "fallback"):
             if value not in (*YES, *NO):
                 raise ApiError(400, f"{name} is {value!r}, expected true or false", name)
             given[name] = value in YES

@@ -13,8 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...runtime import Output, SamplingParams
+from ...runtime.transcribing.fallback import NONE, usual_above
+from ...runtime.transcribing.hearing import Window
 from ...runtime.transcribing.tokens import TASKS
-from ...runtime.transcribing.transcriber import Window, Work
+from ...runtime.transcribing.transcriber import Work
 from ...runtime.transcribing.transcript import Segment, Transcript
 from ..sound_files import sound_of
 from ..transcripts import FORMATS, fields_of
@@ -80,6 +82,8 @@ async def _write_down(request: Request, task: str) -> Response:
                 task=task,
                 timed=form.response_format in ("srt", "vtt", "verbose_json"),
                 params=SamplingParams(temperature=form.temperature),
+                fallback=usual_above(form.temperature) if form.fallback else NONE,
+                prompt=form.prompt,
                 on_segment=news.add,
             )
             return work, next(work)

@@ -20,6 +20,7 @@ class Filter:
     fields: ClassVar[Mapping[str, str]] = {}  # the parameters it reads, each with its help
     reads_ahead: ClassVar[bool] = False  # whether it depends on the tokens of the same round
     reads_trees: ClassVar[bool] = False  # if so, whether it knows that they may be a tree; else a request has one line
+    tells: ClassVar[bool] = False  # whether rows that need it tell log-probs of what it and filters before it leave
     on_host: ClassVar[bool] = False  # whether it works on the host in a round, which can then not be recorded
 
     def check(self, params: Parameters) -> None:

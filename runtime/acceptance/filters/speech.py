@@ -45,7 +45,7 @@ class Speech(Change):
     """Times come in pairs, the end of a piece and the beginning of the next, and where they are likelier than text."""
 
     fields: ClassVar = {"speech": "rules of a text that was heard"}
-    reads_ahead = True
+    reads_ahead = reads_trees = tells = True
 
     def check(self, params: Parameters) -> None:
         rules = params.extra.get("speech")
@@ -56,7 +56,8 @@ class Speech(Change):
 
     def columns(self, rows: int, vocab_size: int, device: str) -> Columns:
         numbers = torch.zeros(rows, len(Numbers._fields), dtype=torch.int64, device=device)
-        return {"speech": numbers, "begin_unsaid": wide(rows, vocab_size, device)}
+        hears = torch.zeros(rows, dtype=torch.bool, device=device)
+        return {"speech": numbers, "hears": hears, "begin_unsaid": wide(rows, vocab_size, device)}
 
     def admit(self, columns: Columns, row: int, params: Parameters, prompt: Sequence[int], vocab_size: int) -> None:
         rules = params.extra.get("speech") or SpeechRules()
@@ -65,6 +66,7 @@ class Speech(Change):
         # Before the first token there is a time, as if a piece had begun.
         numbers = Numbers(0, first, first, first - 1, first, latest, rules.silent, rules.end)
         columns["speech"][row] = torch.tensor(numbers)
+        columns["hears"][row] = self.active(params)
         if rules.begin_unsaid:
             columns["begin_unsaid"] = widened(columns["begin_unsaid"], vocab_size)
         columns["begin_unsaid"][row] = 0
@@ -74,14 +76,9 @@ class Speech(Change):
     def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         assert ahead is not None
         own = Numbers(*columns["speech"][:, :, None].unbind(1))  # [A, 1] each
-        width, tokens = scores.shape[1], torch.arange(scores.shape[2], device=scores.device)
-        begin = ahead.tokens.shape[1] - (width - 1)  # tokens of this round before the first position
-        places = slice(begin, begin + width)
-        said = torch.cat([own.before, own.last, ahead.tokens], 1)  # [A, 2 + N]
-        before, last = said[:, places] >= own.first, said[:, 1:][:, places] >= own.first  # times, at [A, W] positions
-        times = torch.cat([own.time, said[:, 2:].masked_fill(said[:, 2:] < own.first, -1)], 1)
-        time = times.cummax(1).values[:, places]
-        at_begin = own.said + torch.arange(begin, begin + width, device=scores.device) == 0
+        tokens = torch.arange(scores.shape[2], device=scores.device)
+        said, before, last, time = at_each_position(own, ahead, scores.shape[1])
+        at_begin, before, last = said == 0, before >= own.first, last >= own.first
         in_pair = last & ~before & ~at_begin  # behind the end of a piece the next one begins
         is_time = tokens >= own.first[:, :, None]  # [A, 1, V]
         lowest = torch.where(in_pair, time, time + 1)
@@ -107,3 +104,21 @@ class Speech(Change):
         own.said.add_(accepted).add_(1)
         own.before.copy_(before)
         own.last.copy_(last)
+
+
+def at_each_position(own: Numbers, ahead: Ahead, width: int) -> tuple[Tensor, ...]:
+    """Return what plain decoding would know at each position [A, W]: how much was said, the last tokens, the time."""
+    tokens, tree, nodes = ahead
+    last = torch.cat([own.last, tokens], 1)  # [A, N+1], as if there were a position behind each
+    times = tokens.masked_fill(tokens < own.first, -1)
+    if tree is None:
+        place = torch.arange(last.shape[1], device=last.device)
+        before = torch.cat([own.before, last[:, :-1]], 1)
+        time = torch.cat([own.time, times], 1).cummax(1).values
+    else:
+        place = tree.depths
+        before = torch.cat([own.before, last.gather(1, tree.parents)], 1)
+        on_the_way = times[:, None].masked_fill(~tree.ancestors[:, :, 1:], -1)
+        time = torch.maximum(own.time, on_the_way.amax(-1))
+    found = own.said + place, before, last, time
+    return tuple(each[:, -width:] if nodes is None else each.gather(1, nodes) for each in found)

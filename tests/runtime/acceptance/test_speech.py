@@ -10,6 +10,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance.filters.speech import Speech, SpeechRules
 from trt_spec.runtime.state.proposal import Ahead
+from trt_spec.runtime.state.tree import Tree
 
 VOCAB, END, SILENT, FIRST = 40, 19, 21, 22
 ROWS = 3
@@ -67,3 +68,38 @@ def test_they_are_those_of_transformers_at_each_position_of_a_round(seed: int, t
             one.admit(columns, 0, plain, [], VOCAB)
             for row in range(1, ROWS):
                 one.admit(columns, row, SamplingParams(extra={"speech": rules}), [], VOCAB)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_in_a_tree_each_node_has_the_rules_of_its_own_path(seed: int) -> None:
+    """A line of two with two branches beside its first token and one behind each, or with a further line."""
+    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rules, one = SpeechRules((3, 4), True, END, SILENT, FIRST, 5), Speech()
+    grown = Tree(ROWS, 2, [True], 4, torch.device("cpu"))
+    parents = torch.tensor([[0, 0, 3, 4]] * ROWS)  # nodes 1 and 2 are the line
+    for first in (0, 2):
+        mine = (torch.arange(4) // 2 == first // 2).expand(ROWS, 4)
+        grown.place(mine, parents, torch.zeros_like(parents), torch.zeros_like(parents), mine)
+    for tree in (grown, Tree(ROWS, 2, [True, False], 0, torch.device("cpu"))):
+        nodes = len(tree.nodes)
+        columns, said = one.columns(ROWS, VOCAB, "cpu"), list[list[int]]()
+        for row in range(ROWS):
+            one.admit(columns, row, SamplingParams(extra={"speech": rules}), [], VOCAB)
+            said.append([FIRST, 7, FIRST + 3, FIRST + 3, 8][: choose.randint(0, 5)])
+            for token in said[row]:
+                own = {name: column[row : row + 1] for name, column in columns.items()}
+                one.commit(own, torch.tensor([[token]]), torch.zeros(1, dtype=torch.int64))
+        scores, tokens = 2 * torch.randn(ROWS, nodes, VOCAB, generator=generator), torch.zeros(ROWS, nodes).long()
+        expected = torch.zeros_like(scores)
+        for row, own in enumerate(tree.parents.tolist()):
+            for node in range(nodes):
+                path = [int(tokens[row, each]) for each in tree.path_to(node, own)]
+                expected[row, node] = by_transformers(said[row] + path, scores[row, node], rules)
+                for behind in (each for each in range(1, nodes) if own[each - 1] == node):
+                    tokens[row, behind] = torch.multinomial(expected[row, node].softmax(0), 1, generator=generator)
+        tokens = tokens[:, 1:]
+        found = one.apply(scores, columns, Ahead(tokens, tree))
+        assert torch.equal(found, expected)
+        some = torch.randint(nodes, (ROWS, 3), generator=generator)
+        at_some = one.apply(scores.take_along_dim(some[:, :, None], 1), columns, Ahead(tokens, tree, some))
+        assert torch.equal(at_some, found.take_along_dim(some[:, :, None], 1))

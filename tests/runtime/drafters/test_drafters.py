@@ -55,6 +55,43 @@ def test_lookup_equals_a_slow_search_in_random_ragged_batches():
         assert look_up(*contexts, k=6) == [slow_lookup(context, 6) for context in contexts]
 
 
+def test_a_source_is_copied_from_its_beginning_and_where_it_agrees_longer_than_the_text():
+    source = [7, 8, 9, 1, 2, 3, 4]
+    assert look_up([0], sources=[source]) == [[7, 8, 9]]
+    assert look_up([0, 5, 9, 6, 8, 9], sources=[source]) == [[1, 2, 3]]
+    assert look_up([0, 5, 9, 6, 9], sources=[source]) == [[6, 9, 6]], "of equally long matches the latest wins"
+    assert look_up([0, 5], sources=[source]) == [[]]
+
+
+def test_lookup_in_sources_equals_a_slow_search_beside_neighbours_with_longer_ones():
+    generator = torch.Generator().manual_seed(0)
+
+    def texts(shortest: int) -> list[list[int]]:
+        lengths = torch.randint(shortest, 20, (5,), generator=generator).tolist()
+        return [torch.randint(0, 4, (length,), generator=generator).tolist() for length in lengths]
+
+    for copy in (0, 1):
+        for _ in range(30):
+            contexts, sources = texts(1), texts(0)
+            found = look_up(*contexts, k=6, copy=copy, sources=sources)
+            alone = [look_up(one, k=6, copy=copy, sources=[own])[0] for one, own in zip(contexts, sources, strict=True)]
+            assert found == alone
+            if not copy:
+                wholes = [[one[0], *own, *one] for one, own in zip(contexts, sources, strict=True)]
+                assert found == [slow_lookup(whole, 6) for whole in wholes]
+
+
+def test_the_source_of_a_row_moves_and_swaps_with_it_and_makes_room_for_a_longer_one():
+    rows = make_rows([SamplingParams()] * 3, 100)
+    for row, source in enumerate([[5], [6, 7, 8], [9, 9]]):
+        rows.stand_behind(row, [1, 2], source)
+    assert rows.source.tolist() == [[-1, -1, 1, 2, 5], [1, 2, 6, 7, 8], [-1, 1, 2, 9, 9]]
+    rows.move(2, 0)
+    rows.swap(0, 1)
+    rows.stand_behind(2, [1, 2], [3])
+    assert rows.source.tolist() == [[1, 2, 6, 7, 8], [-1, 1, 2, 9, 9], [-1, -1, 1, 2, 3]]
+
+
 def test_tokens_left_by_an_earlier_request_are_never_copied():
     params = [SamplingParams()]
     rows = make_rows(params, 100, [[1, 2, 1, 2, 1, 2, 1, 2]])

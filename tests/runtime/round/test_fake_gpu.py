@@ -110,10 +110,11 @@ class Stage:
         vocab = bundle.tokenizer.vocab_size
         target, draft, drafters = idle_models(bundle, DEVICE, max_batch=4)
         self.plan = plan_of(kind, drafters)
-        whole = make_rows(4, bundle.capacity, vocab, len(drafters), DEVICE)
+        whole = make_rows(4, bundle.capacity, vocab, len(drafters), DEVICE, copied=8)
         params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, repetition_penalty=1.2, top_k=5)
         for row in range(3):
             admit(whole, row, [5, 6, 7], params, seed=2**40 + row, vocab_size=vocab)
+            whole.stand_behind(row, [5, 6, 7], [8] * 8)
         whole.fill_uniforms(0, 3, range(BLOCK), True)
         whole.fill_uniforms(0, 3, range(BLOCK, 2 * BLOCK), True)
         whole.move(2, 1)

@@ -7,33 +7,12 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq
 from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder
-from trt_spec.runtime.sources.log_mel import SAMPLE_RATE, log_mel, one_window, samples_of
+from trt_spec.runtime.sources.log_mel import one_window
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.runtime.transcribing.transcript import Segment, cuts
 
-from ...bundles import export_pair
-from ...source_models import SOUND, tiny_listener
-
-
-@pytest.fixture(scope="session")
-def listeners(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("listeners")
-    for name, several in (("several", True), ("english", False)):
-        checkpoint = tiny_listener(folder / name, multilingual=several)
-        export_pair(checkpoint, folder / f"{name}-bundle")
-    return folder
-
-
-def sound(seconds: float, seed: int = 0) -> torch.Tensor:
-    return 0.1 * torch.randn(round(seconds * SAMPLE_RATE), generator=torch.Generator().manual_seed(seed))
-
-
-def by_transformers(checkpoint: Path, samples: torch.Tensor, **options):
-    model = AutoModelForSpeechSeq2Seq.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    short = len(samples) <= samples_of(SOUND)
-    picture = one_window(samples, SOUND) if short else log_mel(samples, SOUND.bands)
-    options |= {"do_sample": False, "num_beams": 1, "max_new_tokens": 128 - (4 if "language" in options else 1)}
-    return model.generate(input_features=picture[None], return_segments=True, **options)
+from ...kit.listening import by_transformers, sound
+from ...source_models import SOUND
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 8))])
@@ -42,18 +21,23 @@ def by_transformers(checkpoint: Path, samples: torch.Tensor, **options):
 def test_segments_and_times_are_those_of_transformers(listeners: Path, name: str, seconds: float, seed: int) -> None:
     samples = sound(seconds, seed)
     options = {"language": "de", "task": "translate"} if name == "several" else {}
-    expected = by_transformers(listeners / name, samples, return_timestamps=True, **options)
+    expected = by_transformers(listeners / name, samples, **options)
     with Decoder.open(listeners / f"{name}-bundle") as decoder:
         for drafting in ({"draft_length": 0}, {"drafter": "lookup", "draft_length": 3}):
             found = Transcriber(decoder).transcribe(samples, **options, **drafting)
             assert found.segments
             ours = [(one.start, one.end, list(one.token_ids)) for one in found.segments]
-            first = Transcriber(decoder).tokens.first_time
-            theirs = [
-                (round(float(one["start"]), 3), round(float(one["end"]), 3), _own(one["tokens"].tolist(), first))
-                for one in expected["segments"][0]
-            ]
-            assert ours == theirs
+            assert ours == expected
+
+
+def test_trees_combs_and_several_lines_change_nothing_of_what_is_heard(listeners: Path) -> None:
+    with Decoder.open(listeners / "several-bundle") as decoder:
+        transcriber, samples = Transcriber(decoder), sound(1.5)
+        plain = transcriber.transcribe(samples, draft_length=0)
+        for drafter, length in (("model", "3/6"), ("model", "3+3"), ("model+lookup", 3)):
+            found = transcriber.transcribe(samples, drafter=drafter, draft_length=length)
+            assert found.segments == plain.segments, (drafter, length)
+            assert found.speculation.rounds < 0.8 * plain.speculation.rounds
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -115,8 +99,3 @@ def test_a_window_is_cut_where_two_times_meet() -> None:
     assert places([100, 1, 105]) == ([(0, 5)], None)
     assert places([100, 1]) == ([(0, 30)], None)
     assert places([]) == ([(0, 30)], None)
-
-
-def _own(tokens: list[int], first_time: int) -> list[int]:
-    """Return the tokens of a segment without the time that begins the next one."""
-    return tokens[:-1] if len(tokens) > 2 and min(tokens[-2:]) >= first_time else tokens

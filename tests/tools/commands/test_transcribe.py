@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from trt_spec.runtime import Decoder
+from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.transcribing.fallback import Fallback
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.runtime.transcribing.transcript import Segment, Transcript
 from trt_spec.tools.sound_files import read_sound
@@ -44,6 +45,27 @@ def test_it_writes_what_the_library_hears(transcribe, listener):
     assert re.search(r"a\.wav: 1\.0 s; \d+% of examined proposals accepted", result.err)
 
 
+def test_it_reads_a_prompt_and_hears_again_as_the_library_does(transcribe, listener):
+    prompt = "\u4e07\u4e08"
+    flags = ("--prompt", prompt, "--condition-on-prev-tokens", "--temperature", 0.9, "--seed", 3)
+    result = transcribe(*flags, "--language", "de", "--logprob-threshold", 0, "--no-speech-threshold", 1)
+    with Decoder.open(listener / "bundle") as decoder:
+        expected = Transcriber(decoder).transcribe(
+            read_sound(listener / "a.wav"),
+            language="de",
+            params=SamplingParams(temperature=0.9, seed=3),
+            fallback=Fallback((1.0,), 1.35, 0.0, 1.0),
+            prompt=prompt,
+            goes_on=True,
+        )
+    assert expected.text
+    assert (result.code, result.out) == (0, expected.text + "\n")
+    plain = transcribe("--language", "de").out
+    assert transcribe("--language", "de", "--prompt", prompt).out != plain
+    good = ("--logprob-threshold", -1000, "--compression-ratio-threshold", 1000)
+    assert transcribe("--language", "de", "--fallback", *good).out == plain
+
+
 def test_it_writes_a_file_for_each_sound_and_shows_what_comes(run, transcribe, listener, tmp_path):
     result = transcribe("--language", "en", "--format", "srt", "--out", tmp_path)
     assert (result.code, result.out) == (0, "")
@@ -67,6 +89,8 @@ def test_the_formats_are_what_players_read():
     ("arguments", "reason"),
     [
         (("--language", "xx"), "language is 'xx', this model knows de, en"),
+        (("--prompt", "<|de|>"), "the prompt has the special token <|de|>, expected plain text"),
+        (("--logprob-threshold", "nan"), "logprob_threshold is nan, expected a number from -1,000 to 1,000"),
         (("--out", "/nowhere"), "--out /nowhere is no directory; make it first"),
     ],
 )

@@ -9,9 +9,11 @@ import openai
 import pytest
 import torch
 from trt_spec.runtime import Decoder
+from trt_spec.runtime.transcribing import fallback
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.tools.serving import transcriptions
 from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
+from trt_spec.tools.serving.transcriptions import Listening
 from trt_spec.tools.sound_files import sound_of
 
 from ...bundles import Pair, export_pair
@@ -63,6 +65,29 @@ def test_the_client_of_openai_gets_what_the_library_hears(listening: Served, exp
     assert ask_for(model="whisper", file=file, language="de", response_format="text") == expected.text + "\n"
 
 
+def test_a_prompt_is_read_and_what_is_not_good_enough_is_heard_again_if_asked_for(
+    listening: Served, listener: Pair, expected, monkeypatch
+) -> None:
+    asked, before = [], Listening.next
+
+    async def noting(self):
+        asked.append(self._asked.params.temperature)
+        return await before(self)
+
+    monkeypatch.setattr(Listening, "next", noting)
+    prompt = "\u4e07\u4e08\u4e09"
+    with Decoder.open(listener.bundle) as decoder:
+        prompted = Transcriber(decoder).transcribe(sound_of(SOUND, "noise"), language="de", prompt=prompt)
+    assert ask(listening, language="de", prompt=prompt).json()["text"] == prompted.text != expected.text
+    monkeypatch.setattr(fallback, "USUAL", fallback.Fallback((1e-4,), logprob_threshold=0.0))
+    asked.clear()
+    again = listening.openai.audio.transcriptions.create(
+        model="whisper", file=("noise.wav", SOUND), language="de", extra_body={"fallback": True}
+    )
+    assert again.text == expected.text
+    assert asked == [0, 1e-4] * (len(asked) // 2)
+
+
 def test_a_stream_has_an_event_for_each_piece_and_ends_with_the_whole(listening: Served, expected) -> None:
     events = list(
         listening.openai.audio.transcriptions.create(
@@ -98,7 +123,8 @@ def test_sounds_of_several_clients_are_heard_together_and_beside_a_client_that_l
         ({"temperature": "2"}, 400, "a field of the form is refused: Expected `float` <= 1.0"),
         ({"temperature": "warm"}, 400, "a field of the form is refused: Expected `float`"),
         ({"stream": "perhaps"}, 400, "stream is 'perhaps', expected true or false"),
-        ({"prompt": "Before"}, 400, "prompt is not supported: what was said before is not read; leave it out"),
+        ({"prompt": "<|en|>"}, 400, "the prompt has the special token <|en|>, expected plain text"),
+        ({"fallback": "perhaps"}, 400, "fallback is 'perhaps', expected true or false"),
         ({"include[]": "logprobs"}, 400, "include[] is not supported: no log-probabilities are given; leave it out"),
         ({"timestamp_granularities[]": "word"}, 400, "timestamp_granularities are for segments alone"),
         ({"odd": "1"}, 400, "a field of the form is refused: Object contains unknown field `odd`"),
