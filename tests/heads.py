@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from trt_spec.export.kinds.dflash import Block, DFlash
 from trt_spec.export.kinds.dspark import DSpark
 from trt_spec.export.kinds.eagle3 import Eagle3, Parts, Wiring
@@ -128,6 +128,16 @@ def parallel_heads(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(written | fields))
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def look_aheads(folder: Path, target: Path, count: int = 4, seed: int = 0, scale: float = 1.0, **fields: Any) -> Path:
+    """Write random look-ahead embeddings for the checkpoint `target`, of the size of its own."""
+    embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight
+    random = torch.randn(count, embedding.shape[1], generator=torch.Generator().manual_seed(seed))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "pass", "num_look_aheads": count} | fields))
+    save_file({"look_aheads.weight": scale * embedding.std() * random}, folder / "model.safetensors")
     return folder
 
 

@@ -1,0 +1,101 @@
+"""PaSS: look-ahead embeddings, which a target reads behind a token as if they were the next ones.
+
+They are no model of their own but further rows of the target's embedding: the target's graph stays as it is, and reads
+them by the ids behind its vocabulary. What it makes of the first says what stands behind the next token, and so on.
+
+`look_aheads.weight` [T, H]; nobody publishes such weights, so this format is ours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...engines import MAX_DRAFT_LENGTH, Contract, ExportError
+from ..checkpoint import find_config, require_weights
+from ..oracle import branch_logits
+from ..quality import Sample
+from .heads import HeadFiles, shapes_of
+
+PASS = "pass"  # how `model_type` and their drafter call them
+WEIGHT = "look_aheads.weight"
+KNOWN_FIELDS = {"base_model_name_or_path", "dtype", "model_type", "num_look_aheads", "torch_dtype"}
+WINDOW, SLOTS = 128, 2  # tokens of the sample behind which they are measured, one in so many
+
+
+@dataclass(frozen=True)
+class LookAheads(HeadFiles):
+    """Look-ahead embeddings that can be exported with their target, still unread."""
+
+    def join(self, target: Any, vocab_size: int) -> int:
+        """Let a loaded target read them by the ids behind its vocabulary; return how many there are."""
+        name, read = self.name, target.get_input_embeddings()
+        if unknown := sorted(set(self.fields) - KNOWN_FIELDS):
+            raise ExportError(
+                f"head {name} has the field {unknown[0]!r} in its config.json, which this version does not know and "
+                "which may change what it computes"
+            )
+        tensors = self.tensors()
+        if lora := sorted(key for key in tensors if "lora" in key.lower()):
+            raise ExportError(
+                f"head {name} holds a LoRA beside its look-aheads ({lora[0]}), which would need a graph that adds it "
+                "to these alone; this version takes look-aheads without one"
+            )
+        if set(tensors) != {WEIGHT}:
+            raise ExportError(f"head {name} holds the tensors {sorted(tensors)}, expected {WEIGHT} alone")
+        weight = tensors[WEIGHT]
+        count, width = len(weight), read.weight.shape[1]
+        if weight.shape[1:] != (width,):
+            raise ExportError(
+                f"tensor {WEIGHT} of head {name} is {list(weight.shape)}, and its target reads embeddings of {width} "
+                "numbers; take the head of this target"
+            )
+        if not 1 <= count <= MAX_DRAFT_LENGTH or self.fields.get("num_look_aheads", count) != count:
+            raise ExportError(
+                f"head {name} holds {count} look-aheads and its config.json says "
+                f"{self.fields.get('num_look_aheads', count)}, expected the same number from 1 to {MAX_DRAFT_LENGTH}"
+            )
+        if not weight.isfinite().all():
+            raise ExportError(f"tensor {WEIGHT} of head {name} holds numbers that are not finite; take a sound one")
+        if len(read.weight) != vocab_size or getattr(target.config, "hidden_size_per_layer_input", None):
+            raise ExportError(
+                f"{name} is a head of look-aheads, and its target reads tokens otherwise than by one table with a row "
+                "for each that it says; leave it out"
+            )
+        read.weight = nn.Parameter(torch.cat([read.weight.detach(), weight.to(read.weight)]), requires_grad=False)
+        read.num_embeddings += count
+        return count
+
+    def measured(self, target: Any, contract: Contract, sample: Sample, count: int) -> str:
+        """Say how much the law of each look-ahead overlaps with its target's at temperature 1, on a part of a text."""
+        text = sample.tokens[: min(WINDOW, contract.max_length)]
+        ids = list(range(contract.vocab_size, contract.vocab_size + count))
+        ends = range(1, len(text) - count, SLOTS)
+        if not ends:
+            return f"{self.name} has {count} look-aheads"
+        whole, *behind = (
+            logits[:, : sample.vocab_size].softmax(-1)
+            for logits in branch_logits(target, [text, *(text[:end] + ids for end in ends)])
+        )
+        ahead = torch.stack([whole[end : end + count] for end in ends])  # [S, T, V]
+        said = torch.stack([law[-count:] for law in behind])
+        shares = torch.minimum(ahead, said).sum(-1).mean(0)
+        words = ", then ".join(f"{share:.3f}" for share in shares.tolist())
+        return f"{self.name} has {count} look-aheads: they overlap with their target by {words}"
+
+
+def open_look_aheads(name: str | Path) -> LookAheads | None:
+    """Read all of them but the weights; None for anything else."""
+    found = find_config(str(name))
+    if found is None or not _recognised(found[1], shapes_of(str(name), found[0])):
+        return None
+    path, fields = found
+    require_weights(str(name), path)
+    return LookAheads(str(name), path, fields)
+
+
+def _recognised(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    return fields.get("model_type") == PASS or WEIGHT in shapes

@@ -1,0 +1,172 @@
+"""Look-aheads of PaSS: exported as further embeddings of their target, checked with it, or refused in a sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from trt_spec.engines import Bundle, ExportError, blank_cache, make_step, open_engine
+from trt_spec.export import pipeline
+from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.kinds import open_look_aheads
+from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.pipeline import export_bundle
+
+from ..heads import look_aheads, parallel_heads
+from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
+
+COUNT = 3
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("ahead") / "target", padded_vocab=72)
+
+
+@pytest.fixture
+def head(tmp_path: Path, target: Path) -> Path:
+    return look_aheads(tmp_path / "head", target, COUNT)
+
+
+def logits_of(bundle: Path, tokens: list[int]) -> torch.Tensor:
+    opened = Bundle.open(bundle)
+    contract = opened.target.contract
+    engine = open_engine("onnxruntime", opened.graph("target"), contract)
+    said = torch.zeros(1, len(tokens), contract.vocab_size)
+    inputs = {"input_ids": torch.tensor([tokens]), "start": torch.zeros(1, dtype=torch.int64)}
+    make_step(engine, blank_cache(contract, 1, len(tokens)), inputs, {"logits": said}).run()
+    engine.close()
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"),
+    [(tiny_llama, "none"), (tiny_llama, "int8"), (tiny_gpt2, "none"), (tiny_gpt2, "int8"), (tiny_gemma2, "none")],
+)
+def test_look_aheads_are_checked_with_their_target_whose_own_tokens_say_what_they_said(
+    tmp_path: Path, make: Callable[..., Path], weights: str
+) -> None:
+    """Also where embedding and vocabulary projection are one matrix, and where a model scales what it reads."""
+    target = make(tmp_path / "target")
+    head, how = look_aheads(tmp_path / "head", target, COUNT), Quantisation(weights)
+    report = export_bundle(target, tmp_path / "bundle", head, weights=how)
+    export_bundle(target, tmp_path / "alone", weights=how, check=False)
+    entry = Bundle.open(tmp_path / "bundle").target
+    assert entry.look_aheads == COUNT
+    assert entry.check["errors"]["look-aheads"] <= entry.check["tolerance"]
+    assert entry.contract == Bundle.open(tmp_path / "alone").target.contract
+    [said] = [note for note in report.notes if "look-aheads" in note]
+    assert said.startswith(f"{head} has 3 look-aheads: they overlap with their target by 0.")
+    tokens = [7, 1, 30, 2, 9, 40]
+    if weights == "none":  # else what was one matrix is quantised by rows and by columns, where it is two
+        assert torch.equal(logits_of(tmp_path / "bundle", tokens), logits_of(tmp_path / "alone", tokens))
+    model = load_model(open_checkpoint(target), "float32")
+    opened = open_look_aheads(head)
+    assert opened is not None
+    vocab = entry.contract.vocab_size
+    assert opened.join(model, vocab) == COUNT
+    ahead = [*tokens, vocab, vocab + 1, vocab + 2]
+    with torch.no_grad():
+        expected = model(torch.tensor([ahead])).logits[0]
+    if weights == "none":
+        torch.testing.assert_close(logits_of(tmp_path / "bundle", ahead), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_look_aheads_go_beside_heads_that_share_the_targets_embedding(tmp_path: Path, target: Path, head: Path) -> None:
+    other = parallel_heads(tmp_path / "medusa", target, "medusa", own_projections=False)
+    export_bundle(target, tmp_path / "bundle", [head, other])
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert (bundle.heads, bundle.target.look_aheads) == (("medusa",), COUNT)
+
+
+def test_a_graph_that_reads_them_in_another_order_fails_its_check(
+    tmp_path: Path, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = pipeline.build_graph
+
+    def shifted(model: Any, *arguments: Any) -> Any:
+        rows = model.get_input_embeddings().weight.data[-COUNT:]
+        rows.copy_(rows.roll(1, 0))
+        return build(model, *arguments)
+
+    monkeypatch.setattr(pipeline, "build_graph", shifted)
+    with pytest.raises(ExportError, match="in the scenario 'look-aheads' a logit is off by"):
+        export_bundle(target, tmp_path / "bundle", head)
+    assert not (tmp_path / "bundle").exists()
+
+
+def with_fields(head: Path, **fields: Any) -> None:
+    path = head / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def with_tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(head / "model.safetensors")
+    change(tensors)
+    save_file(tensors, head / "model.safetensors")
+
+
+WEIGHT = "look_aheads.weight"
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a field": (lambda head: with_fields(head, depth=3), "has the field 'depth' in its config.json, which this"),
+    "a LoRA": (
+        lambda head: with_tensors(head, lambda own: own.update({"layers.0.q_proj.lora_A.weight": torch.zeros(2, 32)})),
+        r"holds a LoRA beside its look-aheads \(layers.0.q_proj.lora_A.weight\), which would need a graph",
+    ),
+    "a tensor": (
+        lambda head: with_tensors(head, lambda own: own.update(more=torch.zeros(2))),
+        r"holds the tensors \['look_aheads.weight', 'more'\], expected look_aheads.weight alone",
+    ),
+    "no tensor": (
+        lambda head: with_tensors(head, lambda own: own.update(more=own.pop(WEIGHT))),
+        r"holds the tensors \['more'\], expected look_aheads.weight alone",
+    ),
+    "another target": (
+        lambda head: with_tensors(head, lambda own: own.update({WEIGHT: torch.zeros(3, 48)})),
+        r"is \[3, 48\], and its target reads embeddings of 32 numbers; take the head of this target",
+    ),
+    "numbers": (
+        lambda head: with_tensors(head, lambda own: own[WEIGHT][1].fill_(torch.nan)),
+        "holds numbers that are not finite",
+    ),
+    "too few": (
+        lambda head: with_fields(head, num_look_aheads=5),
+        "holds 3 look-aheads and its config.json says 5, expected the same number from 1 to 16",
+    ),
+    "too many": (
+        lambda head: (
+            with_tensors(head, lambda own: own.update({WEIGHT: torch.zeros(17, 32)})),
+            with_fields(head, num_look_aheads=17),
+        ),
+        "holds 17 look-aheads and its config.json says 17",
+    ),
+    "a pickle": (
+        lambda head: (head / "model.safetensors").rename(head / "pytorch_model.bin"),
+        r"has only pickled weights \(pytorch_model.bin\), which may run code when read",
+    ),
+    "a broken file": (
+        lambda head: (head / "model.safetensors").write_bytes(b"\0" * 40),
+        "weights of checkpoint .* cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_are_no_look_aheads_of_the_target_is_refused_in_a_sentence(
+    tmp_path: Path, target: Path, head: Path, what: str
+) -> None:
+    damage, said = REFUSED[what]
+    damage(head)
+    with pytest.raises(ExportError, match=said):
+        export_bundle(target, tmp_path / "bundle", head, check=False)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_bundle_holds_one_set_of_look_aheads(tmp_path: Path, target: Path, head: Path) -> None:
+    shutil.copytree(head, tmp_path / "other")
+    with pytest.raises(ExportError, match=r"other and .*head are both look-aheads; name one"):
+        export_bundle(target, tmp_path / "bundle", [head, tmp_path / "other"], check=False)
