@@ -14,7 +14,11 @@ from trt_spec.export import pipeline
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_look_aheads
 from trt_spec.export.passes.quantise import Quantisation
+from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.pipeline import export_bundle
+from trt_spec.export.quality import Sample
+from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
 from ..heads import look_aheads, parallel_heads
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
@@ -164,6 +168,21 @@ def test_what_are_no_look_aheads_of_the_target_is_refused_in_a_sentence(
     with pytest.raises(ExportError, match=said):
         export_bundle(target, tmp_path / "bundle", head, check=False)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_the_shipped_look_aheads_overlap_with_their_target_more_than_random_ones(tmp_path: Path) -> None:
+    opened, shares = open_checkpoint(TARGET), []
+    contract = opened.shape.contract(1024, "float32")
+    text = Sample(read_vocabulary(opened).tokenizer.encode(SHIPPED_SAMPLE.read_text()).ids[:128], contract.vocab_size)
+    for head in (DEMO_DRAFTS["pass"], look_aheads(tmp_path / "random", TARGET)):
+        model, found = load_model(opened, "float32"), open_look_aheads(head)
+        assert found is not None
+        count = found.join(model, contract.vocab_size)
+        said = found.measured(model, contract, text, count).partition("overlap with their target by ")[2]
+        shares.append([float(share) for share in said.split(", then ")])
+    assert len(shares[0]) == 4
+    assert shares[0][0] > 0.4
+    assert all(ours > random for ours, random in zip(*shares, strict=True))
 
 
 def test_a_bundle_holds_one_set_of_look_aheads(tmp_path: Path, target: Path, head: Path) -> None:
