@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...engines import MAX_DRAFT_LENGTH, Contract, ExportError
 from ..checkpoint import find_config, require_weights
@@ -76,14 +76,14 @@ class LookAheads(HeadFiles):
         ends = range(1, len(text) - count, SLOTS)
         if not ends:
             return f"{self.name} has {count} look-aheads"
-        whole, *behind = (
-            logits[:, : sample.vocab_size].softmax(-1)
-            for logits in branch_logits(target, [text, *(text[:end] + ids for end in ends)])
-        )
-        ahead = torch.stack([whole[end : end + count] for end in ends])  # [S, T, V]
-        said = torch.stack([law[-count:] for law in behind])
-        shares = torch.minimum(ahead, said).sum(-1).mean(0)
-        words = ", then ".join(f"{share:.3f}" for share in shares.tolist())
+
+        def laws(tokens: list[int]) -> Tensor:
+            return branch_logits(target, [tokens])[0][:, : sample.vocab_size].softmax(-1)
+
+        shares, whole = torch.zeros(count), laws(text)
+        for end in ends:  # one at a time: a large vocabulary takes much memory
+            shares += torch.minimum(whole[end : end + count], laws(text[:end] + ids)[-count:]).sum(-1)
+        words = ", then ".join(f"{share / len(ends):.3f}" for share in shares.tolist())
         return f"{self.name} has {count} look-aheads: they overlap with their target by {words}"
 
 
