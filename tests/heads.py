@@ -131,13 +131,24 @@ def parallel_heads(
     return folder
 
 
-def look_aheads(folder: Path, target: Path, count: int = 4, seed: int = 0, scale: float = 1.0, **fields: Any) -> Path:
-    """Write random look-ahead embeddings for the checkpoint `target`, of the size of its own."""
-    embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight
-    random = torch.randn(count, embedding.shape[1], generator=torch.Generator().manual_seed(seed))
+def look_aheads(
+    folder: Path, target: Path, count: int = 4, seed: int = 0, scale: float = 1.0, rank: int = 0, **fields: Any
+) -> Path:
+    """Write random look-ahead embeddings for the checkpoint `target`, as large as its own, and a LoRA of this rank."""
+    model, generator = AutoModelForCausalLM.from_pretrained(target), torch.Generator().manual_seed(seed)
+    embedding = model.get_input_embeddings().weight.detach().float()
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    tensors = {"look_aheads.weight": scale * embedding.std() * random(count, embedding.shape[1])}
+    for name, layer in model.named_modules() if rank else ():
+        if isinstance(layer, torch.nn.Linear) and ".layers." in name:
+            tensors[f"lora.{name}.down"] = 0.3 * random(rank, layer.in_features)
+            tensors[f"lora.{name}.up"] = 0.3 * random(layer.out_features, rank)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "pass", "num_look_aheads": count} | fields))
-    save_file({"look_aheads.weight": scale * embedding.std() * random}, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 

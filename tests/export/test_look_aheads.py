@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from trt_spec.engines import Bundle, ExportError, blank_cache, make_step, open_engine
 from trt_spec.export import pipeline
 from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.kinds import look_aheads as look_aheads_kind
 from trt_spec.export.kinds import open_look_aheads
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
@@ -48,15 +49,22 @@ def logits_of(bundle: Path, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("make", "weights"),
-    [(tiny_llama, "none"), (tiny_llama, "int8"), (tiny_gpt2, "none"), (tiny_gpt2, "int8"), (tiny_gemma2, "none")],
+    ("make", "weights", "rank"),
+    [
+        (tiny_llama, "none", 0),
+        (tiny_llama, "none", 2),
+        (tiny_llama, "int8", 2),
+        (tiny_gpt2, "none", 0),
+        (tiny_gpt2, "int8", 0),
+        (tiny_gemma2, "none", 2),
+    ],
 )
 def test_look_aheads_are_checked_with_their_target_whose_own_tokens_say_what_they_said(
-    tmp_path: Path, make: Callable[..., Path], weights: str
+    tmp_path: Path, make: Callable[..., Path], weights: str, rank: int
 ) -> None:
-    """Also where embedding and vocabulary projection are one matrix, and where a model scales what it reads."""
+    """Also where embedding and vocabulary projection are one matrix, a model scales what it reads, or with a LoRA."""
     target = make(tmp_path / "target")
-    head, how = look_aheads(tmp_path / "head", target, COUNT), Quantisation(weights)
+    head, how = look_aheads(tmp_path / "head", target, COUNT, rank=rank), Quantisation(weights)
     report = export_bundle(target, tmp_path / "bundle", head, weights=how)
     export_bundle(target, tmp_path / "alone", weights=how, check=False)
     entry = Bundle.open(tmp_path / "bundle").target
@@ -67,7 +75,11 @@ def test_look_aheads_are_checked_with_their_target_whose_own_tokens_say_what_the
     assert said.startswith(f"{head} has 3 look-aheads: they overlap with their target by 0.")
     tokens = [7, 1, 30, 2, 9, 40]
     if weights == "none":  # else what was one matrix is quantised by rows and by columns, where it is two
-        assert torch.equal(logits_of(tmp_path / "bundle", tokens), logits_of(tmp_path / "alone", tokens))
+        found, alone = (logits_of(tmp_path / folder, tokens) for folder in ("bundle", "alone"))
+        if rank:  # queries, keys and values are products of their own
+            torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-5)
+        else:
+            assert torch.equal(found, alone)
     model = load_model(open_checkpoint(target), "float32")
     opened = open_look_aheads(head)
     assert opened is not None
@@ -103,6 +115,28 @@ def test_a_graph_that_reads_them_in_another_order_fails_its_check(
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.parametrize(
+    ("fault", "scenario"), [("forgotten in one layer", "look-aheads"), ("added to all that is read", ".*")]
+)
+def test_a_graph_that_adds_a_lora_elsewhere_or_not_at_all_fails_its_check(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, fault: str, scenario: str
+) -> None:
+    head, build = look_aheads(tmp_path / "head", target, COUNT, rank=2), pipeline.build_graph
+
+    def faulty(model: Any, *arguments: Any) -> Any:
+        if fault == "forgotten in one layer":
+            model.get_submodule("model.layers.1.mlp.down_proj").ahead_up.data.zero_()
+            return build(model, *arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(look_aheads_kind.Gate, "opens_to", lambda self, ids: ids >= 0)
+            return build(model, *arguments)
+
+    monkeypatch.setattr(pipeline, "build_graph", faulty)
+    with pytest.raises(ExportError, match=f"in the scenario '{scenario}' a logit is off by"):
+        export_bundle(target, tmp_path / "bundle", head)
+    assert not (tmp_path / "bundle").exists()
+
+
 def with_fields(head: Path, **fields: Any) -> None:
     path = head / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
@@ -114,16 +148,26 @@ def with_tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -
     save_file(tensors, head / "model.safetensors")
 
 
-WEIGHT = "look_aheads.weight"
+WEIGHT, MLP, HALVES, BLANK = "look_aheads.weight", "model.layers.0.mlp.up_proj", ("down", "up"), torch.zeros(2, 32)
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a field": (lambda head: with_fields(head, depth=3), "has the field 'depth' in its config.json, which this"),
-    "a LoRA": (
-        lambda head: with_tensors(head, lambda own: own.update({"layers.0.q_proj.lora_A.weight": torch.zeros(2, 32)})),
-        r"holds a LoRA beside its look-aheads \(layers.0.q_proj.lora_A.weight\), which would need a graph",
+    "a LoRA of what is no layer": (
+        lambda head: with_tensors(
+            head, lambda own: own.update({f"lora.model.norm.{one}": BLANK.clone() for one in HALVES})
+        ),
+        "adds to model.norm, which is no linear layer of its target",
+    ),
+    "half a LoRA": (
+        lambda head: with_tensors(head, lambda own: own.update({f"lora.{MLP}.up": BLANK})),
+        "holds one half of a LoRA of model.layers.0.mlp.up_proj, expected down and up",
+    ),
+    "a LoRA of another target": (
+        lambda head: with_tensors(head, lambda own: own.update({f"lora.{MLP}.{one}": BLANK.clone() for one in HALVES})),
+        r"adds \[2, 32\] and \[2, 32\] to model.layers.0.mlp.up_proj, whose matrix is \[64, 32\]",
     ),
     "a tensor": (
         lambda head: with_tensors(head, lambda own: own.update(more=torch.zeros(2))),
-        r"holds the tensors \['look_aheads.weight', 'more'\], expected look_aheads.weight alone",
+        r"holds the tensors \['look_aheads.weight', 'more'\], expected look_aheads.weight alone, or a LoRA beside it",
     ),
     "no tensor": (
         lambda head: with_tensors(head, lambda own: own.update(more=own.pop(WEIGHT))),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...engines.errors import RequestError
 from ...export.kinds import open_any
+from ...export.kinds.look_aheads import WEIGHT
 from .growing import Growth, LlamaSize, parts_of
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -103,7 +104,7 @@ def grow_blockwise(tensors: Tensors, fields: Fields, old: LlamaSize, new: LlamaS
 
 def grow_look_aheads(tensors: Tensors, fields: Fields, old: LlamaSize, new: LlamaSize) -> Grown:
     growth = Growth(old, new, 1)
-    return {name: growth.writing(weight.t()).t().contiguous() for name, weight in tensors.items()}, dict(fields)
+    return {WEIGHT: growth.writing(tensors[WEIGHT].t()).t().contiguous()}, dict(fields)
 
 
 def like_its_target(own: LlamaSize, old: LlamaSize, new: LlamaSize) -> LlamaSize:

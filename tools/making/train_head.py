@@ -268,6 +268,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("draft_vocab", f"tokens that the head may propose, the most frequent (default {DRAFT_VOCAB})"),
         ("heads", f"heads or look-aheads, each of which says the token of one place (default {HEADS})"),
         ("mlp", "width of its MLP (default twice the hidden size)"),
+        ("rank", "of a LoRA that is added where the target reads look-aheads (default none)"),
     ):
         parser.add_argument(flag(name), type=positive, metavar="N", help=f"{_readers(name)}: {meaning}")
     add_number(parser, "--rate", 3e-3, "peak learning rate", float, letter="X")

@@ -55,9 +55,9 @@ class Ahead:
 
     name = "pass"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rank: int = 0) -> None:
         target = tiny_llama(folder / "target", padded_vocab=PADDED, initializer_range=0.2)
-        head = heads.look_aheads(folder / "head", target, COUNTED)
+        head = heads.look_aheads(folder / "head", target, COUNTED, rank=rank)
         self.bundle = export_pair(target, folder / "bundle", head).bundle
         self.target: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         opened = open_look_aheads(head)
@@ -96,12 +96,35 @@ def test_each_proposal_is_drawn_from_what_the_target_said_behind_the_look_aheads
     assert worst < CLOSE
 
 
-def test_the_torch_engine_runs_it(ahead: Ahead) -> None:
+@pytest.fixture(scope="module")
+def with_lora(tmp_path_factory: pytest.TempPathFactory) -> Ahead:
+    return Ahead(tmp_path_factory.mktemp("lora"), rank=2)
+
+
+@pytest.mark.parametrize("which", ["ahead", "with_lora"])
+def test_the_torch_engine_runs_it(request: pytest.FixtureRequest, which: str) -> None:
+    ahead: Ahead = request.getfixturevalue(which)
     with Decoder.open(ahead.bundle, engine="torch") as decoder:
         [output] = decoder.generate([[7, 1, 30]], SAMPLED, draft_length=3, drafter="pass", trace=True)
     worst, drawn = worst_law(ahead, [7, 1, 30], output)
     assert drawn
     assert worst < CLOSE
+
+
+def test_a_lora_where_look_aheads_are_read_changes_their_laws_and_no_text(ahead: Ahead, with_lora: Ahead) -> None:
+    worst, drawn = compared(with_lora, LINES)
+    assert drawn > ENOUGH
+    assert worst < CLOSE
+    texts = []
+    for one in (ahead, with_lora):
+        with Decoder.open(one.bundle, max_batch=4) as decoder:
+            texts.append([decoder.generate(PROMPTS, params, draft_length=4, drafter="pass") for params in PLAIN])
+    said, proposed = (
+        [[read(output) for outputs in each for output in outputs] for each in texts]
+        for read in (lambda output: output.token_ids, lambda output: output.speculation.accepted)
+    )
+    assert said[0] == said[1]
+    assert proposed[0] != proposed[1]
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 9, "3+3"])

@@ -109,6 +109,8 @@ def test_what_cannot_be_grown_is_refused_in_a_sentence(tmp_path: Path) -> None:
         grow_head(dflash_head(tmp_path / "dflash", target), tmp_path / "out", old, SHAPE)
     with pytest.raises(RequestError, match="is no head, only those"):
         grow_head(target, tmp_path / "out", old, SHAPE)
+    with pytest.raises(RequestError, match=r"has the tensor lora.model.layers.0.mlp.down_proj.down, which can"):
+        grow_head(look_aheads(tmp_path / "lora", target, rank=2), tmp_path / "out", old, SHAPE)
     normed = eagle3_head(tmp_path / "qwen3", target, kind="qwen3")
     with pytest.raises(RequestError, match=r"has the tensor layers.0.self_attn.k_norm.weight, which cannot be grown"):
         grow_head(normed, tmp_path / "out", old, SHAPE)

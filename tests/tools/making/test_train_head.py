@@ -80,13 +80,14 @@ def test_a_trained_head_is_accepted_more_often_on_what_was_held_out(
     assert [file.name for file in tmp_path.iterdir()] == ["head"], "what it kept while it learned is gone"
 
 
+@pytest.mark.parametrize(("rank", "least"), [(None, 0.01), (8, 0.04)])
 def test_trained_look_aheads_are_accepted_more_often_on_what_was_held_out(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None, least: float
 ):
     """Of all places together: a target of random weights says nearly the same behind any embedding."""
     monkeypatch.setattr(spoken_rows, "TOGETHER", 64)  # sooner
-    found = train_head("pass", target, tmp_path / "head", PROMPTS, **small("pass", steps=150, samples=128))
-    assert sum(found["after"]["overlap"]) > sum(found["before"]["overlap"]) + 0.01
+    found = train_head("pass", target, tmp_path / "head", PROMPTS, **small("pass", steps=150, samples=128, rank=rank))
+    assert sum(found["after"]["overlap"]) > sum(found["before"]["overlap"]) + least
     assert [file.name for file in tmp_path.iterdir()] == ["head"]
 
 
@@ -275,12 +276,21 @@ def test_parallel_heads_that_are_exported_overlap_with_their_target_as_the_lesso
     assert len({round(share, 3) for share in expected}) == 4, "one place could pass for another"
 
 
-def test_look_aheads_are_written_as_the_export_reads_them_and_say_there_what_they_say_here(target: str, tmp_path: Path):
+@pytest.mark.parametrize("rank", [None, 2])
+def test_look_aheads_are_written_as_the_export_reads_them_and_say_there_what_they_say_here(
+    target: str, tmp_path: Path, rank: int | None
+):
     lesson, spoken = taught(target, tmp_path / "kept", "pass")
-    head, rows = lesson.begin(spoken, settings_of(target, "pass", heads=3)), spoken.rows([1])
+    head, rows = lesson.begin(spoken, settings_of(target, "pass", heads=3, rank=rank)), spoken.rows([1])
+    assert len(head.up) == (0 if rank is None else 4 * 8), "of each layer the output of attention, and all of the MLP"
     with torch.no_grad():
-        head.weight.copy_(head.weight.half())
+        before = list(lesson.laws(head, rows, 4))
+        for weight in head.up:
+            weight.normal_(std=0.3)
+        for weight in head.parameters():
+            weight.copy_(weight.half())
         said = list(lesson.laws(head, rows, 4))
+    assert all(torch.allclose(a[1], b[1], atol=0.05) for a, b in zip(said, before, strict=True)) == (rank is None)
     lesson.write(head, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config == {
@@ -537,6 +547,8 @@ def _interrupted(*_: Any) -> float:
         ({"kind": "hydra"}, "--kind is 'hydra', expected one of eagle3, mtp, medusa, blockwise, pass"),
         ({"kind": "medusa"}, "--draft-vocab is for eagle3 heads, and says nothing to medusa ones; leave it out"),
         ({"heads": 3}, "--heads is for medusa, blockwise, pass heads, and says nothing to eagle3 ones; leave it out"),
+        ({"rank": 2}, "--rank is for pass heads, and says nothing to eagle3 ones; leave it out"),
+        ({"kind": "pass", "rank": 0, "draft_vocab": None, "mlp": None}, "--rank is 0, expected at least 1"),
         ({"heads": 0}, "--heads is 0, expected at least 1"),
         ({"heads": 32}, "--heads is 32, expected at most 31: --length is 32"),
         ({"mlp": 0}, "--mlp is 0, expected at least 1"),
