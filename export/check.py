@@ -70,6 +70,7 @@ def make_reference(
     sample_logits: Tensor,
     features: Mapping[str, Features] = NO_FEATURES,
     sources: Sequence[Tensor] = (),
+    look_aheads: int = 0,
 ) -> Reference:
     """Compute what the checkpoint says of all calls; each row's text stands behind its source, if there are `sources`.
 
@@ -77,6 +78,7 @@ def make_reference(
     """
     contract = contract.in_dtype("float32")  # in which both sides compute
     script = write_script(sample.vocab_size, contract.max_length, contract.recurrent, TAILS in contract.capabilities)
+    script.look_ahead([contract.vocab_size + place for place in range(look_aheads)])
     branches = branch_logits(model, script.branches) if not sources else _behind_each(model, script, sources)
     deep, made, deep_logits = list[Call](), list[Tensor](), list[Tensor]()
     if not contract.recurrent:  # whose states no cache could be filled with

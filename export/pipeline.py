@@ -22,7 +22,7 @@ from .check import Reference, check_graph, make_reference
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .foreign import translate
 from .graph import WIDE, build_graph, write_graph
-from .kinds import HeadCheckpoint, LoadedHead, open_head, with_features
+from .kinds import HeadCheckpoint, LoadedHead, LookAheads, open_head, open_look_aheads, with_features
 from .oracle import behind_first, branch_features
 from .passes.quantise import Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
@@ -60,7 +60,9 @@ def export_bundle(
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
     have the names of their kinds. LoRA adapters are merged into target and drafts, in their order.
     """
-    drafts, heads = _told_apart(target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft)
+    drafts, heads, look_aheads = _told_apart(
+        target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft
+    )
     if len(drafts) > len(DRAFTS):
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):
@@ -79,13 +81,14 @@ def export_bundle(
         read = [read_vocabulary(checkpoint) for checkpoint in opened]
         roles = _roles(opened, read)
         checkpoints, vocabularies = dict(zip(roles, opened, strict=True)), dict(zip(roles, read, strict=True))
-        if heads and checkpoints[TARGET].shape.recurrent:
-            [head, *_] = heads.values()
+        joining = [*heads.values(), *([look_aheads] if look_aheads else [])]
+        if joining and checkpoints[TARGET].shape.recurrent:
+            [head, *_] = joining
             raise ExportError(
                 f"{head.name} is a head, and the target {checkpoints[TARGET].name} has recurrent layers, of which this "
                 "version gives a head nothing to read; leave it out"
             )
-        refuse_unlike_sources(checkpoints, [head.name for head in heads.values()])
+        refuse_unlike_sources(checkpoints, [head.name for head in joining])
         length = agreed_length([checkpoint for role, checkpoint in checkpoints.items() if role != FOREIGN], max_length)
         ours = vocabularies[TARGET]
         notes = [note for checkpoint in checkpoints.values() for note in checkpoint.notes]
@@ -93,7 +96,7 @@ def export_bundle(
         notes += [note for role in roles[1:] if role != FOREIGN for note in refuse_unequal(ours, vocabularies[role])]
         tokens = ours.entry()
         ours.save(folder / TOKENIZER)
-        running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or heads else None
+        running = _sample(ours.tokenizer, tokens.vocab_size, text) if check or joining else None
         sample = running.first(min(LONGEST, length, max(2, LOGITS // tokens.vocab_size))) if check and running else None
         models: list[ModelReport] = []
         logits: dict[str, Tensor] = {}
@@ -110,7 +113,17 @@ def export_bundle(
             contract = shape.contract(longest, dtype)
             stored = weights if role == TARGET else draft_weights
             report, logits_read, found = _export_model(
-                role, checkpoint, folder, contract, stored, reads, progress, heads if role == TARGET else {}, running
+                role,
+                checkpoint,
+                folder,
+                contract,
+                stored,
+                reads,
+                progress,
+                heads if role == TARGET else {},
+                look_aheads if role == TARGET else None,
+                running,
+                notes,
             )
             joined |= found
             models.append(report)
@@ -165,10 +178,15 @@ def _roles(checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary]
     return [FOREIGN if own else next(named) for own in foreign]
 
 
-def _told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, HeadCheckpoint]]:
-    """Tell models of their own from heads, of which a bundle holds one of each kind."""
-    models, heads = list[str | Path](), dict[str, HeadCheckpoint]()
+def _told_apart(
+    target: str | Path, drafts: Sequence[str | Path]
+) -> tuple[list[str | Path], dict[str, HeadCheckpoint], LookAheads | None]:
+    """Tell models of their own from heads, of which a bundle holds one of each kind, and these from look-aheads."""
+    models, heads, look_aheads = list[str | Path](), dict[str, HeadCheckpoint](), list[LookAheads]()
     for draft in drafts:
+        if (found := open_look_aheads(draft)) is not None:
+            look_aheads.append(found)
+            continue
         head = open_head(draft, target)
         if head is None:
             models.append(draft)
@@ -176,7 +194,9 @@ def _told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[
             raise ExportError(f"{head.name} and {heads[head.kind.name].name} are both {head.kind.name} heads; name one")
         else:
             heads[head.kind.name] = head
-    return models, heads
+    if len(look_aheads) > 1:
+        raise ExportError(f"{look_aheads[1].name} and {look_aheads[0].name} are both look-aheads; name one")
+    return models, heads, next(iter(look_aheads), None)
 
 
 def _sample(tokenizer: Any, vocab_size: int, text: str | None) -> Sample:
@@ -195,7 +215,9 @@ def _export_model(
     sample: Sample | None,
     progress: Progress,
     heads: Mapping[str, HeadCheckpoint],
+    look_aheads: LookAheads | None,
     running: Sample | None,
+    notes: list[str],
 ) -> "tuple[ModelReport, Tensor | None, dict[str, _Joined]]":
     """Export one model; returns the logits of the sample, too, and the heads that are joined to it.
 
@@ -214,6 +236,12 @@ def _export_model(
         loaded[name] = head.kind.load(head, model, contract, running.first(MEASURED)).beside(head.name, bigram)
     features = {name: head.features for name, head in loaded.items()}
     contract = with_features(contract, loaded)
+    more = 0
+    if look_aheads is not None:
+        assert running is not None
+        progress(f"{role}: joining the look-aheads of {look_aheads.name}")
+        more = look_aheads.join(model, contract.vocab_size)
+        notes.append(look_aheads.measured(model, contract, running, more))
     reference: Reference | None = None
     sources = []
     if sample is not None:
@@ -223,13 +251,13 @@ def _export_model(
         with behind_first(model, sources):
             before = checkpoint_logits(model, sample.tokens)
         if weights.kind == "none":  # now, while the graph takes no memory yet
-            reference = make_reference(model, contract, shape.window, sample, before, features, sources)
+            reference = make_reference(model, contract, shape.window, sample, before, features, sources, more)
     progress(f"{role}: tracing")
     kept = kept_matrices(checkpoint)
     graph, fired = build_graph(model, contract, shape.positions, weights, kept or nothing_known, features)
     if sample is not None and reference is None:
         progress(f"{role}: computing reference logits of the rounded weights")
-        reference = make_reference(model, contract, shape.window, sample, before, features, sources)
+        reference = make_reference(model, contract, shape.window, sample, before, features, sources, more)
     joined = {}
     for name, one in loaded.items():
         seen = None if sample is None else branch_features(model, [sample.tokens], {name: one.features})[0]
@@ -248,7 +276,16 @@ def _export_model(
     was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
     masks = _masks(checkpoint, contract) if kind == DRAFT else None
     entry = ModelEntry(
-        kind, checkpoint.label, checkpoint.architecture, parameters, contract, weights.kind, check, was, masks
+        kind,
+        checkpoint.label,
+        checkpoint.architecture,
+        parameters,
+        contract,
+        weights.kind,
+        check,
+        was,
+        masks,
+        look_aheads=more,
     )
     size = (folder / role / WEIGHTS).stat().st_size
     return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits, joined

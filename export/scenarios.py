@@ -10,6 +10,7 @@ from ..engines.contract import MAX_DRAFT_LENGTH
 
 TREE = "tree"  # a scenario that an engine of lines leaves out, as it does the next
 TAIL = "tail"  # of graphs that take one
+LOOK_AHEAD = "look-aheads"  # of a target that has some
 ROWS = 4  # cache rows: one for the calls of a single request, three for the ragged batch
 
 
@@ -191,6 +192,21 @@ class Script:
                 start = len(before) + tail
                 calls.append(RowCall(said[tail:], start, 0, list(own), branches, accepted, tail=tail))
             self.calls.append(Call(TAIL, first_row, calls))
+
+    def look_ahead(self, ids: list[int]) -> None:
+        """Write lines with look-aheads behind their first tokens for two adjacent rows, and go on within each line."""
+        if not ids or any(self.length(row) + 4 + len(ids) > self.max_length for row in (1, 2)):
+            return
+        rows, parents = [], [*line_of(4), 0, *range(4, 3 + len(ids))]
+        for row in (1, 2):
+            before, said = self.branches[self.current[row]], [self.random.randrange(self.vocab) for _ in range(4)]
+            line, ahead = len(self.branches), len(self.branches) + 1
+            self.branches += [before + said, before + said[:1] + ids]
+            self.rows += [row, row]
+            self.current[row] = line
+            rows.append(RowCall(said + ids, len(before), 0, parents, [line] * 4 + [ahead] * len(ids)))
+        self.calls.append(Call(LOOK_AHEAD, 1, rows))
+        self.call(LOOK_AHEAD, 1, 3, [3, 3], back=[2, 1])
 
 
 def write_script(vocab: int, max_length: int, recurrent: bool = False, tails: bool = False) -> Script:

@@ -107,7 +107,8 @@ class Decoder:
             for encoder in encoders:
                 opened.callback(encoder.close)
             drafters, unavailable = open_drafters(Resources(bundle, target, self.models, max_batch, self.foreign))
-            most = self.target.engine.verify_width - 1
+            ahead = max((one.look_aheads(MAX_DRAFT_LENGTH) for one in drafters.values()), default=0)
+            most = self.target.engine.verify_width - 1 - ahead
             longest = min(most, MAX_DRAFT_LENGTH)
             trees = self.target.engine.takes_trees
             treeless = {name: reason for name, one in drafters.items() if (reason := one.treeless)}

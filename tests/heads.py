@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from trt_spec.export.kinds.dflash import Block, DFlash
 from trt_spec.export.kinds.dspark import DSpark
 from trt_spec.export.kinds.eagle3 import Eagle3, Parts, Wiring
@@ -127,6 +127,27 @@ def parallel_heads(
         written = {"blockwise_inner_size": 2 * size, "num_heads": count}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(written | fields))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def look_aheads(
+    folder: Path, target: Path, count: int = 4, seed: int = 0, scale: float = 1.0, rank: int = 0, **fields: Any
+) -> Path:
+    """Write random look-ahead embeddings for the checkpoint `target`, as large as its own, and a LoRA of this rank."""
+    model, generator = AutoModelForCausalLM.from_pretrained(target), torch.Generator().manual_seed(seed)
+    embedding = model.get_input_embeddings().weight.detach().float()
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    tensors = {"look_aheads.weight": scale * embedding.std() * random(count, embedding.shape[1])}
+    for name, layer in model.named_modules() if rank else ():
+        if isinstance(layer, torch.nn.Linear) and ".layers." in name:
+            tensors[f"lora.{name}.down"] = 0.3 * random(rank, layer.in_features)
+            tensors[f"lora.{name}.up"] = 0.3 * random(layer.out_features, rank)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "pass", "num_look_aheads": count} | fields))
     save_file(tensors, folder / "model.safetensors")
     return folder
 

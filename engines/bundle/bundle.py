@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..contract import CALL, FEATURES, GRANULE, SLACK, SOURCE, Contract, EncoderContract
+from ..contract import CALL, FEATURES, GRANULE, MAX_DRAFT_LENGTH, SLACK, SOURCE, Contract, EncoderContract
 from ..errors import BundleError, ContractError, RequestError
 from .layout import (
     COSTS,
@@ -72,6 +72,11 @@ class ModelEntry:
     dequantised: str = ""  # how the checkpoint was quantised, if it was
     masks: Masks | None = None  # of a draft that can propose in one pass
     tokens: OwnTokens | None = None  # of a draft that has others than the target
+    look_aheads: int = 0  # ids behind its vocabulary that a target reads as places still to come (PaSS)
+
+    def __post_init__(self) -> None:
+        if type(self.look_aheads) is not int or not 0 <= self.look_aheads <= MAX_DRAFT_LENGTH:
+            raise ValueError(f"look_aheads are {self.look_aheads!r}, expected 0 to {MAX_DRAFT_LENGTH}")
 
 
 @dataclass(frozen=True)

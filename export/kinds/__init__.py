@@ -7,7 +7,8 @@ from ..checkpoint import find_config, require_weights
 from .dflash_files import DFlashKind
 from .dspark_files import DSparkKind
 from .eagle3_files import Eagle3Kind, PEagleKind
-from .heads import HeadCheckpoint, HeadKind, LoadedHead, shapes_of, with_features
+from .heads import HeadCheckpoint, HeadFiles, HeadKind, LoadedHead, shapes_of, with_features
+from .look_aheads import PASS, LookAheads, open_look_aheads
 from .mtp_files import MtpKind, MtpOfTarget, lives_in
 from .parallel_files import BlockwiseKind, MedusaKind
 
@@ -51,7 +52,26 @@ def open_head(name: str | Path, target: str | Path | None = None) -> HeadCheckpo
     if kind is None:
         return None
     require_weights(str(name), path)
-    return HeadCheckpoint(str(name), path, kind, fields)
+    return HeadCheckpoint(str(name), path, fields, kind)
 
 
-__all__ = ["HEADS", "HeadCheckpoint", "HeadKind", "LoadedHead", "open_head", "with_features"]
+def open_any(name: str | Path, target: str | Path | None = None) -> tuple[str, HeadFiles] | None:
+    """Read all but the weights of a head of any kind, which is said, too; None for a model of its own."""
+    if (found := open_look_aheads(name)) is not None:
+        return PASS, found
+    head = open_head(name, target)
+    return None if head is None else (head.kind.name, head)
+
+
+__all__ = [
+    "HEADS",
+    "PASS",
+    "HeadCheckpoint",
+    "HeadKind",
+    "LoadedHead",
+    "LookAheads",
+    "open_any",
+    "open_head",
+    "open_look_aheads",
+    "with_features",
+]

@@ -19,12 +19,11 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class HeadCheckpoint:
-    """A head that can be exported, its weights still unread."""
+class HeadFiles:
+    """The files of a head, its weights still unread."""
 
     name: str  # as the user gave it
     path: Path
-    kind: "HeadKind"
     fields: Mapping[str, Any]  # of its config.json
 
     @property
@@ -42,6 +41,13 @@ class HeadCheckpoint:
             except (OSError, SafetensorError) as error:
                 raise ExportError(f"the weights of head {self.name} cannot be read: {first_line(error)}") from error
         return found
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint(HeadFiles):
+    """A head that can be exported as a model of its own."""
+
+    kind: "HeadKind"
 
 
 @dataclass(frozen=True)

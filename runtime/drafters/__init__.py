@@ -7,6 +7,7 @@ from .common import Common
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
 from .foreign import ForeignDraft
 from .head import Blockwise, Eagle3, Medusa, Mtp
+from .look_aheads import Pass
 from .lookup import Lookup
 from .masked import DFlash, DSpark, Pard, PEagle
 from .model import DraftModel, further_draft
@@ -17,7 +18,7 @@ from .text import Text
 
 DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Common, Text)}
 DRAFTERS |= {one.name: one for one in (Lookup, Suffix, NGram, Random, Cascade)}
-DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard)}
+DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard, Pass)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 NONE = "none"  # the name that means no drafter
 
@@ -30,7 +31,7 @@ def usual_drafter(bundle: Bundle) -> str:
         tokens = bundle.models[bundle.foreign].tokens
         assert tokens is not None
         return tokens.drafter
-    return next(iter(bundle.heads), Lookup.name)
+    return next(iter(bundle.heads), Pass.name if bundle.target.look_aheads else Lookup.name)
 
 
 def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, str]]:

@@ -14,7 +14,7 @@ from ..state.frame import Frame
 from ..state.indexing import pick
 from ..state.plan import LEAST_WINDOW, Plan, Prepared
 from ..state.proposal import Noise
-from ..state.rows import Rows
+from ..state.rows import Columns, Rows
 from .asking import Asking
 from .foreign import ForeignDraft
 
@@ -43,6 +43,7 @@ class Drafter:
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
     in_mixed: ClassVar[bool] = False  # drafter mixed chooses among these
     costs_as: ClassVar[str | None] = None  # the drafter whose rounds cost the same, measured for both
+    looks_ahead: ClassVar[bool] = False  # the target's pass of each round says what it proposes in the next
 
     def __init__(self, place: int, resources: Resources) -> None:
         self.place = place  # its column in `Rows.asked`
@@ -85,6 +86,20 @@ class Drafter:
     def load(self, requests: Sequence[Asking], draft_length: int) -> None:
         """Copy the proposals for the live requests to the device; request i has row i."""
 
+    def look_aheads(self, length: int) -> int:
+        """Return how many look-aheads the target reads where a row asks for so many proposals."""
+        return 0
+
+    def columns(self, rows: int) -> Columns:
+        """Make what it keeps of each row."""
+        return {}
+
+    def seated(self, request: Asking, rows: Rows, row: int) -> None:
+        """Begin with a request in a row, or go on with one that had given up its own."""
+
+    def gave_up(self, request: Asking, rows: Rows, row: int) -> None:
+        """Keep what a request has in its row, which it gives up."""
+
     def ended(self, request: Asking) -> None:
         """Release what belongs to a request that has ended."""
 
@@ -104,6 +119,9 @@ class Drafter:
     def asked(self, line: int, rows: Rows) -> Tensor:
         """Return how many proposals [A] each row takes from it for this line."""
         return rows.asked[:, line, self.place]
+
+    def keep(self, rows: Rows, frame: Frame) -> None:
+        """Keep what a round has said of the next, once its tokens are committed; asked only if it looks ahead."""
 
 
 class Sampler(Drafter):

@@ -65,7 +65,7 @@ class DraftingRules:
             self._check_lines(asked, length, names, params)
         elif length == AUTO:
             self._require_costs(drafter)
-            return Drafting(None, drafter, self._beyond_of_auto(params))
+            return Drafting(None, drafter, self._beyond_of_auto(params), _ahead(names))
         elif drafter == MIXED:
             raise RequestError(f"drafter mixed needs draft_length auto, not {length!r}; name one drafter")
         elif isinstance(asked, EntropyRule):
@@ -81,7 +81,7 @@ class DraftingRules:
         elif not asked.is_number:
             self._check_shape(asked, drafter, params)
         assert asked is not None
-        return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0)
+        return Drafting(asked, drafter, asked.beyond if isinstance(asked, Shape) else 0, _ahead(names))
 
     def _check_beams(self, asked: Shape | EntropyRule | None, length: object, drafter: str) -> None:
         for name in (NONE, drafter):
@@ -227,6 +227,11 @@ class DraftingRules:
         samplers = [name for name in self._listed if DRAFTERS[name].samples]
         if drafter not in (*samplers, NONE):
             raise RequestError(f"drafter {drafter} {lack}; use {' or '.join(samplers)}, or give a number")
+
+
+def _ahead(names: Sequence[str]) -> int:
+    """Return the most look-aheads that the target may read for these drafters, or for their neighbours' long lines."""
+    return MAX_DRAFT_LENGTH if any(name in DRAFTERS and DRAFTERS[name].looks_ahead for name in names) else 0
 
 
 def _parsed(length: object) -> Shape | EntropyRule | None:

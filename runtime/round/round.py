@@ -67,3 +67,5 @@ def commit(rows: Rows, plan: Plan, frame: Frame) -> None:
     torch.add(frame.next_length, verdict.accepted, out=rows.length)
     for one in plan.filters:
         one.commit(rows.columns, verdict.tokens, verdict.accepted)
+    for source in plan.ahead:
+        source.keep(rows, frame)

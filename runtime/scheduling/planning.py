@@ -128,7 +128,7 @@ class Planner:
 
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
-        width = self._plan.draft_length + self._plan.beyond + 1
+        width = self._plan.draft_length + self._plan.beyond + 1 + self._plan.look_aheads
         behind = max((draft.behind(self._plan.draft_length) + 1 for draft in self._plan.drafts), default=0)
         return self._bucket(max(request.length for request in live) + width + max(width, behind))
 
@@ -241,6 +241,7 @@ def make_plan(
         branches=max(one.shape.beyond for one in shares),
         levels=levels,
         leaves=leaves,
+        look_aheads=max((source.look_aheads(length) for one in shares for source, length in one.lines), default=0),
         window=window,
         filters=tuple(filters),
         draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),

@@ -48,8 +48,10 @@ class Scheduler:
         self._models, self._encoders = [target, *drafts, *foreign], encoders
         device, copied = target.engine.device, max((one.longest_text for one in encoders), default=0)
         self._rows = make_rows(max_batch, capacity, target.vocab_size, len(drafters), device, copied)
+        for drafter in drafters.values():
+            self._rows.columns.update(drafter.columns(max_batch))
         recurrent = [model for model in self._models if model.recurrent]
-        most = target.engine.verify_width - 1
+        most = target.engine.verify_width - 1 if rules.most is None else rules.most
         self._planner = Planner(self._rows, drafters, target.vocab_size, most, target.bucket, recurrent)
         self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
         self._windows = Windows(drafters, drafts)
@@ -208,7 +210,7 @@ class Scheduler:
         assert self._planner.shares is not None
         # What a row has beyond its first line lies behind the longest line of all.
         lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
-        widths = [length + plan.beyond + 1 for length in lines]
+        widths = [length + plan.beyond + 1 + plan.look_aheads for length in lines]
         self.target.cache.make_room(0, lengths, widths)
         self.target.cache.make_slots(max(widths))
         for draft in plan.drafts:

@@ -116,6 +116,8 @@ class Seating:
         if request.token_ids:  # it had given up its place
             resume(self._rows, row, request.params, request.token_ids)
         follow_guide(self._rows, row, request.guide)
+        for drafter in self._drafters:
+            drafter.seated(request, self._rows, row)
         self._reuse_prefix(occupant)
         return True
 
@@ -200,6 +202,8 @@ class Seating:
             self.leave()
             return
         youngest.request.state = State.WAITING
+        for drafter in self._drafters:
+            drafter.gave_up(youngest.request, self._rows, youngest.row)
         with self._queue_lock:
             self.waiting.appendleft(youngest.request)
         for model in self._models:

@@ -52,6 +52,7 @@ class Drafting:
     length: Shape | EntropyRule | None  # None: auto
     drafter: str
     beyond: int = 0  # the most branches beside its line
+    ahead: int = 0  # the most look-aheads beside them
 
     @property
     def draft_length(self) -> DraftLength:
@@ -62,7 +63,7 @@ class Drafting:
     @property
     def widest(self) -> int:
         """The most tokens that its rounds verify, beside a neighbour with the longest line."""
-        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond
+        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond + self.ahead
 
 
 class Wanted(NamedTuple):

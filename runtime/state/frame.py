@@ -1,6 +1,6 @@
 """The fixed tensors of a round, bound to the engines: made once for each shape and only filled after that.
 
-verify        reads the last committed token and all proposals
+verify        reads the last committed token and all proposals, and may read look-aheads beside them
 draft models  read what their drafter's `prepare` says: first the last two committed tokens, so that no entry
               is missing;
               or all that one round commits, where proposals may stand that are not their own;
@@ -13,9 +13,10 @@ from functools import partial
 import torch
 
 from ...engines import ALIGNMENT, Step
-from ..memory.model import Model
+from ..memory.model import Model, preceded
 from ..memory.row_cache import RowCache
 from .indexing import counting
+from .look_aheads import LookAheads
 from .plan import LEAST_WINDOW, Plan, Prepared
 from .rows import Rows
 from .tree import Tree
@@ -43,15 +44,20 @@ class Frame:
         self.next_length = self.position[3]  # the next length if no proposal stands
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
-        logits = target.logits(batch, nodes)
+        logits = target.logits(batch, nodes + plan.look_aheads)
         self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
-        else:
+        elif not plan.look_aheads:
             self.verify = target.step(
                 0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree, since=self.since
             )
-        self.target_logits = logits[..., : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
+        else:
+            ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.tree)
+            step = target.step(0, ahead.ids, self.position[1], logits, self.live, tree=ahead, since=self.since)
+            self.verify = preceded(ahead.fill, step)
+        self.target_logits = logits[:, :nodes, : target.vocab_size]  # [A, N+1, V]; what lies beyond is padding
+        self.said_ahead = logits[:, nodes:, : target.vocab_size] if plan.look_aheads else None  # [A, T, V]
         self.input_ids = input_ids  # [A, N+1]
         self.proposed = input_ids[:, 1 : k + 1]  # [A, K], those of the first line
         self.all_proposed = input_ids[:, 1:]

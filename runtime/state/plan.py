@@ -33,10 +33,13 @@ class Source(Protocol):
     @property
     def needs_model(self) -> bool: ...
     @property
+    def looks_ahead(self) -> bool: ...
+    @property
     def model(self) -> Model | None: ...
     def load(self, requests: Sequence[Any], draft_length: int) -> None: ...
     def asked(self, line: int, rows: Rows) -> Tensor: ...
     def prepare(self, frame: Any) -> Prepared: ...
+    def keep(self, rows: Rows, frame: Any) -> None: ...
 
 
 class ReadingFilter(Protocol):
@@ -71,6 +74,7 @@ class Plan:
     branches: int = 0  # the most that any live row has beside its line
     levels: tuple[Level, ...] = ()  # of branches that others may follow, down to the last level that has some
     leaves: Level = NO_LEVEL  # of branches that nothing follows, beside all of a line
+    look_aheads: int = 0  # the most that the target reads behind the last committed token of any row
     live: int | None = None  # entries of a row that its steps read; None: all
     since: int = 1  # tokens of a row that recurrent layers may have to swallow
     window: int = LEAST_WINDOW  # committed tokens that a draft model reads first: as many as its cache may lack
@@ -130,7 +134,7 @@ class Plan:
             (bool(samplers), *(source for source in sources if source.needs_model))
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
-        sizes = self.batch, self.draft_length, self.branches, self.levels, self.window, self.since
+        sizes = self.batch, self.draft_length, self.branches, self.levels, self.look_aheads, self.window, self.since
         return *sizes, self.ragged, *own
 
     @cached_property
@@ -157,6 +161,11 @@ class Plan:
     def with_model(self) -> tuple[Source, ...]:
         """The sources that run a draft model."""
         return tuple(source for source in self.drafters if source.needs_model)
+
+    @cached_property
+    def ahead(self) -> tuple[Source, ...]:
+        """The sources for whose next proposals the target reads look-aheads."""
+        return tuple(source for source in self.drafters if source.looks_ahead)
 
     @cached_property
     def drafts(self) -> tuple[Model, ...]:

@@ -18,12 +18,12 @@ BLOCK = 64  # lengths whose uniforms are made at once, at most: hashing a few nu
 
 LEAVES = MAX_DRAFT_LENGTH  # the level of what is placed once the line is known, behind all others
 
-Columns = dict[str, Tensor]  # by name, one entry per row: what the filters know of each request
+Columns = dict[str, Tensor]  # by name, one entry per row: what filters and drafters know of each request
 
 
 @dataclass
 class Rows:
-    """Live rows come first, without gaps. Each filter keeps what it knows of them in its columns."""
+    """Live rows come first, without gaps. Filters and drafters keep what they know of them in columns."""
 
     tokens: Tensor  # [M, L] int64, committed up to `length`
     length: Tensor  # [M] int64
@@ -42,7 +42,7 @@ class Rows:
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
     uniforms: Tensor  # [M, 2 · BLOCK, 65, 2] float64, for rounds that begin at a length of an even or odd block
-    columns: Columns  # of the filters
+    columns: Columns  # of filters and drafters
 
     @classmethod
     def allocate(cls, rows: int, length: int, sources: int, device: str, columns: Columns, copied: int = 0) -> "Rows":

@@ -1,10 +1,15 @@
 """Caches equal those of a fresh prefill, and what they take and read is counted."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from trt_spec.engines import BLOCK_TOKENS, Bundle
 from trt_spec.runtime import Decoder
+from trt_spec.runtime.memory.cache import KVCache
+from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.memory.model import Model
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.rollback import Worst, compare_all
@@ -45,3 +50,18 @@ def read_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
     monkeypatch.setattr(Model, "prefill", watched)
     return read
+
+
+@contextmanager
+def memory_for(entries: int) -> Iterator[list[int]]:
+    """No buffers hold more entries than so many; the refused sizes."""
+    allocate, refused = KVCache._allocate, []
+
+    def limited(self, rows: int, tokens: int, *how: object):
+        if rows * tokens > entries:
+            refused.append(rows * tokens)
+            raise CacheFull("no memory for a cache: the test allows no more")
+        return allocate(self, rows, tokens, *how)
+
+    with patch.object(KVCache, "_allocate", limited):
+        yield refused

@@ -1,7 +1,7 @@
 """Random rounds of a draft among others, and how far the laws of its proposals are from an oracle's."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,14 +27,19 @@ class Drafted(Protocol):
     def features(self, tokens: list[int]) -> torch.Tensor:
         """Return what it reads of the target beside each token but the first [L - 1, size], if it reads any."""
 
-    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
-        """Return its law behind each of these paths of proposals, after `tokens`."""
+    def laws(
+        self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
+    ) -> list[torch.Tensor]:
+        """Return its law behind each of these paths of proposals, after `tokens`.
+
+        The round before has committed so many of these; 0: there was none.
+        """
 
 
 @torch.no_grad()
 def worst_law(drafted: Drafted, prompt: list[int], output: Output) -> tuple[float, int]:
     """Return how far the laws of a request's proposals are from the oracle's, and in how many rounds it drew some."""
-    worst, drawn, tokens = 0.0, 0, [*prompt]
+    worst, drawn, tokens, committed = 0.0, 0, [*prompt], 0
     features = drafted.features([*prompt, *output.token_ids])
     for one in output.trace or ():
         if one.proposal and min(one.q) < 1:  # copies are certain
@@ -50,29 +55,31 @@ def worst_law(drafted: Drafted, prompt: list[int], output: Output) -> tuple[floa
                 for path, sibling in zip(beside, one.siblings, strict=True)
                 if sibling.q < 1  # else of a line of copies
             ]
-            laws = drafted.laws(tokens, features, [path for path, _, _ in found])
+            laws = drafted.laws(tokens, features, [path for path, _, _ in found], committed)
             for law, (_, token, q) in zip(laws, found, strict=True):
                 worst = max(worst, abs(float(law[token]) - q))
-        tokens += [*one.standing, *([] if one.next_token is None else [one.next_token])]
+        said = [*one.standing, *([] if one.next_token is None else [one.next_token])]
+        tokens, committed = [*tokens, *said], len(said)
     assert tokens[: len(prompt) + len(output.token_ids)] == [*prompt, *output.token_ids], "the trace tells the text"
     return worst, drawn
 
 
-CHOICES: list[tuple[str, int | str]] = [
-    *(("head", k) for k in (1, 2, 3, 5, "3+3", "4/8", "3x2x1")),
+LINES: list[tuple[str, int | str]] = [
+    *(("head", k) for k in (1, 2, 3, 5, "3+3")),
     *(("head", k) for k in (1, 4, 4)),
     ("lookup", 3),
     ("none", 0),
     ("head+lookup", 3),
     ("lookup+head", 2),
 ]
+CHOICES = [*LINES, ("head", "4/8"), ("head", "3x2x1")]
 
 
 def rounds_of_all_kinds(
-    decoder: Decoder, name: str, seed: int, requests: int = 6
+    decoder: Decoder, name: str, seed: int, requests: int = 6, listed: Sequence[tuple[str, int | str]] = CHOICES
 ) -> Iterator[tuple[list[int], Output]]:
     """Decode requests that begin alike, join and leave, and change what they draft nearly every round."""
-    choose, choices = random.Random(seed), [(drafter.replace("head", name), length) for drafter, length in CHOICES]
+    choose, choices = random.Random(seed), [(drafter.replace("head", name), length) for drafter, length in listed]
     beginning = [choose.randrange(VOCAB) for _ in range(70)]
     waiting = [[*beginning[: choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
     running: list[tuple[list[int], Any]] = []
@@ -93,9 +100,10 @@ def rounds_of_all_kinds(
         yield prompt, request.output()
 
 
-def compared(drafted: Drafted, **options: Any) -> tuple[float, int]:
+def compared(drafted: Drafted, listed: Sequence[tuple[str, int | str]] = CHOICES, **options: Any) -> tuple[float, int]:
     with Decoder.open(drafted.bundle, max_batch=3, **options) as decoder:
-        found = [worst_law(drafted, *one) for seed in (0,) for one in rounds_of_all_kinds(decoder, drafted.name, seed)]
+        rounds = rounds_of_all_kinds(decoder, drafted.name, seed=0, listed=listed)
+        found = [worst_law(drafted, *one) for one in rounds]
     return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
 
 

@@ -22,7 +22,8 @@ def traced_once(
     """
     if features or not isinstance(contract, Contract) or contract.of_kind(CALL) or contract.of_kind(SOURCE):
         return TRACE(model, contract, positions, features or {})
-    asked = repr((model.config.to_dict() | {"_name_or_path": ""}, contract, positions))
+    sizes = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]
+    asked = repr((model.config.to_dict() | {"_name_or_path": ""}, contract, positions, sizes))
     if asked not in kept:
         kept[asked] = TRACE(model, contract, positions)
     graph = kept[asked].clone()

@@ -48,7 +48,9 @@ class Hybrid:
     def features(self, tokens: list[int]) -> torch.Tensor:
         return torch.zeros(len(tokens) - 1, 0)
 
-    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
+    def laws(
+        self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
+    ) -> list[torch.Tensor]:
         said = [self.draft(torch.tensor([[*tokens, *path]]), use_cache=False).logits[0, -1] for path in paths]
         return [logits[:VOCAB].softmax(-1) for logits in said]
 

@@ -98,7 +98,7 @@ def combs_and_trees(decoder: Decoder, drafter: str) -> list[Shape]:
     if not (decoder.target.engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
         return []
     longest = decoder.longest_draft
-    room = decoder.target.engine.verify_width - 1 - longest
+    room = decoder.largest_comb - longest
     able = [one for one in COMBS_AND_TREES if one.leaves or drafter in decoder.growing]
     return [one for one in able if one.length <= longest and one.beyond <= room]
 
@@ -115,7 +115,7 @@ def several(decoder: Decoder) -> list[tuple[str, int]]:
     if not decoder.target.engine.takes_trees:
         return []
     names = [name for name in decoder.drafters if name != "cascade"]
-    most = min(MOST_LINES, len(names), (decoder.target.engine.verify_width - 1) // max(1, decoder.longest_draft))
+    most = min(MOST_LINES, len(names), decoder.largest_comb // max(1, decoder.longest_draft))
     if most < 2:
         return []
     pairs = [

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...engines.errors import RequestError
-from ...export.kinds import open_head
+from ...export.kinds import open_any
+from ...export.kinds.look_aheads import WEIGHT
 from .growing import Growth, LlamaSize, parts_of
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -29,12 +30,13 @@ Grown = tuple[dict[str, Tensor], dict[str, Any]]
 
 def grow_head(source: Path, out: Path, old: LlamaSize, new: LlamaSize, dtype: torch.dtype = torch.float32) -> int:
     """Write the head `source`, whose target grows from `old` to `new`, into `out`; return its number of parameters."""
-    head = open_head(source)
-    if head is None or head.kind.name not in KINDS:
-        found = "no head" if head is None else f"a head of the kind {head.kind.name}"
+    opened = open_any(source)
+    if opened is None or opened[0] not in KINDS:
+        found = "no head" if opened is None else f"a head of the kind {opened[0]}"
         raise RequestError(f"{source} is {found}, only those of the kinds {', '.join(KINDS)} can be grown")
+    kind, head = opened
     tensors = head.tensors()
-    grown, fields = KINDS[head.kind.name](tensors, head.fields, old, new)
+    grown, fields = KINDS[kind](tensors, head.fields, old, new)
     if left := sorted(set(tensors) - set(grown)):
         raise RequestError(f"head {source} has the tensor {left[0]}, which cannot be grown; take a plainer head")
     grown = {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in grown.items()}
@@ -100,6 +102,11 @@ def grow_blockwise(tensors: Tensors, fields: Fields, old: LlamaSize, new: LlamaS
     return grown, dict(fields) | {"blockwise_inner_size": inner + more}
 
 
+def grow_look_aheads(tensors: Tensors, fields: Fields, old: LlamaSize, new: LlamaSize) -> Grown:
+    growth = Growth(old, new, 1)
+    return {WEIGHT: growth.writing(tensors[WEIGHT].t()).t().contiguous()}, dict(fields)
+
+
 def like_its_target(own: LlamaSize, old: LlamaSize, new: LlamaSize) -> LlamaSize:
     """Return the size of a head that grows as its target does; it keeps its layers."""
     if own.hidden != old.hidden:
@@ -119,4 +126,5 @@ KINDS: dict[str, Callable[[Tensors, Fields, LlamaSize, LlamaSize], Grown]] = {
     "eagle3": grow_eagle3,
     "medusa": grow_medusa,
     "blockwise": grow_blockwise,
+    "pass": grow_look_aheads,
 }

@@ -1,6 +1,6 @@
 """Train a head on what its target itself says: a part that reads the target's hidden states and proposes tokens.
 
-    python -m trt_spec.tools.making.train_head --kind eagle3|mtp|medusa|blockwise --target T --out H --prompts FILE
+    python -m trt_spec.tools.making.train_head --kind eagle3|mtp|medusa|blockwise|pass --target T --out H --prompts FILE
         [--minutes 60]
 
 The target continues the lines of the prompt file at temperature 1 in rows of --length tokens, prompts among them; every
@@ -266,8 +266,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_number(parser, f"--{name}", default, meaning, int)
     for name, meaning in (
         ("draft_vocab", f"tokens that the head may propose, the most frequent (default {DRAFT_VOCAB})"),
-        ("heads", f"heads, each of which says the token of one place (default {HEADS})"),
+        ("heads", f"heads or look-aheads, each of which says the token of one place (default {HEADS})"),
         ("mlp", "width of its MLP (default twice the hidden size)"),
+        ("rank", "of a LoRA that is added where the target reads look-aheads (default none)"),
     ):
         parser.add_argument(flag(name), type=positive, metavar="N", help=f"{_readers(name)}: {meaning}")
     add_number(parser, "--rate", 3e-3, "peak learning rate", float, letter="X")

@@ -13,7 +13,7 @@ from ...engines import GRANULE, Bundle, ExportError, PairError, blank_cache, bla
 from ...export.agreement import difference, reads_alone, refuse_unequal
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.foreign import TEXT, WAYS, BothWays, CommonTokens, common_tokens, compare, in_words
-from ...export.kinds import open_head
+from ...export.kinds import open_any
 from ...export.pipeline import SAMPLE
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries
@@ -62,9 +62,9 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
 
 
 def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any], list[Side]]:
-    if (head := open_head(draft, target)) is not None:
+    if (found := open_any(draft, target)) is not None:
         raise PairError(
-            f"draft {draft} is a head of the kind {head.kind.name}, which export-models measures on its target as it "
+            f"draft {draft} is a head of the kind {found[0]}, which export-models measures on its target as it "
             "joins them; name a model of its own"
         )
     checkpoints = [open_checkpoint(name) for name in (target, draft)]

@@ -51,7 +51,9 @@ class Headed:
         found: torch.Tensor = self.reads(hidden)
         return found[0, :-1]
 
-    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
+    def laws(
+        self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
+    ) -> list[torch.Tensor]:
         """Return the head's law behind each of these paths of proposals, after `tokens`; shorter ones come first."""
         cache, count = DynamicCache(), len(tokens)
         if self.name in ("medusa", "blockwise"):  # each head says one place, whatever the others have said
@@ -183,7 +185,7 @@ def doubts(headed: Headed, tokens: list[int], proposal: list[int]) -> list[float
     """Return how unsure the head is of each of so many proposals, and of the next, by what comes before them."""
     features, count = headed.features([*tokens, *proposal, 0]), len(tokens)
     if headed.head.confidence_head is None:
-        laws = headed.laws(tokens, features, [proposal[:place] for place in range(len(proposal) + 1)])
+        laws = headed.laws(tokens, features, [proposal[:place] for place in range(len(proposal) + 1)], 0)
         return [float(normalised_entropy(law.log()[None])) for law in laws]
     [states] = headed.head.blocks(torch.tensor(tokens), features[: count - 1], [count - 1])
     before = torch.tensor([*tokens[-1:], *proposal])

@@ -33,7 +33,9 @@ class Masked:
     def features(self, tokens: list[int]) -> torch.Tensor:
         return torch.zeros(0)
 
-    def laws(self, tokens: list[int], features: torch.Tensor, paths: list[list[int]]) -> list[torch.Tensor]:
+    def laws(
+        self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
+    ) -> list[torch.Tensor]:
         """Return its law behind each of these paths of proposals, which it does not know, after `tokens`."""
         most = max(map(len, paths))
         said = self.draft(torch.tensor([[*tokens, *[MASK] * most]])).logits[0, :, :VOCAB].softmax(-1)

@@ -1,18 +1,14 @@
 """Where memory runs out the youngest request gives up its place, and later goes on with the same text."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 from trt_spec.runtime import Decoder, EngineError, Grammar, SamplingParams
-from trt_spec.runtime.memory.cache import KVCache
-from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.requests.request import State
 
 from ...bundles import Pair
-from ...kit.caches import bytes_of
+from ...kit.caches import bytes_of, memory_for
 from ...kit.prompts import random_prompts
 
 SETTINGS = [
@@ -23,21 +19,6 @@ SETTINGS = [
     SamplingParams(max_new_tokens=90, grammar=Grammar.regex("([a-f]{1,3} )*[a-f]+[0-9]{2}"), min_p=0.1),
     SamplingParams(max_new_tokens=90, stop_token_ids=[3, 4], min_tokens=60),
 ]
-
-
-@contextmanager
-def memory_for(entries: int) -> Iterator[list[int]]:
-    """No buffers hold more entries than so many; the refused sizes."""
-    allocate, refused = KVCache._allocate, []
-
-    def limited(self, rows: int, tokens: int, *how: object):
-        if rows * tokens > entries:
-            refused.append(rows * tokens)
-            raise CacheFull("no memory for a cache: the test allows no more")
-        return allocate(self, rows, tokens, *how)
-
-    with patch.object(KVCache, "_allocate", limited):
-        yield refused
 
 
 @pytest.mark.parametrize(

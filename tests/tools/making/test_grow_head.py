@@ -7,7 +7,7 @@ import pytest
 import torch
 from trt_spec.engines import RequestError
 from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.kinds import open_head
+from trt_spec.export.kinds import open_head, open_look_aheads
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
 from trt_spec.tools.making import grow_pair
@@ -15,7 +15,7 @@ from trt_spec.tools.making.grow_head import grow_head
 from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
-from ...heads import dflash_head, eagle3_head, parallel_heads
+from ...heads import dflash_head, eagle3_head, look_aheads, parallel_heads
 from ...models import tiny_llama
 
 LOGITS = 1e-4  # the sums of the larger shape are rounded in another order, no more
@@ -65,6 +65,22 @@ def test_a_grown_head_says_behind_its_grown_target_what_it_said(form: str, tmp_p
         assert float(one.std()) > 100 * LOGITS
 
 
+def test_grown_look_aheads_let_the_grown_target_say_what_they_let_it_say(tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "target", num_hidden_layers=4)
+    head = look_aheads(tmp_path / "head", target)
+    arguments = [f"--{name.replace('_', '-')}={size}" for name, size in vars(SHAPE).items()]
+    grown = tmp_path / "grown", tmp_path / "grown head"
+    assert grow_pair.main([str(target), str(grown[0]), *arguments, "--head", str(head), str(grown[1])]) == 0
+    found = []
+    for one, its_head in ((target, head), grown):
+        model, opened = load_model(open_checkpoint(one), "float32"), open_look_aheads(its_head)
+        assert opened is not None
+        ids = [64 + place for place in range(opened.join(model, 64))]
+        with torch.no_grad():
+            found.append(model(torch.tensor([TOKENS + ids])).logits[0, -len(ids) :])
+    torch.testing.assert_close(found[1], found[0], atol=LOGITS, rtol=LOGITS)
+
+
 def test_layers_that_nobody_names_stay_those_of_the_small_target(tmp_path: Path) -> None:
     """2, n ÷ 2 and n - 3 of n layers would be others of the large one."""
     target = tiny_llama(tmp_path / "target", num_hidden_layers=6)
@@ -93,6 +109,8 @@ def test_what_cannot_be_grown_is_refused_in_a_sentence(tmp_path: Path) -> None:
         grow_head(dflash_head(tmp_path / "dflash", target), tmp_path / "out", old, SHAPE)
     with pytest.raises(RequestError, match="is no head, only those"):
         grow_head(target, tmp_path / "out", old, SHAPE)
+    with pytest.raises(RequestError, match=r"has the tensor lora.model.layers.0.mlp.down_proj.down, which can"):
+        grow_head(look_aheads(tmp_path / "lora", target, rank=2), tmp_path / "out", old, SHAPE)
     normed = eagle3_head(tmp_path / "qwen3", target, kind="qwen3")
     with pytest.raises(RequestError, match=r"has the tensor layers.0.self_attn.k_norm.weight, which cannot be grown"):
         grow_head(normed, tmp_path / "out", old, SHAPE)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from trt_spec.engines import ExportError, RequestError
 from trt_spec.export.checkpoint import open_checkpoint
-from trt_spec.export.kinds import open_head
+from trt_spec.export.kinds import open_head, open_look_aheads
 from trt_spec.export.quality import Sample
 from trt_spec.tools.making import train_head as tool
 from trt_spec.tools.making.heads import LESSONS
@@ -65,7 +66,7 @@ def taught(target: str, folder: Path, kind: str = "eagle3", **changed: Any) -> t
     return lesson, spoken
 
 
-@pytest.mark.parametrize("kind", LESSONS)
+@pytest.mark.parametrize("kind", [kind for kind in LESSONS if kind != "pass"])
 def test_a_trained_head_is_accepted_more_often_on_what_was_held_out(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
@@ -79,6 +80,17 @@ def test_a_trained_head_is_accepted_more_often_on_what_was_held_out(
     assert [file.name for file in tmp_path.iterdir()] == ["head"], "what it kept while it learned is gone"
 
 
+@pytest.mark.parametrize(("rank", "least"), [(None, 0.01), (8, 0.04)])
+def test_trained_look_aheads_are_accepted_more_often_on_what_was_held_out(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None, least: float
+):
+    """Of all places together: a target of random weights says nearly the same behind any embedding."""
+    monkeypatch.setattr(spoken_rows, "TOGETHER", 64)  # sooner
+    found = train_head("pass", target, tmp_path / "head", PROMPTS, **small("pass", steps=150, samples=128, rank=rank))
+    assert sum(found["after"]["overlap"]) > sum(found["before"]["overlap"]) + least
+    assert [file.name for file in tmp_path.iterdir()] == ["head"]
+
+
 @pytest.mark.parametrize(
     ("kind", "place", "call", "error"),
     [
@@ -87,6 +99,7 @@ def test_a_trained_head_is_accepted_more_often_on_what_was_held_out(
         ("eagle3", "step", 13, _Terminated),
         ("eagle3", "step", 25, KeyboardInterrupt),
         ("blockwise", "step", 13, KeyboardInterrupt),
+        ("pass", "step", 13, KeyboardInterrupt),
     ],
 )
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
@@ -263,6 +276,56 @@ def test_parallel_heads_that_are_exported_overlap_with_their_target_as_the_lesso
     assert len({round(share, 3) for share in expected}) == 4, "one place could pass for another"
 
 
+@pytest.mark.parametrize("rank", [None, 2])
+def test_look_aheads_are_written_as_the_export_reads_them_and_say_there_what_they_say_here(
+    target: str, tmp_path: Path, rank: int | None
+):
+    lesson, spoken = taught(target, tmp_path / "kept", "pass")
+    torch.manual_seed(0)
+    head, rows = lesson.begin(spoken, settings_of(target, "pass", heads=3, rank=rank)), spoken.rows([1])
+    assert len(head.up) == (0 if rank is None else 4 * 8), "of each layer the output of attention, and all of the MLP"
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(weight.half())
+        before = list(lesson.laws(head, rows, 4))
+        for weight in head.up:
+            weight.normal_(std=0.3).copy_(weight.half())
+        said = list(lesson.laws(head, rows, 4))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(said, before, strict=True)) == (rank is None)
+    lesson.write(head, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config == {
+        "model_type": "pass", "base_model_name_or_path": "target", "num_look_aheads": 3, "dtype": "float16",
+    }  # fmt: skip
+    opened, model = open_look_aheads(tmp_path), lesson.teacher.model
+    assert opened is not None
+    assert opened.join(model, 64) == 3
+    assert [whose.tolist() for whose, _ in said] == [list(range(place, 32)) for place in (1, 2, 3)]
+    for slot in (0, 5, 28):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*rows.tokens[0, : slot + 1], 64, 65, 66]])).logits[0, -3:]
+        for place, (_, found) in enumerate(said):
+            torch.testing.assert_close(found[0, slot], logits[place], atol=1e-4, rtol=1e-4)
+
+
+def test_look_aheads_are_not_taught_where_the_export_would_read_others(target: str, tmp_path: Path):
+    class Scaled(torch.nn.Embedding):
+        pass
+
+    lesson, spoken = taught(target, tmp_path, "pass")
+    with pytest.raises(RequestError, match="--heads is 17, expected at most 16 look-aheads"):
+        lesson.begin(spoken, settings_of(target, "pass", heads=17))
+    lesson.teacher.model.get_input_embeddings().__class__ = Scaled
+    with pytest.raises(RequestError, match=r"changes what it reads of its embedding \(Scaled\), for which no look-"):
+        lesson.begin(spoken, settings_of(target, "pass"))
+    with pytest.raises(RequestError, match=r"changes what it reads of its embedding \(Gemma2TextScaled"):
+        train_head("pass", str(tiny_gemma2(tmp_path / "gemma2")), tmp_path / "head", PROMPTS, **small("pass"))
+    lesson, checkpoint = LESSONS["pass"](Teacher(open_checkpoint(target), "cpu")), open_checkpoint(target)
+    lesson.teacher.checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, window=8))
+    with pytest.raises(RequestError, match=r"sees windows of 8 tokens, .*; lower --length from 32 to that"):
+        lesson.begin(spoken, settings_of(target, "pass"))
+
+
 def _shake(head: torch.nn.Module) -> None:
     """Let it say something of its own."""
     torch.manual_seed(1)
@@ -431,7 +494,10 @@ def test_a_head_begins_with_what_a_linear_map_foretells(target: str, tmp_path: P
     assert before > by_place(lesson, begun, spoken)["overlap"][0] + 0.03
 
 
-@pytest.mark.parametrize(("kind", "make"), [("eagle3", tiny_gpt2), ("eagle3", tiny_gemma2), ("medusa", tiny_gemma2)])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [("eagle3", tiny_gpt2), ("eagle3", tiny_gemma2), ("medusa", tiny_gemma2), ("pass", tiny_gpt2)],
+)
 def test_heads_are_trained_for_targets_of_other_kinds(kind: str, make: Any, tmp_path: Path):
     """One has learned positions and no key-value groups, the other caps its logits and counts by windows."""
     found = train_head(kind, str(make(tmp_path / "target")), tmp_path / "head", PROMPTS, **small(kind, steps=3))
@@ -479,9 +545,11 @@ def _interrupted(*_: Any) -> float:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kind": "pass"}, "--kind is 'pass', expected one of eagle3, mtp, medusa, blockwise"),
+        ({"kind": "hydra"}, "--kind is 'hydra', expected one of eagle3, mtp, medusa, blockwise, pass"),
         ({"kind": "medusa"}, "--draft-vocab is for eagle3 heads, and says nothing to medusa ones; leave it out"),
-        ({"heads": 3}, "--heads is for medusa, blockwise heads, and says nothing to eagle3 ones; leave it out"),
+        ({"heads": 3}, "--heads is for medusa, blockwise, pass heads, and says nothing to eagle3 ones; leave it out"),
+        ({"rank": 2}, "--rank is for pass heads, and says nothing to eagle3 ones; leave it out"),
+        ({"kind": "pass", "rank": 0, "draft_vocab": None, "mlp": None}, "--rank is 0, expected at least 1"),
         ({"heads": 0}, "--heads is 0, expected at least 1"),
         ({"heads": 32}, "--heads is 32, expected at most 31: --length is 32"),
         ({"mlp": 0}, "--mlp is 0, expected at least 1"),
@@ -526,6 +594,6 @@ def test_the_program_prints_json_and_says_how_long_is_left(
     said = capsys.readouterr()
     assert set(json.loads(said.out)) >= {"before", "quarters", "after", "bigram", "bytes", "minutes"}
     assert re.search(r"step \d+: loss [\d.]+, about \d+ s left", said.err)
-    assert tool.main([*own, str(tmp_path / "other"), *flags, "--kind", "pass"]) == 2
+    assert tool.main([*own, str(tmp_path / "other"), *flags, "--kind", "hydra"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "--kind is 'pass', expected one of eagle3, mtp, medusa, blockwise" in line
+    assert "--kind is 'hydra', expected one of eagle3, mtp, medusa, blockwise, pass" in line

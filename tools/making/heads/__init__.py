@@ -4,6 +4,7 @@ from typing import Any
 
 from .eagle3 import Eagle3Lesson
 from .lesson import Lesson
+from .look_aheads import PassLesson
 from .mtp import MtpLesson
 from .parallel import BlockwiseLesson, MedusaLesson
 
@@ -12,4 +13,5 @@ LESSONS: dict[str, type[Lesson[Any]]] = {
     "mtp": MtpLesson,
     "medusa": MedusaLesson,
     "blockwise": BlockwiseLesson,
+    "pass": PassLesson,
 }

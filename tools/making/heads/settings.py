@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....engines import RequestError
 from ..training import refuse_below
 
-OPTIONS = {"draft_vocab": 2, "heads": 1, "mlp": 1}  # that not all kinds read, and the least of each
+OPTIONS = {"draft_vocab": 2, "heads": 1, "mlp": 1, "rank": 1}  # that not all kinds read, and the least of each
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,10 @@ class Settings:
     kind: str
     target: str
     prompts: str  # a digest of them
-    draft_vocab: int | None = None  # None: as the kind has it, for this and the next two
+    draft_vocab: int | None = None  # None: as the kind has it, for this and the next three
     heads: int | None = None
     mlp: int | None = None  # width of a head's MLP
+    rank: int | None = None  # of a LoRA
     samples: int = 2000  # rows that the target writes
     length: int = 256  # tokens of each
     batch: int = 2  # rows of a step
