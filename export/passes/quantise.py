@@ -37,14 +37,17 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix `[K, N]` as integers, with one scale for each block of rows and column."""
+    """A matrix `[K, N]` as integers, with one scale for each block of rows and column, and perhaps a zero point."""
 
     integers: Tensor  # [K, N] int8
     scales: Tensor  # [K / block, N] float32
     block: int
+    zeros: Tensor | None = None  # [K / block, N] int8
 
     def matrix(self) -> Tensor:
-        return (self.integers.view(len(self.scales), self.block, -1) * self.scales[:, None]).view_as(self.integers)
+        numbers = self.integers.view(len(self.scales), self.block, -1)
+        numbers = numbers if self.zeros is None else numbers - self.zeros[:, None]
+        return (numbers * self.scales[:, None]).view_as(self.integers)
 
 
 Known = Callable[[str, str, torch.dtype], Blocks | None]  # by name, kind, and the type of scales
@@ -146,9 +149,12 @@ def _raw(weight: ir.Value) -> Tensor:
 
 def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
     """Put a `DequantizeLinear` in the place of a matrix."""
-    integers = _constant(graph, f"{weight.name}.{kind}", blocks.integers, ir.DataType[kind.upper()])
-    scales = _constant(graph, f"{weight.name}.scales", blocks.scales, weight.dtype)
-    node = ir.node("DequantizeLinear", [integers, scales], {"axis": 0, "block_size": blocks.block})
+    dtype = ir.DataType[kind.upper()]
+    stored = [_constant(graph, f"{weight.name}.{kind}", blocks.integers, dtype)]
+    stored.append(_constant(graph, f"{weight.name}.scales", blocks.scales, weight.dtype))
+    if blocks.zeros is not None:
+        stored.append(_constant(graph, f"{weight.name}.zeros", blocks.zeros, dtype))
+    node = ir.node("DequantizeLinear", stored, {"axis": 0, "block_size": blocks.block})
     output = node.outputs[0]
     output.name, output.shape, output.type = f"{weight.name}.wide", weight.shape, weight.type
     graph.insert_before(graph[0], [node])

@@ -37,9 +37,10 @@ def centred(parts: Parts, settings: Settings) -> Centred | None:
     else:
         return None
     grouped = scales.ndim == 2 and len(scales) == len(numbers) and numbers.shape[1] % scales.shape[1] == 0
-    if not grouped or ".weight_g_idx" in parts or (zeros is not None and bool(zeros.any())):
+    zeros = torch.zeros_like(scales) if zeros is None else zeros
+    if not grouped or ".weight_g_idx" in parts or zeros.shape != scales.shape:
         return None
-    return Centred(numbers.to(torch.int8), scales, bits)
+    return Centred(numbers.to(torch.int8), zeros.to(torch.int8), scales, bits)
 
 
 def _unpacked(parts: Parts, zeros: Tensor | None) -> tuple[Tensor, Tensor | None]:
