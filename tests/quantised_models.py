@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from .families import tiny_checkpoint
 from .models import tiny_llama
@@ -269,7 +269,13 @@ KINDS = {
 def write_quantised(kind: Kind, path: Path) -> tuple[Path, Any]:
     """Write a checkpoint whose matrices are quantised; returns transformers' model with the numbers that they mean."""
     checkpoint = tiny_llama(path / "quantised") if kind.family == "llama" else tiny_checkpoint(kind.family, path / "q")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    config = AutoConfig.from_pretrained(checkpoint)
+    family, meant = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], quantise(kind, checkpoint)
+    return checkpoint, family.from_pretrained(None, config=config, state_dict=meant, dtype=torch.float32).eval()
+
+
+def quantise(kind: Kind, checkpoint: Path) -> dict[str, Tensor]:
+    """Quantise the matrices of a checkpoint in its place; returns the numbers that they mean."""
     plain = load_file(checkpoint / "model.safetensors")
     stored, meant = {}, {}
     for name, weight in plain.items():
@@ -281,9 +287,7 @@ def write_quantised(kind: Kind, path: Path) -> tuple[Path, Any]:
         else:
             stored[name] = meant[name] = weight
     assert len(meant) == len(plain)
-    save_file(meant, checkpoint / "model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     save_file(stored, checkpoint / "model.safetensors")
     fields = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(fields | {"quantization_config": kind.settings}))
-    return checkpoint, model
+    return meant
