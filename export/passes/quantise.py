@@ -97,22 +97,23 @@ def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
     """Round `[K, N]` to the nearest multiples of one scale for each block of rows and column."""
     wide = matrix.detach().float().reshape(-1, block, matrix.shape[1])  # [K / block, block, N]
     if kind == "int8":
-        scales = _never_zero(wide.abs().amax(1) / 127, matrix.dtype)
+        scales = _as_stored(wide.abs().amax(1) / 127, matrix.dtype)
         integers = _round(wide, scales, 127, 127)
         return Blocks(integers.view(matrix.shape), scales, block)
     largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))[:, 0] / -8  # it becomes -8, whatever its sign
-    largest = _never_zero(largest, matrix.dtype)
+    largest = _as_stored(largest, matrix.dtype)
     best, error = largest, torch.full_like(largest, torch.inf)
     for share in INT4_SCALES:
-        scales = largest * share
+        scales = _as_stored(largest * share, matrix.dtype)
         missed = (_round(wide, scales, 8, 7) * scales[:, None] - wide).square_().sum(1)
         best, error = torch.where(missed < error, scales, best), torch.minimum(missed, error)
     return Blocks(_round(wide, best, 8, 7).view(matrix.shape), best, block)
 
 
-def _never_zero(scales: Tensor, stored: torch.dtype) -> Tensor:
-    """Replace scales that would be stored as zero, as those of pruned blocks, by any other: TensorRT refuses zero."""
-    return torch.where(scales.to(stored) == 0, torch.ones_like(scales), scales)
+def _as_stored(scales: Tensor, stored: torch.dtype) -> Tensor:
+    """Round scales as they will be stored. Zeros, as of pruned blocks, become any other: TensorRT refuses zero."""
+    scales = scales.to(stored).float()
+    return torch.where(scales == 0, torch.ones_like(scales), scales)
 
 
 def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:

@@ -101,6 +101,23 @@ def test_a_quantised_graph_computes_its_rounded_checkpoint_and_is_fused(tmp_path
     assert all(name.endswith(".rows") for name in widened), "only rows of the embedding that were looked up"
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("int8", "bfloat16"),
+        ("int4", "float16"),
+        pytest.param("int8", "float16", marks=pytest.mark.exhaustive),
+        pytest.param("int4", "bfloat16", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_in_half_precision_weights_are_what_rounded_scales_make_of_them(tmp_path: Path, kind: str, dtype: str) -> None:
+    """The float32 copy that is checked rounds each weight once, as an engine with such kernels does."""
+    checkpoint = tiny_gpt2(tmp_path / "checkpoint", n_layer=1)
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation(kind), dtype=dtype).models
+    assert target.entry.check["as_float32_copy"] is True
+    assert target.entry.check["worst_error"] < 5e-5
+
+
 def fused_nodes(graph: Path, out: Path) -> list[ir.Node]:
     """What ONNX Runtime makes of a graph; each MatMulNBits must compute in int8."""
     import onnxruntime
