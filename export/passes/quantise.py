@@ -1,6 +1,6 @@
-"""Store the matrices of a graph in blocks of small integers with a scale each: standard block-wise DequantizeLinear.
+"""Store the matrices of a graph in blocks of small numbers with a scale each: standard block-wise DequantizeLinear.
 
-ONNX Runtime fuses `DequantizeLinear → MatMul` to its MatMulNBits; TensorRT compiles it as it is.
+ONNX Runtime fuses `DequantizeLinear → MatMul` of integers to its MatMulNBits; TensorRT compiles it as it is.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ...engines import ExportError
 
-KINDS = ("none", "int8", "int4")
+KINDS = ("none", "int8", "int4", "fp8")
+STORED = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4, "fp8": ir.DataType.FLOAT8E4M3FN}
+LARGEST_FP8 = 448
 BLOCK = {"int8": 128, "int4": 32}  # rows of a matrix that share a scale
 SMALLEST_BLOCK = 16  # what engines have kernels for
 INT4_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest value that becomes -8; the best by squared error
@@ -37,17 +39,18 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix `[K, N]` as integers, with one scale for each block of rows and column, and perhaps a zero point."""
+    """A matrix `[K, N]` as small numbers; each block of rows and column has one scale, and perhaps a zero point."""
 
-    integers: Tensor  # [K, N] int8
+    numbers: Tensor  # [K, N] int8 or float8_e4m3fn
     scales: Tensor  # [K / block, N] float32
     block: int
     zeros: Tensor | None = None  # [K / block, N] int8
 
     def matrix(self) -> Tensor:
-        numbers = self.integers.view(len(self.scales), self.block, -1)
+        numbers = self.numbers.view(len(self.scales), self.block, -1)
         numbers = numbers if self.zeros is None else numbers - self.zeros[:, None]
-        return (numbers * self.scales[:, None]).view_as(self.integers)
+        numbers = numbers.float() if numbers.is_floating_point() else numbers
+        return (numbers * self.scales[:, None]).view_as(self.numbers)
 
 
 Known = Callable[[str, str, torch.dtype], Blocks | None]  # by name, kind, and the type of scales
@@ -68,8 +71,9 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
     graph = model.graph
     head, lookup = _head(graph), _lookup(graph)
     tied = head is not None and lookup is not None and _raw(head).data_ptr() == _raw(_table(lookup)).data_ptr()
-    wide_head = how.wide_head or (tied and how.wide_embedding)
-    wide_embedding = how.wide_embedding or (tied and how.wide_head)
+    wide_embedding = how.wide_embedding or how.kind == "fp8"  # of which no engine looks rows up
+    wide_head = how.wide_head or (tied and wide_embedding)
+    wide_embedding = wide_embedding or (tied and how.wide_head)
     head_blocks: Blocks | None = None
     fired = 0
     for node in list(graph):
@@ -96,6 +100,10 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
 def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
     """Round `[K, N]` to the nearest multiples of one scale for each block of rows and column."""
     wide = matrix.detach().float().reshape(-1, block, matrix.shape[1])  # [K / block, block, N]
+    if kind == "fp8":
+        scales = _as_stored(wide.abs().amax(1) / LARGEST_FP8, matrix.dtype)
+        numbers = (wide / scales[:, None]).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+        return Blocks(numbers.view(matrix.shape), scales, block)
     if kind == "int8":
         scales = _as_stored(wide.abs().amax(1) / 127, matrix.dtype)
         integers = _round(wide, scales, 127, 127)
@@ -122,6 +130,8 @@ def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
 
 def _block(rows: int, kind: str) -> int:
     """Choose the largest block that divides the rows; 0 if only smaller ones than any kernel takes do."""
+    if kind == "fp8":  # a scale for the whole column: TensorRT stores any other matrix of FP8 widened
+        return rows
     block = BLOCK[kind]
     while rows % block:
         block //= 2
@@ -150,12 +160,13 @@ def _raw(weight: ir.Value) -> Tensor:
 
 def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
     """Put a `DequantizeLinear` in the place of a matrix."""
-    dtype = ir.DataType[kind.upper()]
-    stored = [_constant(graph, f"{weight.name}.{kind}", blocks.integers, dtype)]
-    stored.append(_constant(graph, f"{weight.name}.scales", blocks.scales, weight.dtype))
+    whole = kind == "fp8" and len(blocks.scales) == 1
+    scales = blocks.scales[0] if whole else blocks.scales
+    stored = [_constant(graph, f"{weight.name}.{kind}", blocks.numbers, STORED[kind])]
+    stored.append(_constant(graph, f"{weight.name}.scales", scales, weight.dtype))
     if blocks.zeros is not None:
-        stored.append(_constant(graph, f"{weight.name}.zeros", blocks.zeros, dtype))
-    node = ir.node("DequantizeLinear", stored, {"axis": 0, "block_size": blocks.block})
+        stored.append(_constant(graph, f"{weight.name}.zeros", blocks.zeros, STORED[kind]))
+    node = ir.node("DequantizeLinear", stored, {"axis": 1} if whole else {"axis": 0, "block_size": blocks.block})
     output = node.outputs[0]
     output.name, output.shape, output.type = f"{weight.name}.wide", weight.shape, weight.type
     graph.insert_before(graph[0], [node])
@@ -189,7 +200,7 @@ def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -
         return 0
     blocks = to_blocks(raw.T, "int8", block) if head is None else head
     raw.copy_(blocks.matrix().T)
-    rows = _looked_up(graph, lookup, f"{table.name}.int8", blocks.integers.T, ir.DataType.INT8)
+    rows = _looked_up(graph, lookup, f"{table.name}.int8", blocks.numbers.T, ir.DataType.INT8)
     scales = _looked_up(graph, lookup, f"{table.name}.scales", blocks.scales.T, table.dtype)
     found = lookup.outputs[0]
     users = list(found.uses())
@@ -217,7 +228,7 @@ def _looked_up(graph: ir.Graph, lookup: ir.Node, name: str, table: Tensor, dtype
 
 def _constant(graph: ir.Graph, name: str, numbers: Tensor, dtype: ir.DataType | None) -> ir.Value:
     assert dtype is not None
-    array = numbers.contiguous().numpy()
+    array = (numbers.float() if numbers.is_floating_point() else numbers).contiguous().numpy()
     if dtype == ir.DataType.INT4:
         tensor = ir.Tensor(array.astype(ml_dtypes.int4), dtype=dtype, name=name)
     else:

@@ -15,10 +15,10 @@ Parts = Mapping[str, Tensor]  # the tensors that hold one matrix, by the endings
 
 @dataclass(frozen=True)
 class Centred:
-    """A matrix as whole numbers, less the middle of their range; a group of columns has a zero point and a scale."""
+    """A matrix as small numbers, whole ones less the middle of their range, with a scale for each group of columns."""
 
-    integers: Tensor  # [N, K] int8
-    zeros: Tensor  # [N, G] int8, less the same middle
+    numbers: Tensor  # [N, K] int8 or float8_e4m3fn
+    zeros: Tensor  # [N, G] int8: zero points, less the same middle
     scales: Tensor  # [N, G] float32
     bits: int
 

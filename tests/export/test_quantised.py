@@ -241,6 +241,9 @@ def test_it_is_stored_anew_as_any_checkpoint_is(tmp_path: Path, weights: str) ->
         ("compressed int8", "int8"),
         ("awq", "int4"),
         ("awq", "int8"),
+        ("compressed fp8", "fp8"),
+        pytest.param("fp8 tensor", "fp8", marks=pytest.mark.exhaustive),
+        pytest.param("fp8 blocks", "fp8", marks=pytest.mark.exhaustive),
         pytest.param("gptq", "int4", marks=pytest.mark.exhaustive),
         pytest.param("gptq", "int8", marks=pytest.mark.exhaustive),
         pytest.param("compressed int4 with zero points", "int4", marks=pytest.mark.exhaustive),
@@ -262,8 +265,9 @@ def test_whole_numbers_in_groups_are_kept_bit_for_bit(tmp_path: Path, name: str,
     stored = wide_matrices(Bundle.open(tmp_path / "bundle").graph("target"))
     for layer in model.model.layers:
         meant = {module: one.weight for module, one in layer.named_modules() if module.endswith("_proj")}
-        merged = torch.cat([meant.pop(f"self_attn.{each}_proj") for each in "qkv"])
-        for matrix in (merged, *meant.values()):
+        if weights != "fp8" or name == "fp8 blocks":  # else their scales are no blocks, and they stay apart
+            meant["qkv"] = torch.cat([meant.pop(f"self_attn.{each}_proj") for each in "qkv"])
+        for matrix in meant.values():
             assert any(torch.equal(matrix.T, one) for one in stored)
     engine = open_engine(
         "onnxruntime", Bundle.open(tmp_path / "bundle").graph("target"), entry.contract, exact_weights=True
@@ -283,9 +287,10 @@ def wide_matrices(graph: Path) -> list[Tensor]:
     for node in ir.load(graph).graph:
         if node.op_type == "DequantizeLinear":
             parts = (torch.tensor(value.const_value.numpy().astype("float32")) for value in node.inputs)
-            integers, scales, zeros, *_ = *parts, torch.zeros(1)
-            blocks = integers.view(len(scales), -1, scales.shape[1])
-            found.append(((blocks - zeros[..., None, :]) * scales[:, None]).view_as(integers))
+            numbers, scales, zeros, *_ = *parts, torch.zeros(1)
+            scales = scales.view(-1, numbers.shape[1])
+            blocks = numbers.view(len(scales), -1, numbers.shape[1])
+            found.append(((blocks - zeros[..., None, :]) * scales[:, None]).view_as(numbers))
     return found
 
 
@@ -294,6 +299,7 @@ def wide_matrices(graph: Path) -> list[Tensor]:
     [
         ("gptq in another order", "int4"),
         ("compressed int8", "int4"),
+        ("compressed fp8", "int8"),
         ("gptq v2, 8 bits", "int8"),  # what lies between number and zero point takes nine bits
     ],
 )

@@ -144,6 +144,12 @@ def test_zero_points_are_refused_by_name_and_the_same_numbers_compile_in_int8(tm
     assert build_plans(tmp_path / "int8", options(draft_length=1)).built > 0
 
 
+@pytest.mark.usefixtures("compiled_here")
+def test_matrices_of_fp8_compile(tmp_path: Path) -> None:
+    export_pair(tiny_llama(tmp_path / "c"), tmp_path / "b", max_length=64, dtype="float16", weights=Quantisation("fp8"))
+    assert build_plans(tmp_path / "b", options(draft_length=3)).built > 0
+
+
 @pytest.fixture
 def toy_graph(tmp_path: Path) -> Callable[[Toy], Path]:
     def saved(toy: Toy) -> Path:
