@@ -106,6 +106,14 @@ def fp8_rows(weight: Tensor) -> Packed:
     return {".weight": numbers, ".weight_scale": scales, ".input_scale": torch.ones(1)}, numbers.float() * scales
 
 
+def fp8_groups(weight: Tensor) -> Packed:
+    parts = weight.view(len(weight), -1, GROUP)
+    scales = parts.abs().amax(-1) / 448
+    numbers = (parts / scales[..., None]).to(torch.float8_e4m3fn)
+    meant = (numbers.float() * scales[..., None]).view(weight.shape)
+    return {".weight": numbers.view(weight.shape), ".weight_scale": scales}, meant
+
+
 def fp8_blocks(weight: Tensor, rows: int = 24, columns: int = 16) -> Packed:
     """Blocks whose last ones are cut off, as 24 rows of 32 are."""
     scales = torch.zeros(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
@@ -223,6 +231,12 @@ KINDS = {
         | groups_of(num_bits=8, type="float", strategy="channel"),
         fp8_rows,
         "compressed-tensors, 8 bits (E4M3), one scale a channel",
+    ),
+    "compressed fp8 in groups": Kind(
+        {"quant_method": "compressed-tensors", "format": "float-quantized"}
+        | groups_of(num_bits=8, type="float", strategy="group", group_size=GROUP),
+        fp8_groups,
+        "compressed-tensors, 8 bits (E4M3), groups of 16",
     ),
     "gptq": Kind({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq_matrix, "gptq, 4 bits, groups of 16"),
     "gptq, symmetric": Kind(

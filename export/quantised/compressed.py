@@ -32,17 +32,18 @@ def centred(parts: Parts, settings: Settings) -> Centred | None:
     if ".weight_packed" in parts:
         numbers, zeros = _unpacked(parts, zeros)
         bits = PACKED_BITS[parts[".weight_packed"].shape[1] * 4 >= numbers.shape[1]]
-    elif parts[".weight"].dtype == torch.int8:
-        numbers, bits = parts[".weight"], 8
-    elif zeros is None or not bool(zeros.float().any()):
-        return in_columns(parts[".weight"], scales, _block_of(settings))
+        numbers = numbers.to(torch.int8)
     else:
+        numbers, bits = parts[".weight"], 8
+    zeros = torch.zeros_like(scales) if zeros is None else zeros.float()
+    if numbers.dtype != torch.int8 and bool(zeros.any()):
         return None
     grouped = scales.ndim == 2 and len(scales) == len(numbers) and numbers.shape[1] % scales.shape[1] == 0
-    zeros = torch.zeros_like(scales) if zeros is None else zeros
+    if numbers.dtype != torch.int8 and not grouped:
+        return in_columns(numbers, scales, _block_of(settings))
     if not grouped or ".weight_g_idx" in parts or zeros.shape != scales.shape:
         return None
-    return Centred(numbers.to(torch.int8), zeros.to(torch.int8), scales, bits)
+    return Centred(numbers, zeros.to(torch.int8), scales, bits)
 
 
 def _unpacked(parts: Parts, zeros: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -25,10 +25,11 @@ def centred(parts: Parts, settings: Settings) -> Centred | None:
 
 
 def in_columns(numbers: Tensor, scales: Tensor, block: list[int] | None) -> Centred | None:
-    """Describe a matrix by a scale for each row and group of columns; None if the last group is a smaller one."""
+    """Describe a matrix by a scale for each row and group of columns; None if its columns are in no such groups."""
     rows, columns = numbers.shape
-    group = columns if not block or scales.numel() == 1 or scales.shape in ((rows,), (rows, 1)) else block[1]
-    if columns % group:
+    whole = scales.numel() == 1 or scales.shape in ((rows,), (rows, 1))
+    group = columns if whole else block[1] if block else 0
+    if not group or columns % group:
         return None
     wide = scales_of(scales, numbers.shape, block).expand(rows, columns)[:, ::group]
     return Centred(numbers, torch.zeros(wide.shape, dtype=torch.int8), wide, 8)

@@ -244,6 +244,7 @@ def test_it_is_stored_anew_as_any_checkpoint_is(tmp_path: Path, weights: str) ->
         ("compressed fp8", "fp8"),
         pytest.param("fp8 tensor", "fp8", marks=pytest.mark.exhaustive),
         pytest.param("fp8 blocks", "fp8", marks=pytest.mark.exhaustive),
+        pytest.param("compressed fp8 in groups", "fp8", marks=pytest.mark.exhaustive),
         pytest.param("gptq", "int4", marks=pytest.mark.exhaustive),
         pytest.param("gptq", "int8", marks=pytest.mark.exhaustive),
         pytest.param("compressed int4 with zero points", "int4", marks=pytest.mark.exhaustive),
@@ -265,7 +266,7 @@ def test_whole_numbers_in_groups_are_kept_bit_for_bit(tmp_path: Path, name: str,
     stored = wide_matrices(Bundle.open(tmp_path / "bundle").graph("target"))
     for layer in model.model.layers:
         meant = {module: one.weight for module, one in layer.named_modules() if module.endswith("_proj")}
-        if weights != "fp8" or name == "fp8 blocks":  # else their scales are no blocks, and they stay apart
+        if name not in ("compressed fp8", "fp8 tensor"):  # whose scales are for columns, so that they stay apart
             meant["qkv"] = torch.cat([meant.pop(f"self_attn.{each}_proj") for each in "qkv"])
         for matrix in meant.values():
             assert any(torch.equal(matrix.T, one) for one in stored)
