@@ -12,6 +12,7 @@ DTYPES = {
     10: torch.float16,
     11: torch.float64,
     16: torch.bfloat16,
+    17: torch.float8_e4m3fn,
 }
 INT4 = 22  # torch has no such type
 

@@ -19,6 +19,7 @@ from .passes.fuse_rotary import fuse_rotary
 from .passes.merge_projections import merge_projections
 from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
+from .passes.share_table import share_table
 from .passes.simplify import simplify
 from .passes.stack_heads import stack_heads
 from .promoting import promoted_by_trace
@@ -57,7 +58,7 @@ def build_graph(
         fired["quantise"] = quantise(graph, weights, known)
     if weights.kind == "int8":
         fired["stack_heads"] = stack_heads(graph)
-    fired["merge_projections"] = merge_projections(graph)
+    fired |= {"merge_projections": merge_projections(graph), "share_table": share_table(graph)}
     forget_lengths(graph.graph)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)

@@ -24,6 +24,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "errors": set(),
         "cores": set(),
         "onnx_types": set(),
+        "symbols": set(),
         "contract": {"errors"},
         "bundle": {"contract", "errors"},
         "engine": {"contract"},

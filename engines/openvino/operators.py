@@ -3,7 +3,8 @@
 TensorScatter     its new rows alone: the cache is no longer part of the dataflow
 Attention         PagedAttention, which writes the new rows into the caller's blocks and attends over them
 GatherElements    a gather over all tokens of the call, if it picks the rows whose logits are wanted
-DequantizeLinear  Convert, Multiply, Reshape: only in this order are the weights kept small and multiplied as integers
+DequantizeLinear  Convert, Subtract, Multiply, Reshape: only in this order are weights kept small and multiplied as
+                  integers
 """
 
 from math import prod
@@ -69,6 +70,8 @@ def gather_elements(context: Any) -> Any:
 
 def dequantize(context: Any) -> Any:
     x, scale = context.get_input(0), context.get_input(1)
+    if not context.has_attribute("block_size"):  # FP8, with a scale for each column
+        return ops.multiply(ops.convert(x, "f32"), scale).outputs()
     block, shape = context.get_attribute("block_size"), x.get_partial_shape()
     rank = shape.rank.get_length()
     axis = context.get_attribute("axis", 1) % rank
@@ -80,6 +83,8 @@ def dequantize(context: Any) -> Any:
     else:  # reshaped before it is widened: in any other order it is widened for good when the model is compiled
         blocks = ops.convert(ops.reshape(x, ints(*split), False), "f32")
         whole = sizes
+    if context.get_input_size() > 2:
+        blocks = ops.subtract(blocks, ops.convert(ops.unsqueeze(context.get_input(2), ints(axis + 1)), "f32"))
     wide = ops.multiply(blocks, ops.unsqueeze(scale, ints(axis + 1)))
     return ops.reshape(wide, ints(*whole), shape.is_dynamic).outputs()
 

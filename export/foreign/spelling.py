@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ...engines.symbols import BYTE_OF_SYMBOL
+
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token that stands for a byte no other has
 SPACE = "▁"  # a space, as sentencepiece spells it
 
@@ -35,7 +37,7 @@ def _parts(field: Any) -> Iterator[dict[str, Any]]:
 def _of_symbols(token: str) -> bytes | None:
     """Read the printable characters that stand for bytes in byte-level BPE."""
     try:
-        return bytes(SYMBOLS[symbol] for symbol in token)
+        return b"".join(BYTE_OF_SYMBOL[symbol] for symbol in token)
     except KeyError:
         return None
 
@@ -43,12 +45,3 @@ def _of_symbols(token: str) -> bytes | None:
 def _of_pieces(token: str) -> bytes:
     byte = BYTE.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
-
-
-def _symbols() -> dict[str, int]:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-
-
-SYMBOLS = _symbols()

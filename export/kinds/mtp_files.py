@@ -7,19 +7,23 @@ in a target      tensors `model.layers.N.…` behind its N layers, or `mtp.…`,
 
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import modeling_layers
 from transformers.modeling_layers import MtpModel
 
 from ...engines import Contract, ExportError
 from ...engines.errors import first_line, one_line
 from ..hidden_states import LAST, Features, Last
 from ..quality import Sample
+from ..quantised import Dequantised, how_quantised
+from ..special.swapping import swapped
 from .check_head import check_head
-from .heads import HeadCheckpoint, LoadedHead, filled
+from .heads import HeadCheckpoint, LoadedHead, filled, weight_files
 from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, LayerClasses, layer_config, refuse_unknown
 from .mtp import Mtp
 from .slots import loaded, measured
@@ -99,12 +103,14 @@ class MtpOfTarget(MtpKind):
     def _read(self, checkpoint: HeadCheckpoint, target: Any) -> tuple[Any, LayerClasses, dict[str, Tensor]]:
         name = checkpoint.name
         _refuse_several(name, _count(checkpoint.fields))
-        if checkpoint.fields.get("quantization_config"):
-            raise ExportError(f"{name} is quantised, and its layer of MTP with it, which this version cannot read")
+        settings = how_quantised(name, checkpoint.fields)
+        made = None if settings is None else Dequantised(name, weight_files(name, checkpoint.path), settings)
         try:
             config = target.config.get_mtp_config()
-            found: Any = _from_checkpoint_of(target)
+            found: Any = _from_checkpoint_of(target, made)
         except Exception as error:  # transformers and safetensors each have their own
+            if made is not None and made.failure is not None:
+                raise made.failure from error
             raise ExportError(f"the layer of MTP in {name} cannot be read: {one_line(first_line(error))}") from error
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"} or not found.use_post_norm or found.rotary_emb is None:
@@ -115,14 +121,33 @@ class MtpOfTarget(MtpKind):
         return config, classes, dict(layer.state_dict())
 
 
-def _from_checkpoint_of(target: Any) -> MtpModel:
-    """Let transformers read the layer; it knows by number those of published sizes alone."""
+def _from_checkpoint_of(target: Any, made: Dequantised | None) -> MtpModel:
+    """Let transformers read the layer, of a quantised checkpoint what is made of it.
+
+    It knows by number the layers of published sizes alone, and takes nothing but files.
+    """
     known = target._keys_to_ignore_on_load_unexpected or []
-    target._keys_to_ignore_on_load_unexpected = [*known, rf"(^|\.)layers\.{target.config.num_hidden_layers}\."]
-    try:
+    own = [*known, rf"(^|\.)layers\.{target.config.num_hidden_layers}\."]
+    with ExitStack() as patches:
+        patches.enter_context(swapped(target, _keys_to_ignore_on_load_unexpected=own))
+        if made is not None:
+            opened = swapped(
+                modeling_layers,
+                _get_resolved_checkpoint_files=lambda **_: ([""], None),
+                safe_open=lambda *_, **__: _Opened(made),
+            )
+            patches.enter_context(opened)
         return MtpModel.from_pretrained(target)
-    finally:
-        del target._keys_to_ignore_on_load_unexpected  # its class has its own
+
+
+class _Opened:
+    """Tensors that are made when they are asked for, as a file that transformers has opened."""
+
+    def __init__(self, made: Dequantised) -> None:
+        self.keys, self.get_slice = made.keys, made.__getitem__
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def _count(fields: Mapping[str, Any]) -> int:

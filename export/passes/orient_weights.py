@@ -7,8 +7,9 @@ import torch
 def orient_weights(model: ir.Model) -> int:
     """Replace `Transpose(weight)` by a weight of that orientation; its bytes are turned only when written.
 
-    A tied embedding stays as it is for the lookup and the vocabulary projection gets its own copy: as a Transpose
-    of the embedding it would be no constant to the engines, which fold it at load or refuse to quantise it.
+    A tied embedding stays as it is for the lookup and the vocabulary projection gets its own copy, which `quantise`
+    takes or `share_table` takes back: a Transpose of the embedding would be no constant to the engines, which fold it
+    at load or refuse to quantise it.
     """
     graph = model.graph
     fired = 0

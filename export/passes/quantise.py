@@ -1,6 +1,6 @@
-"""Store the matrices of a graph in blocks of small integers with a scale each: standard block-wise DequantizeLinear.
+"""Store the matrices of a graph in blocks of small numbers with a scale each: standard block-wise DequantizeLinear.
 
-ONNX Runtime fuses `DequantizeLinear → MatMul` to its MatMulNBits; TensorRT compiles it as it is.
+ONNX Runtime fuses `DequantizeLinear → MatMul` of integers to its MatMulNBits; TensorRT compiles it as it is.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ...engines import ExportError
 
-KINDS = ("none", "int8", "int4")
+KINDS = ("none", "int8", "int4", "fp8")
+STORED = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4, "fp8": ir.DataType.FLOAT8E4M3FN}
+LARGEST_FP8 = 448
 BLOCK = {"int8": 128, "int4": 32}  # rows of a matrix that share a scale
 SMALLEST_BLOCK = 16  # what engines have kernels for
 INT4_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest value that becomes -8; the best by squared error
@@ -37,14 +39,18 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix `[K, N]` as integers, with one scale for each block of rows and column."""
+    """A matrix `[K, N]` as small numbers; each block of rows and column has one scale, and perhaps a zero point."""
 
-    integers: Tensor  # [K, N] int8
+    numbers: Tensor  # [K, N] int8 or float8_e4m3fn
     scales: Tensor  # [K / block, N] float32
     block: int
+    zeros: Tensor | None = None  # [K / block, N] int8
 
     def matrix(self) -> Tensor:
-        return (self.integers.view(len(self.scales), self.block, -1) * self.scales[:, None]).view_as(self.integers)
+        numbers = self.numbers.view(len(self.scales), self.block, -1)
+        numbers = numbers if self.zeros is None else numbers - self.zeros[:, None]
+        numbers = numbers.float() if numbers.is_floating_point() else numbers
+        return (numbers * self.scales[:, None]).view_as(self.numbers)
 
 
 Known = Callable[[str, str, torch.dtype], Blocks | None]  # by name, kind, and the type of scales
@@ -65,8 +71,9 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
     graph = model.graph
     head, lookup = _head(graph), _lookup(graph)
     tied = head is not None and lookup is not None and _raw(head).data_ptr() == _raw(_table(lookup)).data_ptr()
-    wide_head = how.wide_head or (tied and how.wide_embedding)
-    wide_embedding = how.wide_embedding or (tied and how.wide_head)
+    wide_embedding = how.wide_embedding or how.kind == "fp8"  # of which no engine looks rows up
+    wide_head = how.wide_head or (tied and wide_embedding)
+    wide_embedding = wide_embedding or (tied and how.wide_head)
     head_blocks: Blocks | None = None
     fired = 0
     for node in list(graph):
@@ -93,23 +100,28 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
 def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
     """Round `[K, N]` to the nearest multiples of one scale for each block of rows and column."""
     wide = matrix.detach().float().reshape(-1, block, matrix.shape[1])  # [K / block, block, N]
+    if kind == "fp8":
+        scales = _as_stored(wide.abs().amax(1) / LARGEST_FP8, matrix.dtype)
+        numbers = (wide / scales[:, None]).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+        return Blocks(numbers.view(matrix.shape), scales, block)
     if kind == "int8":
-        scales = _never_zero(wide.abs().amax(1) / 127, matrix.dtype)
+        scales = _as_stored(wide.abs().amax(1) / 127, matrix.dtype)
         integers = _round(wide, scales, 127, 127)
         return Blocks(integers.view(matrix.shape), scales, block)
     largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))[:, 0] / -8  # it becomes -8, whatever its sign
-    largest = _never_zero(largest, matrix.dtype)
+    largest = _as_stored(largest, matrix.dtype)
     best, error = largest, torch.full_like(largest, torch.inf)
     for share in INT4_SCALES:
-        scales = largest * share
+        scales = _as_stored(largest * share, matrix.dtype)
         missed = (_round(wide, scales, 8, 7) * scales[:, None] - wide).square_().sum(1)
         best, error = torch.where(missed < error, scales, best), torch.minimum(missed, error)
     return Blocks(_round(wide, best, 8, 7).view(matrix.shape), best, block)
 
 
-def _never_zero(scales: Tensor, stored: torch.dtype) -> Tensor:
-    """Replace scales that would be stored as zero, as those of pruned blocks, by any other: TensorRT refuses zero."""
-    return torch.where(scales.to(stored) == 0, torch.ones_like(scales), scales)
+def _as_stored(scales: Tensor, stored: torch.dtype) -> Tensor:
+    """Round scales as they will be stored. Zeros, as of pruned blocks, become any other: TensorRT refuses zero."""
+    scales = scales.to(stored).float()
+    return torch.where(scales == 0, torch.ones_like(scales), scales)
 
 
 def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
@@ -118,6 +130,8 @@ def _round(wide: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
 
 def _block(rows: int, kind: str) -> int:
     """Choose the largest block that divides the rows; 0 if only smaller ones than any kernel takes do."""
+    if kind == "fp8":  # a scale for the whole column: TensorRT stores any other matrix of FP8 widened
+        return rows
     block = BLOCK[kind]
     while rows % block:
         block //= 2
@@ -146,9 +160,13 @@ def _raw(weight: ir.Value) -> Tensor:
 
 def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
     """Put a `DequantizeLinear` in the place of a matrix."""
-    integers = _constant(graph, f"{weight.name}.{kind}", blocks.integers, ir.DataType[kind.upper()])
-    scales = _constant(graph, f"{weight.name}.scales", blocks.scales, weight.dtype)
-    node = ir.node("DequantizeLinear", [integers, scales], {"axis": 0, "block_size": blocks.block})
+    whole = kind == "fp8" and len(blocks.scales) == 1
+    scales = blocks.scales[0] if whole else blocks.scales
+    stored = [_constant(graph, f"{weight.name}.{kind}", blocks.numbers, STORED[kind])]
+    stored.append(_constant(graph, f"{weight.name}.scales", scales, weight.dtype))
+    if blocks.zeros is not None:
+        stored.append(_constant(graph, f"{weight.name}.zeros", blocks.zeros, STORED[kind]))
+    node = ir.node("DequantizeLinear", stored, {"axis": 1} if whole else {"axis": 0, "block_size": blocks.block})
     output = node.outputs[0]
     output.name, output.shape, output.type = f"{weight.name}.wide", weight.shape, weight.type
     graph.insert_before(graph[0], [node])
@@ -182,7 +200,7 @@ def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -
         return 0
     blocks = to_blocks(raw.T, "int8", block) if head is None else head
     raw.copy_(blocks.matrix().T)
-    rows = _looked_up(graph, lookup, f"{table.name}.int8", blocks.integers.T, ir.DataType.INT8)
+    rows = _looked_up(graph, lookup, f"{table.name}.int8", blocks.numbers.T, ir.DataType.INT8)
     scales = _looked_up(graph, lookup, f"{table.name}.scales", blocks.scales.T, table.dtype)
     found = lookup.outputs[0]
     users = list(found.uses())
@@ -210,7 +228,7 @@ def _looked_up(graph: ir.Graph, lookup: ir.Node, name: str, table: Tensor, dtype
 
 def _constant(graph: ir.Graph, name: str, numbers: Tensor, dtype: ir.DataType | None) -> ir.Value:
     assert dtype is not None
-    array = numbers.contiguous().numpy()
+    array = (numbers.float() if numbers.is_floating_point() else numbers).contiguous().numpy()
     if dtype == ir.DataType.INT4:
         tensor = ir.Tensor(array.astype(ml_dtypes.int4), dtype=dtype, name=name)
     else:

@@ -9,13 +9,17 @@ WIDE = ir.DataType.FLOAT
 def widen(model: ir.Model) -> int:
     """Compute everything in float32; a stored weight is cast where it is used. Returns the number of such weights.
 
+    What integers and scales make is rounded as the narrow type rounds it, since it is a weight.
+
     The weights become inputs with default values: an engine that took them for constants would fold the casts at
     load and hold every weight once more, in float32.
     """
     graph = model.graph
-    for node in graph:
+    for node in list(graph):
         if node.op_type == "Cast" and node.attributes.get_int("to") in NARROW:
             node.attributes["to"] = ir.AttrInt64("to", int(WIDE))
+        if node.op_type == "DequantizeLinear" and node.outputs[0].dtype in NARROW:
+            _round(graph, node)
         for output in node.outputs:
             _widen_type(output)
     for value in (*graph.inputs, *graph.outputs):
@@ -30,6 +34,20 @@ def widen(model: ir.Model) -> int:
 def _widen_type(value: ir.Value) -> None:
     if value.dtype in NARROW:
         value.dtype = WIDE
+
+
+def _round(graph: ir.Graph, node: ir.Node) -> None:
+    """Round what a node gives to its narrow type, and go on with that in float32."""
+    [made] = node.outputs
+    assert made.dtype is not None
+    users = list(made.uses())
+    rounded = ir.node("Cast", [made], {"to": int(made.dtype)})
+    narrow = rounded.outputs[0]
+    narrow.name, narrow.shape, narrow.type = f"{made.name}.rounded", made.shape, ir.TensorType(made.dtype)
+    back = _cast(narrow)
+    graph.insert_after(node, [rounded, back])
+    for use in users:
+        use.node.replace_input_with(use.idx, back.outputs[0])
 
 
 def _cast_uses(graph: ir.Graph, weight: ir.Value) -> None:

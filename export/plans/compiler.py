@@ -31,10 +31,20 @@ from .audit import audit, layers
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
     """Rewrite the graph for TensorRT and count how often each pass fired; its weights stay in their file."""
     model = ir.load(graph)
+    _refuse_zero_points(model, key)
     fired = {"unstack_heads": unstack_heads(model), "specialise": specialise(model, key.sizes)}
     fired |= {"spell_softcap": spell_softcap(model)}
     fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
     return model, fired | {"widen_lookups": widen_lookups(model), "pack_queries": pack_queries(model)}
+
+
+def _refuse_zero_points(model: ir.Model, key: PlanKey) -> None:
+    """Refuse weights whose zero points are not in the middle: the library's parser does, and does not say why."""
+    if any(node.op_type == "DequantizeLinear" and len(node.inputs) > 2 for node in model.graph):
+        raise ExportError(
+            f"{key.engine} takes no weights with zero points, which the {key.model} graph keeps as its checkpoint has "
+            "them; export with --weights int8, which keeps the same numbers without"
+        )
 
 
 class Compiler:

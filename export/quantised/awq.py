@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from ...engines import ExportError
-from .method import Method, Parts, Settings, in_groups, number, refuse_shape, unpack
+from .method import Centred, Method, Parts, Settings, centre, in_groups, number, refuse_shape, unpack
 
+BITS = 4
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where each of eight neighbouring columns lies in its word
 
 
@@ -19,8 +20,15 @@ def matrix(parts: Parts, settings: Settings) -> Tensor:
     return ((integers - each[0]) * each[1]).T.contiguous()  # [N, K]
 
 
+def centred(parts: Parts, settings: Settings) -> Centred | None:
+    integers, zeros, scales = in_order(parts[".qweight"]), in_order(parts[".qzeros"]), parts[".scales"].float()
+    if len(integers) % len(scales):
+        return None
+    return Centred(centre(integers.T, BITS), centre(zeros.T, BITS), scales.T, BITS)
+
+
 def in_order(words: Tensor) -> Tensor:
-    return unpack(words, 4).view(*words.shape, 8)[..., PLACES].flatten(-2)
+    return unpack(words, BITS).view(*words.shape, 8)[..., PLACES].flatten(-2)
 
 
 def _group_size(settings: Settings) -> int:
@@ -31,10 +39,16 @@ def words(settings: Settings) -> str:
     layout = str(settings.get("version", "gemm")).lower()
     if layout != "gemm":
         raise ExportError(f"version is {layout!r}, whose numbers lie in another order; expected gemm")
-    bits = number(settings, "bits" if "bits" in settings else "w_bit", (4,))
+    bits = number(settings, "bits" if "bits" in settings else "w_bit", (BITS,))
     if settings.get("zero_point", True) is not True:
         raise ExportError("zero_point is false, expected zero points")
     return f"{bits} bits, {in_groups(_group_size(settings))}"
 
 
-AWQ = Method(needs=(frozenset({".qweight", ".qzeros", ".scales"}),), may_have=frozenset(), matrix=matrix, words=words)
+AWQ = Method(
+    needs=(frozenset({".qweight", ".qzeros", ".scales"}),),
+    may_have=frozenset(),
+    matrix=matrix,
+    words=words,
+    centred=centred,
+)

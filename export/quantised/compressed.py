@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...engines import ExportError
-from .fp8 import OF_ACTIVATIONS, scales_of
+from .fp8 import OF_ACTIVATIONS, in_columns, scales_of
 from .method import Centred, Method, Parts, Settings, in_groups, refuse_shape, unpack
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
@@ -32,14 +32,18 @@ def centred(parts: Parts, settings: Settings) -> Centred | None:
     if ".weight_packed" in parts:
         numbers, zeros = _unpacked(parts, zeros)
         bits = PACKED_BITS[parts[".weight_packed"].shape[1] * 4 >= numbers.shape[1]]
-    elif parts[".weight"].dtype == torch.int8:
-        numbers, bits = parts[".weight"], 8
+        numbers = numbers.to(torch.int8)
     else:
+        numbers, bits = parts[".weight"], 8
+    zeros = torch.zeros_like(scales) if zeros is None else zeros.float()
+    if numbers.dtype != torch.int8 and bool(zeros.any()):
         return None
     grouped = scales.ndim == 2 and len(scales) == len(numbers) and numbers.shape[1] % scales.shape[1] == 0
-    if not grouped or ".weight_g_idx" in parts or (zeros is not None and bool(zeros.any())):
+    if numbers.dtype != torch.int8 and not grouped:
+        return in_columns(numbers, scales, _block_of(settings))
+    if not grouped or ".weight_g_idx" in parts or zeros.shape != scales.shape:
         return None
-    return Centred(numbers.to(torch.int8), scales, bits)
+    return Centred(numbers, zeros.to(torch.int8), scales, bits)
 
 
 def _unpacked(parts: Parts, zeros: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -61,8 +65,7 @@ def _unpacked(parts: Parts, zeros: Tensor | None) -> tuple[Tensor, Tensor | None
 
 def _spread(scales: Tensor, shape: torch.Size, parts: Parts, settings: Settings) -> Tensor:
     """Give scales, or zero points, a shape that multiplies `[N, K]`."""
-    blocks = [weights.get("block_structure") for weights in _weights_of(settings)]
-    block = next((block for block in blocks if block), None)
+    block = _block_of(settings)
     if block or scales.ndim != 2 or scales.shape[1] == 1:
         return scales_of(scales, shape, block)
     groups = scales.shape[1]
@@ -72,6 +75,10 @@ def _spread(scales: Tensor, shape: torch.Size, parts: Parts, settings: Settings)
     if shape[1] % groups:
         raise ExportError(f".weight_scale has {groups} groups, which do not divide {shape[1]} columns")
     return scales.float().repeat_interleave(shape[1] // groups, 1)
+
+
+def _block_of(settings: Settings) -> list[int] | None:
+    return next((block for weights in _weights_of(settings) if (block := weights.get("block_structure"))), None)
 
 
 def _weights_of(settings: Settings) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ class Dequantised(dict[str, "Stored"]):
         return len(self._matrices)
 
     def centred(self, name: str) -> Centred | None:
-        """Return a matrix as the whole numbers that it is stored as, where their zero points are in the middle."""
+        """Return a matrix as the whole numbers that it is stored as, if its groups are columns in their order."""
         parts = self._matrices.get(name)
         return None if parts is None else self.method.centred(self._read(parts), self.settings)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...engines import ExportError
-from .method import Method, Parts, Settings, powers_of_two, spread
+from .method import Centred, Method, Parts, Settings, powers_of_two, spread
 
 SCALES = (".weight_scale_inv", ".weight_scale")  # both multiply, whatever the first is called
 OF_ACTIVATIONS = frozenset({".input_scale", ".activation_scale", ".input_scale_ub", ".k_scale", ".v_scale"})
@@ -17,6 +17,22 @@ def matrix(parts: Parts, settings: Settings) -> Tensor:
     scales = next(parts[ending] for ending in SCALES if ending in parts)
     block = settings.get("weight_block_size")
     return stored.float() * scales_of(scales, stored.shape, block)
+
+
+def centred(parts: Parts, settings: Settings) -> Centred | None:
+    scales = next(parts[ending] for ending in SCALES if ending in parts)
+    return in_columns(parts[".weight"], scales, settings.get("weight_block_size"))
+
+
+def in_columns(numbers: Tensor, scales: Tensor, block: list[int] | None) -> Centred | None:
+    """Describe a matrix by a scale for each row and group of columns; None if its columns are in no such groups."""
+    rows, columns = numbers.shape
+    whole = scales.numel() == 1 or scales.shape in ((rows,), (rows, 1))
+    group = columns if whole else block[1] if block else 0
+    if not group or columns % group:
+        return None
+    wide = scales_of(scales, numbers.shape, block).expand(rows, columns)[:, ::group]
+    return Centred(numbers, torch.zeros(wide.shape, dtype=torch.int8), wide, 8)
 
 
 def scales_of(scales: Tensor, shape: torch.Size, block: list[int] | None) -> Tensor:
@@ -49,4 +65,5 @@ FP8 = Method(
     may_have=OF_ACTIVATIONS,
     matrix=matrix,
     words=words,
+    centred=centred,
 )

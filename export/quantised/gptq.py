@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...engines import ExportError
-from .method import Centred, Method, Parts, Settings, in_groups, number, refuse_shape, unpack
+from .method import Centred, Method, Parts, Settings, centre, in_groups, number, refuse_shape, unpack
 
 BITS = (2, 4, 8)  # those that no word cuts in two
 
@@ -12,12 +12,10 @@ BITS = (2, 4, 8)  # those that no word cuts in two
 def matrix(parts: Parts, settings: Settings) -> Tensor:
     bits, scales = number(settings, "bits", BITS), parts[".scales"].float()  # [G, N]
     integers = unpack(parts[".qweight"].T, bits)  # [N, K]
-    zeros = unpack(parts[".qzeros"], bits)  # [G, N]
+    zeros = _zeros(parts, settings, bits)
     rows = integers.shape[1]
     refuse_shape(zeros, tuple(scales.shape), ".qzeros, unpacked,")
     refuse_shape(scales, (len(scales), integers.shape[0]), ".scales")
-    if settings.get("checkpoint_format", "gptq") == "gptq":  # zero points are stored less one
-        zeros = (zeros + 1) & ((1 << bits) - 1)
     group = number(settings, "group_size")
     groups = torch.arange(rows) // (rows if group == -1 else group)
     if ".g_idx" in parts:  # which group each row is in, where rows were quantised in another order
@@ -30,16 +28,20 @@ def matrix(parts: Parts, settings: Settings) -> Tensor:
 
 def centred(parts: Parts, settings: Settings) -> Centred | None:
     bits, scales = number(settings, "bits", BITS), parts[".scales"].float()
-    middle = 1 << (bits - 1)
-    less = settings.get("checkpoint_format", "gptq") == "gptq"
     integers = unpack(parts[".qweight"].T, bits)
     rows = integers.shape[1]
     in_order = torch.arange(rows) // -(-rows // len(scales))
     if rows % len(scales) or not torch.equal(parts.get(".g_idx", in_order).long(), in_order):
         return None
-    if not bool((unpack(parts[".qzeros"], bits) == middle - less).all()):
-        return None
-    return Centred((integers.to(torch.int16) - middle).to(torch.int8), scales.T.contiguous(), bits)
+    zeros = _zeros(parts, settings, bits)
+    return Centred(centre(integers, bits), centre(zeros.T, bits), scales.T, bits)
+
+
+def _zeros(parts: Parts, settings: Settings, bits: int) -> Tensor:
+    zeros = unpack(parts[".qzeros"], bits)  # [G, N]
+    if settings.get("checkpoint_format", "gptq") == "gptq":  # they are stored less one
+        zeros = (zeros + 1) & ((1 << bits) - 1)
+    return zeros
 
 
 def words(settings: Settings) -> str:

@@ -1,11 +1,12 @@
-"""Keep the whole numbers of a quantised checkpoint where a graph can hold them, bit for bit."""
+"""Keep the small numbers of a quantised checkpoint where a graph can hold them, bit for bit."""
 
 import torch
+from torch import Tensor
 
 from ..passes.quantise import BLOCK, SMALLEST_BLOCK, Blocks
 from .dequantise import Dequantised
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "fp8": 8}
 
 
 class Kept:
@@ -23,17 +24,30 @@ class Kept:
     def __call__(self, name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
         """Return a matrix `[K, N]` in blocks; None where rounding anew is what a graph needs."""
         found = self._stored.centred(name)
-        if found is None or found.bits > BITS[kind] or not torch.equal(found.scales.to(dtype).float(), found.scales):
+        if found is None or found.bits > BITS[kind] or found.numbers.is_floating_point() != (kind == "fp8"):
+            return None
+        if not torch.equal(found.scales.to(dtype).float(), found.scales):
             return None
         if not bool(found.scales.all()):  # TensorRT refuses scales of zero
             return None
-        group = found.integers.shape[1] // found.scales.shape[1]
-        block = next((size for size in _sizes() if group % size == 0), None)
+        group = found.numbers.shape[1] // found.scales.shape[1]
+        block = group if kind == "fp8" else next((size for size in _sizes() if group % size == 0), None)
         if block is None:
             return None
+        numbers, zeros = found.numbers, found.zeros if bool(found.zeros.any()) else None
+        if zeros is not None and kind == "int8":  # engines have no zero points for these, but room for the differences
+            apart = numbers.to(torch.int16) - zeros.repeat_interleave(group, 1)
+            numbers, zeros = apart.to(torch.int8), None
+            if not torch.equal(numbers, apart):
+                return None
         self.count += 1
-        scales = found.scales.repeat_interleave(group // block, 1)  # a scale for many rows is one for fewer as well
-        return Blocks(found.integers.T.contiguous(), scales.T.contiguous(), block)
+
+        def of_blocks(one: Tensor) -> Tensor:  # what holds for many rows holds for fewer as well
+            return one.repeat_interleave(group // block, 1).T.contiguous()
+
+        return Blocks(
+            numbers.T.contiguous(), of_blocks(found.scales), block, None if zeros is None else of_blocks(zeros)
+        )
 
 
 def _sizes() -> list[int]:

@@ -15,9 +15,10 @@ Parts = Mapping[str, Tensor]  # the tensors that hold one matrix, by the endings
 
 @dataclass(frozen=True)
 class Centred:
-    """A matrix whose zero points are all in the middle: whole numbers times scales, each for a group of columns."""
+    """A matrix as small numbers, whole ones less the middle of their range, with a scale for each group of columns."""
 
-    integers: Tensor  # [N, K] int8
+    numbers: Tensor  # [N, K] int8 or float8_e4m3fn
+    zeros: Tensor  # [N, G] int8: zero points, less the same middle
     scales: Tensor  # [N, G] float32
     bits: int
 
@@ -66,6 +67,11 @@ def spread(scales: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
     refuse_shape(scales, expected, "the tensor of scales")
     wide = scales.float().repeat_interleave(block[0], -2)[..., :rows, :]
     return wide.repeat_interleave(block[1], -1)[..., :columns]
+
+
+def centre(numbers: Tensor, bits: int) -> Tensor:
+    """Take the middle of their range off numbers of so many bits."""
+    return (numbers.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

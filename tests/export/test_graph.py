@@ -68,8 +68,9 @@ def test_no_weight_is_transposed_when_the_graph_runs(graphs, family: str) -> Non
     turned = [node for node in graph if node.op_type == "Transpose" and node.inputs[0].is_initializer()]
     assert turned == []
     products = [node for node in graph if node.op_type == "MatMul" and node.inputs[1].is_initializer()]
-    assert len(products) == {"llama": 11, "gpt2": 9, "gemma2": 11}[family]
-    assert not any(node.op_type == "Gemm" for node in graph)
+    assert len(products) == {"llama": 11, "gpt2": 8, "gemma2": 11}[family]
+    tied = [node for node in graph if node.op_type == "Gemm"]  # which reads a matrix either way
+    assert len(tied) == {"llama": 0, "gpt2": 1, "gemma2": 0}[family]
 
 
 def test_every_cache_output_is_the_one_update_of_its_input(graphs, family: str) -> None:

@@ -1,6 +1,7 @@
 """Layers of multi-token prediction: read from files of their own and from their target's checkpoint, or refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from ..families import tiny_checkpoint
 from ..heads import mtp_head, with_mtp_layer
 from ..models import tiny_llama
+from ..quantised_models import KINDS, quantise
 
 VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
@@ -122,8 +124,10 @@ def test_a_layer_in_its_targets_checkpoint_says_what_transformers_says(glm: Path
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.exhaustive)])
 def test_a_target_drafts_for_itself(kind: str, tmp_path: Path) -> None:
-    """The layer of DeepSeek-V3 keeps latents, as its target does."""
+    """The layer of DeepSeek-V3 keeps latents, as its target does, and both are published in FP8."""
     target = with_mtp_layer(tiny_checkpoint(kind, tmp_path / "target"))
+    if kind == "deepseek_v3":
+        quantise(KINDS["fp8 blocks"], target)
     report = export_bundle(target, tmp_path / "bundle", target, text="abc def " * 40)
     bundle = Bundle.open(tmp_path / "bundle")
     assert (bundle.names, bundle.heads) == (("target", "mtp"), ("mtp",))
@@ -134,6 +138,21 @@ def test_a_target_drafts_for_itself(kind: str, tmp_path: Path) -> None:
         found = decoder.generate(prompts, params, draft_length=3)
     assert [one.token_ids for one in found] == [one.token_ids for one in alone]
     assert all(one.speculation.proposed for one in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("deepseek_v3", "fp8 blocks"), pytest.param("glm4_moe", "awq", marks=pytest.mark.exhaustive)],
+)
+def test_a_layer_in_a_quantised_checkpoint_is_that_of_the_dequantised_one(kind: str, name: str, tmp_path: Path) -> None:
+    """DeepSeek-V3 is published in FP8, with a scale for each block."""
+    path = with_mtp_layer(tiny_checkpoint(kind, tmp_path / "target"))
+    plain = shutil.copytree(path, tmp_path / "plain")
+    save_file(quantise(KINDS[name], path), plain / "model.safetensors", metadata={"format": "pt"})
+    read, meant = (loaded(each, each, load_model(open_checkpoint(each), "float32")) for each in (path, plain))
+    for tensor, weight in meant.module.state_dict().items():
+        torch.testing.assert_close(read.module.state_dict()[tensor], weight, rtol=1e-6, atol=1e-7, msg=tensor)
+    assert read.readings == meant.readings
 
 
 def test_the_layer_changes_nothing_of_its_target(glm: Path, tmp_path: Path) -> None:
@@ -189,13 +208,28 @@ def test_what_is_no_layer_for_this_target_is_refused_in_a_sentence(
         loaded(head, target, teacher)
 
 
+SCALES = "model.layers.2.eh_proj.weight_scale_inv"
 OF_TARGET: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (
         lambda path: edit(path, lambda each: [each.pop(key) for key in list(each) if "layers.2." in key]),
         "the layer of MTP in .* cannot be read: .* are missing",
     ),
     "several": (lambda path: change(path, num_nextn_predict_layers=2), "has 2 layers of MTP"),
-    "quantised": (lambda path: change(path, quantization_config={"quant_method": "fp8"}), "is quantised"),
+    "quantised by a method that nobody knows": (
+        lambda path: change(path, quantization_config={"quant_method": "hqq"}),
+        "is quantised by hqq, expected",
+    ),
+    "said to be quantised": (
+        lambda path: change(path, quantization_config={"quant_method": "fp8"}),
+        "says that it is quantised by fp8, but no tensor is",
+    ),
+    "quantised in a form that is not understood": (
+        lambda path: (
+            quantise(KINDS["fp8 blocks"], path),
+            edit(path, lambda each: each.update({SCALES: torch.ones(1, 7)})),
+        ),
+        f"tensor {SCALES.removesuffix('_scale_inv')} of checkpoint .* cannot be dequantised",
+    ),
 }
 
 

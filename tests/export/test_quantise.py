@@ -16,6 +16,7 @@ from trt_spec.export.quality import engine_logits, measure, overlap
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import export_pair
+from ..engines.parity import assert_engine_agrees
 from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 
@@ -32,10 +33,10 @@ def test_no_number_moves_by_more_than_half_a_step(kind: str) -> None:
     missed = (blocks.matrix() - matrix).abs()
     if kind == "int8":
         assert (missed <= steps / 2 * 1.0001).all()
-        assert blocks.integers.abs().amax() == 127
+        assert blocks.numbers.abs().amax() == 127
     else:  # a smaller step that cuts off the largest number may be the better one
         assert (missed <= steps / 2 * 1.0001).float().mean() > 0.95
-        assert (blocks.integers.min(), blocks.integers.max()) >= (-8, 0)
+        assert (blocks.numbers.min(), blocks.numbers.max()) >= (-8, 0)
 
 
 def test_int4_scales_are_at_least_as_good_as_the_plain_ones() -> None:
@@ -49,7 +50,15 @@ def test_int4_scales_are_at_least_as_good_as_the_plain_ones() -> None:
     assert error.sum() < 0.95 * plain_error.sum()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_an_fp8_number_moves_by_a_sixteenth_of_itself_at_most() -> None:
+    matrix = torch.randn(96, 5, generator=torch.Generator().manual_seed(0))
+    blocks = to_blocks(matrix, "fp8", 96)
+    assert torch.equal(blocks.numbers.float().abs().amax(0), torch.full((5,), 448.0))
+    least = blocks.scales * 2**-10  # half of the smallest step
+    assert ((blocks.matrix() - matrix).abs() <= torch.maximum(matrix.abs() / 16, least) * 1.0001).all()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize("matrix", [torch.zeros(32, 3), torch.full((32, 3), 1e-7, dtype=torch.float16)])
 def test_a_block_of_next_to_nothing_is_zero_and_has_a_scale_that_tensorrt_takes(
     matrix: torch.Tensor, kind: str
@@ -101,6 +110,38 @@ def test_a_quantised_graph_computes_its_rounded_checkpoint_and_is_fused(tmp_path
     assert all(name.endswith(".rows") for name in widened), "only rows of the embedding that were looked up"
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("int8", "bfloat16"),
+        ("int4", "float16"),
+        pytest.param("fp8", "bfloat16", marks=pytest.mark.exhaustive),
+        pytest.param("int8", "float16", marks=pytest.mark.exhaustive),
+        pytest.param("int4", "bfloat16", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_in_half_precision_weights_are_what_rounded_scales_make_of_them(tmp_path: Path, kind: str, dtype: str) -> None:
+    """The float32 copy that is checked rounds each weight once, as an engine with such kernels does."""
+    checkpoint = tiny_gpt2(tmp_path / "checkpoint", n_layer=1)
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation(kind), dtype=dtype).models
+    assert target.entry.check["as_float32_copy"] is True
+    assert target.entry.check["worst_error"] < 5e-5
+
+
+def test_an_fp8_graph_computes_its_rounded_checkpoint_in_every_engine_and_a_tied_matrix_stays_wide(
+    tmp_path: Path,
+) -> None:
+    checkpoint = tiny_gpt2(tmp_path / "checkpoint")
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("fp8")).models
+    assert target.entry.check["worst_error"] < 5e-5
+    assert 0 < target.entry.check["quality"]["divergence"] < 0.1
+    graph = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph
+    stored = Counter(weight.dtype for weight in graph.initializers.values() if len(weight.shape) == 2)
+    assert stored == {ir.DataType.FLOAT8E4M3FN: 2 * 4, ir.DataType.FLOAT: 2}  # the embeddings of tokens and positions
+    for engine in ("torch", "openvino"):
+        assert_engine_agrees(tmp_path / "bundle", engine)
+
+
 def fused_nodes(graph: Path, out: Path) -> list[ir.Node]:
     """What ONNX Runtime makes of a graph; each MatMulNBits must compute in int8."""
     import onnxruntime
@@ -125,10 +166,8 @@ def test_head_and_embedding_may_stay_wide(tmp_path: Path) -> None:
     export_pair(checkpoint, tmp_path / "bundle", weights=how)
     graph = ir.load(Bundle.open(tmp_path / "bundle").graph("target")).graph
     assert Counter(node.op_type for node in graph)["DequantizeLinear"] == 2 * 5  # of two layers
-    assert {name for name in graph.initializers if "embed" in name} == {
-        "model.embed_tokens.weight",
-        "model.embed_tokens.weight.T",
-    }
+    matrices = [weight.name for weight in graph.initializers.values() if weight.dtype == ir.DataType.FLOAT]
+    assert [name for name in matrices if "embed" in name] == ["model.embed_tokens.weight"]
 
 
 @pytest.mark.parametrize("flags", [{"wide_head": True}, {"wide_embedding": True}])
@@ -138,10 +177,10 @@ def test_a_tied_matrix_that_shall_stay_wide_for_one_use_stays_so_for_both(
     """Rounded for the other use it would be rounded for this one, too: it is one matrix."""
     checkpoint = tiny_gpt2(tmp_path / "c")
     export_pair(checkpoint, tmp_path / "b", weights=Quantisation("int8", **flags))
-    weights = ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers
+    table = ir.load(Bundle.open(tmp_path / "b").graph("target")).graph.initializers["transformer.wte.weight"]
     original = load_file(checkpoint / "model.safetensors")["transformer.wte.weight"]
-    assert torch.equal(torch.tensor(weights["transformer.wte.weight"].const_value.numpy()), original)
-    assert torch.equal(torch.tensor(weights["transformer.wte.weight.T"].const_value.numpy()), original.T)
+    assert torch.equal(torch.tensor(table.const_value.numpy()), original)
+    assert sorted(use.node.op_type for use in table.uses()) == ["Gather", "Gemm"]
 
 
 def test_an_untied_one_stays_wide_alone(tmp_path: Path) -> None:
@@ -251,7 +290,7 @@ def test_heads_that_were_stacked_are_unstacked_without_a_trace(
 
 
 def test_an_unknown_kind_of_weights_is_refused() -> None:
-    with pytest.raises(ExportError, match="weights are 'int2', expected none, int8, int4"):
+    with pytest.raises(ExportError, match="weights are 'int2', expected none, int8, int4, fp8"):
         Quantisation("int2")
 
 

@@ -1,13 +1,15 @@
 """Tells from the characters of a text how many tokens it has at least, without tokenising it."""
 
 import json
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
+from ...engines.symbols import BYTE_OF_SYMBOL
 
 SPLITTING = ("ByteLevel", "Metaspace", "Digits", "Punctuation", "Split")
 OF_ASCII_NOTHING = ("NFC", "NFD", "NFKC", "NFKD")  # normalisers that change no ASCII
@@ -49,11 +51,10 @@ def shares_of(tokenizer: Tokenizer) -> Shares | None:
     if not (whole and kept and split) or spec.get("truncation"):
         return None
     of_bytes = any(one["type"] == "ByteLevel" for one in splitters)
-    byte_of = {symbol: byte[0] for symbol, byte in byte_of_symbol().items()} if of_bytes else None
     longest: dict[int, int] = {}
     for piece in tokenizer.get_vocab(with_added_tokens=False):
         for letter in set(piece):
-            sign = ord(letter.replace(SPACE, " ")) if byte_of is None else byte_of.get(letter, 0)
+            sign = BYTE_OF_SYMBOL.get(letter, b"\0")[0] if of_bytes else ord(letter.replace(SPACE, " "))
             longest[sign] = max(longest.get(sign, 0), len(piece))
     for one in spec["added_tokens"]:
         signs = list(one["content"].encode() if of_bytes else map(ord, one["content"]))
@@ -64,16 +65,6 @@ def shares_of(tokenizer: Tokenizer) -> Shares | None:
     if any(one["lstrip"] or one["rstrip"] for one in spec["added_tokens"]):  # such a token swallows any white space
         of_sign[sorted({byte for code in WHITE for byte in chr(code).encode()}) if of_bytes else WHITE] = 0
     return Shares(of_sign, bool(changing))
-
-
-@cache
-def byte_of_symbol() -> dict[str, bytes]:
-    """The byte that each printable character stands for in byte-level BPE."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): bytes([byte]) for byte in printable} | {
-        chr(256 + index): bytes([byte]) for index, byte in enumerate(others)
-    }
 
 
 def parts(spec: Any) -> list[dict[str, Any]]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...engines.symbols import BYTE_OF_SYMBOL
 from ...runtime import TokenLogprob
 from .answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
-from .shares import byte_of_symbol
 
 SPACE = "▁"
 
@@ -23,7 +23,7 @@ class Spelling:
         added = spec.get("added_tokens") or ()
         self._added = {int(one["id"]): str(one["content"]).encode() for one in added}
         self.special = frozenset(int(one["id"]) for one in added if one.get("special"))  # not in any text
-        self._byte_of = byte_of_symbol() if "ByteLevel" in kinds else None
+        self._symbols = "ByteLevel" in kinds
         self._pieces = bool(kinds & {"ByteFallback", "Metaspace", "Replace"})
         self._known: dict[int, bytes] = {}
         self._shown: dict[int, tuple[str, list[int]]] = {}
@@ -51,8 +51,8 @@ class Spelling:
         piece = self._tokenizer.id_to_token(token)
         if piece is None:  # a number without a token, as padding of the vocabulary has
             return b""
-        if self._byte_of is not None:
-            return b"".join(self._byte_of.get(symbol, symbol.encode()) for symbol in piece)
+        if self._symbols:
+            return b"".join(BYTE_OF_SYMBOL.get(symbol, symbol.encode()) for symbol in piece)
         if self._pieces:
             if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
                 return bytes.fromhex(piece[3:5])

@@ -24,6 +24,7 @@ import torch
 from filelock import FileLock
 from trt_spec.engines import SLACK, TOKEN, Bundle, EngineError, ExportError, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
+from trt_spec.export import export_bundle
 from trt_spec.export.family_table import BEHIND_SOURCES, WORKS
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans import build, compiler
@@ -39,6 +40,7 @@ from ...bundles import export_pair, save_graph
 from ...families import tiny_checkpoint
 from ...faults import no_file_larger_than
 from ...models import tiny_llama
+from ...quantised_models import KINDS, write_quantised
 from ...source_models import tiny_behind_source
 from ...toys import Toy
 from .forms import forms, forms_of_plan
@@ -125,6 +127,27 @@ def test_the_passes_fire_where_they_should_and_keep_the_numbers(
         expected = run(ir.load(graph), given, graph.parent)
         for ours, theirs in zip(run(prepared, given, graph.parent), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.usefixtures("compiled_here")
+def test_zero_points_are_refused_by_name_and_the_same_numbers_compile_in_int8(tmp_path: Path) -> None:
+    checkpoint, _ = write_quantised(KINDS["awq"], tmp_path)
+    kept = {"check": False, "max_length": 64}
+    export_bundle(checkpoint, tmp_path / "int4", weights=Quantisation("int4"), **kept)
+    with pytest.raises(ExportError) as refused:
+        prepare(Bundle.open(tmp_path / "int4").graph("target"), VERIFY)
+    assert str(refused.value) == (
+        "tensorrt-rtx takes no weights with zero points, which the target graph keeps as its checkpoint has them; "
+        "export with --weights int8, which keeps the same numbers without"
+    )
+    export_bundle(checkpoint, tmp_path / "int8", weights=Quantisation("int8"), **kept)
+    assert build_plans(tmp_path / "int8", options(draft_length=1)).built > 0
+
+
+@pytest.mark.usefixtures("compiled_here")
+def test_matrices_of_fp8_compile(tmp_path: Path) -> None:
+    export_pair(tiny_llama(tmp_path / "c"), tmp_path / "b", max_length=64, dtype="float16", weights=Quantisation("fp8"))
+    assert build_plans(tmp_path / "b", options(draft_length=3)).built > 0
 
 
 @pytest.fixture
