@@ -97,7 +97,7 @@ def keeps_the_whole_run(self: Any, tokens: Any, accepted: int, logprobs: Any) ->
 
 def log_probabilities_of_the_row_before(done: Any, top: int) -> Any:
     """Pitfall 16."""
-    return LOGPROB_PARTS(done._replace(logits=done.logits.roll(1, 1)), top)
+    return LOGPROB_PARTS(done._replace(told=done.told.roll(1, 1)), top)
 
 
 def likeliest_children(q: Any, line: Any, u: Any) -> Any:
