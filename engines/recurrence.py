@@ -1,4 +1,4 @@
-"""Where the states of recurrent layers stand, and which slots hold what has been read since.
+"""Track where the states of recurrent layers stand, and which slots hold what has been read since.
 
 The states of a row have swallowed its first `base` tokens. The tokens behind these lie in one half of the row's slots,
 one after another. The first call of a round swallows them and writes its own tokens to the other half; calls that go on
@@ -19,7 +19,7 @@ MOST_READ = 64  # tokens that one call may swallow of its own: what it computes 
 
 
 class Recurrence:
-    """What is known of each row, on the device, so that a round needs nothing of the host.
+    """The places of each row's states, on the device, so that a round needs nothing of the host.
 
     `half` says how many slots one call may fill, which is half of what a row has.
     """

@@ -1,4 +1,4 @@
-"""What a target and its drafts must agree on, before any weight is read: tokens, special ids, the longest sequence."""
+"""Check that target and drafts agree before any weight is read: on tokens, special ids, the longest sequence."""
 
 from ..engines import ExportError, PairError
 from .checkpoint import Checkpoint

@@ -1,4 +1,4 @@
-"""What a bigram would do in a head's place: it costs nothing, so a head that is no better is not worth its steps."""
+"""Count what a bigram would do in a head's place: it costs nothing, so a head must be better to be worth its steps."""
 
 from typing import Any
 

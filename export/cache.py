@@ -11,7 +11,7 @@ OPSET = 24
 
 
 class Places(NamedTuple):
-    """Where the tokens of a call stand."""
+    """The places of a call's tokens."""
 
     start: Tensor  # [B], the cache row of the first
     depths: Tensor  # [B, S], the position of each from there on

@@ -48,7 +48,7 @@ HALF = 24  # slots of a row that one of its calls may fill
 
 @dataclass(frozen=True)
 class Reference:
-    """What the checkpoint says, computed before the graph is opened: the two need not be in memory together."""
+    """The checkpoint's answers, computed before the graph is opened: the two need not be in memory together."""
 
     script: Script
     branches: list[Tensor]  # [length, V] of each branch

@@ -44,14 +44,14 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """What the bundle calls it: its id, or its file's or directory's own name, which means something elsewhere."""
+        """The bundle's name for it: its id, or its file's or directory's own name, which means something elsewhere."""
         place = Path(self.name).resolve()
         own = place.name.removesuffix(GGUF) if place.exists() else self.name.partition("@")[0]
         return own if self.lora is None else f"{own}+{self.lora.resolve().name}"
 
     @property
     def notes(self) -> list[str]:
-        """What its user should know of what is exported."""
+        """Notes for its user on what is exported."""
         notes = []
         if self.reads_more is not None:
             more = f"reads more than text ({self.reads_more})"

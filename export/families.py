@@ -35,7 +35,7 @@ POSITIONS = {"bloom": "seq_length", "mpt": "max_seq_len"}  # where their number 
 
 @dataclass(frozen=True)
 class SourceShape:
-    """What sources a decoder stands behind: tokens, or sound of one length."""
+    """The sources that a decoder stands behind: tokens, or sound of one length."""
 
     longest: int  # entries that an encoder makes of one
     sound: Sound | None = None
@@ -43,7 +43,7 @@ class SourceShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the contract needs to know of a model."""
+    """The facts about a model that the contract needs."""
 
     layers: int
     heads: int

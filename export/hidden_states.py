@@ -13,7 +13,7 @@ LAST = -1  # names the last hidden state, as the last norm gives it
 
 
 class Features(nn.Module):
-    """What a head reads of each token: its encoder over some of the target's hidden states."""
+    """The features that a head reads of each token: its encoder over some of the target's hidden states."""
 
     def __init__(self, encoder: nn.Module, layers: Sequence[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an export tells of what it has written."""
+"""Report what an export has written."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class EncoderReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export has written, and what it measured of target and drafts."""
+    """The files an export has written, and its measurements of target and drafts."""
 
     path: Path
     max_length: int

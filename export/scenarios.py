@@ -16,7 +16,7 @@ ROWS = 4  # cache rows: one for the calls of a single request, three for the rag
 
 @dataclass(frozen=True)
 class RowCall:
-    """What one call does to one cache row: write `tokens` at `start`, of which all but `padding` are real."""
+    """One call's work on one cache row: it writes `tokens` at `start`, of which all but `padding` are real."""
 
     tokens: list[int]
     start: int

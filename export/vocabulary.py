@@ -26,7 +26,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # a
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What two models must share to speculate together, and what the runtime needs of it."""
+    """Read the vocabulary that two models must share to speculate together, and what the runtime needs of it."""
 
     name: str  # of the checkpoint
     tokenizer: Any

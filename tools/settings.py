@@ -24,7 +24,7 @@ Actions = Mapping[str, argparse.Action]  # by the names of their flags, without 
 
 
 class Given(NamedTuple):
-    """What a flag is set to, and the source that a user is told of."""
+    """The value of a flag, and the source that a user is told of."""
 
     action: argparse.Action
     name: str

@@ -48,7 +48,7 @@ class Masks:
 
 @dataclass(frozen=True)
 class OwnTokens:
-    """What the runtime must know of a draft whose tokens are not the target's, beside its tokenizer and its tables."""
+    """The facts about a draft whose tokens are not the target's, beside its tokenizer and its tables."""
 
     vocab_size: int  # token ids are 0 … vocab_size - 1; logits beyond are padding
     common: int  # how many tokens the target has, too

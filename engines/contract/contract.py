@@ -187,14 +187,14 @@ class Contract(Interface):
 
     @property
     def cache_bytes_per_row(self) -> int:
-        """What each row takes beside its tokens."""
+        """The bytes that each row takes beside its tokens."""
         return sum(state.bytes for state in self.of_kind(ROW)) + SLOTS * sum(
             state.bytes for state in self.of_kind(WINDOW)
         )
 
     @property
     def source_bytes(self) -> int:
-        """What each entry of a row's source takes."""
+        """The bytes that each entry of a row's source takes."""
         return sum(state.bytes for state in self.of_kind(SOURCE))
 
     @property

@@ -25,7 +25,7 @@ class TensorSpec:
 
 
 class Interface(ABC):
-    """What an engine asks of the contract of any graph."""
+    """The part of any graph's contract that an engine asks for."""
 
     dtype: str  # of weights
 

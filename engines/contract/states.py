@@ -19,7 +19,7 @@ Size = TypeVar("Size", int, Dim)
 
 @dataclass(frozen=True)
 class StateKind:
-    """What there is a value of, how many values a row has, and how a graph writes them."""
+    """The kinds of states: what there is a value of, how many values a row has, and how a graph writes them."""
 
     capacity: str  # the symbol for how many values a row has room for, its entries; empty: a row has one value
     output: bool  # a call gives the new values; without, it only reads them

@@ -23,7 +23,7 @@ class Wiring:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a head has beside its layers."""
+    """The parts of a head beside its layers."""
 
     target_hidden: int  # width of the target's hidden states
     inputs: int  # how many of them it reads

@@ -71,7 +71,7 @@ class PEagleKind(Eagle3Kind):
 
 @dataclass(frozen=True)
 class _Given:
-    """What a checkpoint says of its head."""
+    """The head as its checkpoint describes it."""
 
     name: str
     tensors: dict[str, Tensor]

@@ -31,7 +31,7 @@ WINDOW = 256  # tokens of the sample that are read together
 
 
 class ParallelKind:
-    """What Medusa and blockwise heads have in common."""
+    """The common part of Medusa and blockwise heads."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What `build_plans` is asked to compile, and the roles that follow from it: a role is a shape of one model's graph."""
+"""The plans that `build_plans` is asked for, and the roles that follow: a role is a shape of one model's graph."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Role:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to compile, and for which GPUs."""
+    """The plans to compile, and the GPUs they are for."""
 
     engine: str
     compute_capabilities: Sequence[str] = ()  # empty: that of the GPU here

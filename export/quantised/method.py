@@ -1,4 +1,4 @@
-"""What there is to know of a method: the tensors that hold one matrix, and how they become it."""
+"""Describe a method: the tensors that hold one matrix, and how they become it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from ..repeating import layer_list
 
 @dataclass(frozen=True)
 class Said:
-    """What the decoder says, named as transformers' causal models name it."""
+    """The decoder's answer, named as transformers' causal models name it."""
 
     logits: Tensor
     cache: Cache  # of the text alone

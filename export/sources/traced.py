@@ -1,4 +1,4 @@
-"""What of an encoder–decoder is traced so that positions come from a call's places, and sources from memory."""
+"""Trace an encoder–decoder so that positions come from a call's places, and sources from memory."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""What single families need to be traced: a file named after the model type, with a context manager `ready(model)`.
+"""Make single families ready to be traced: a file named after the model type, with a context manager `ready(model)`.
 
 What many have is a file of its own: latent attention, rotary scaling by the text's length, gates.
 """

@@ -1,4 +1,4 @@
-"""What families share whose attention is code of their own: in the trace another takes its place until a block ends."""
+"""Put another attention in the place of a family's own code while it is traced, until a block ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -19,7 +19,7 @@ STEP = 32  # calls are told of a multiple of so many entries before their own, w
 
 @dataclass
 class Told:
-    """What a call is told of the entries it branches from and of its own tokens."""
+    """The places of a call: the entries it branches from, and its own tokens."""
 
     depths: Tensor  # [1, W]
     ancestors: Tensor  # [1, S, W]

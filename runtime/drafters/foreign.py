@@ -30,7 +30,7 @@ NOT_RUN = -1  # stands where a step has read nothing
 
 
 class Held:
-    """What the draft has of a request: its text, and the tokens that are in the row of the cache."""
+    """The draft's share of a request: its text, and the tokens that are in the row of the cache."""
 
     def __init__(self, translation: Translation) -> None:
         self.text = OwnText(translation)

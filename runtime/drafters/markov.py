@@ -1,4 +1,4 @@
-"""What the token before a place of a block adds to the scores there, and how sure the head is of it (DSpark)."""
+"""Add to the scores of a block's places what the tokens before them bring, and say how sure the head is (DSpark)."""
 
 from dataclasses import dataclass, fields
 

@@ -1,4 +1,4 @@
-"""What a target keeps of each token for a head, which reads of every token that of the one before it."""
+"""Keep a target's features of each token for a head, which reads with every token those of the one before it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a cache says that cannot grow."""
+"""The error of a cache that cannot grow."""
 
 from ...engines import EngineError
 

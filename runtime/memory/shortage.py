@@ -1,4 +1,4 @@
-"""What is said where memory runs out: what takes it, and what would take less."""
+"""Say what takes the memory where it runs out, and what would take less."""
 
 from types import TracebackType
 

@@ -1,4 +1,4 @@
-"""What recurrent states were where a kept block ends, since they cannot be taken back to it.
+"""Copy recurrent states where a kept block ends, since they cannot be taken back to it.
 
 While a prompt is read, its states are copied where they stand at the end of every fourth block. A row that begins with
 kept blocks begins with as many as lead to such a copy.

@@ -1,4 +1,4 @@
-"""What the rows of a cache have of their sources: memory that grows with the longest, and moves as rows move."""
+"""Hold the sources of a cache's rows: memory that grows with the longest, and moves as rows move."""
 
 from collections.abc import Callable, Sequence
 

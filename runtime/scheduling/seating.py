@@ -58,7 +58,7 @@ class Seating:
 
     @property
     def _behind(self) -> list[Occupant]:
-        """Those whose rows lie behind the live ones."""
+        """Return the occupants whose rows lie behind the live ones."""
         return [*self.prefilling, *self.searching]
 
     @property

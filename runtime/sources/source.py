@@ -1,4 +1,4 @@
-"""What a text stands behind: the tokens of another, or sound."""
+"""A source that a text stands behind: the tokens of another, or sound."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """What tells it from others, by all that encoders read."""
+        """A name that tells it from others, by all that encoders read."""
         found = sha256(b"".join(token.to_bytes(4, "little") for token in self.ids))
         for picture in self.pictures.values():
             found.update(picture.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""What stands before the text of a window: what was said before."""
+"""Keep what was said before, which stands before the text of each window."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ SEEDS = 2**64
 
 @dataclass(frozen=True)
 class Window:
-    """What to ask a decoder for next."""
+    """A text to ask a decoder for."""
 
     prompt: list[int]
     source: Source

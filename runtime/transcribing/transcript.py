@@ -1,4 +1,4 @@
-"""What was heard: pieces of text with their times, cut from the tokens of a window."""
+"""Cut the tokens of a window into pieces of text with their times."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a draft with tokens of its own and its target have in common, as export has found it."""
+"""Map the tokens that a draft with its own vocabulary shares with its target, as export has found them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

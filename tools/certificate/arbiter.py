@@ -133,7 +133,7 @@ def rounding_until_wins(
 
 
 def moves(logits: Tensor, token: int, rival: int, size: float) -> Iterator[Tensor]:
-    """Whatever may help the token to win: it rises, the rival sinks, or those likelier than either change their share,
+    """Try what may help the token to win: it rises, the rival sinks, or those likelier than either change their share,
     on which the border of top-p depends."""
     logits = logits.double()
     ids = torch.arange(len(logits))

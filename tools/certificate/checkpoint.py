@@ -83,7 +83,7 @@ def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, pro
 
 
 def transformers_text(subject: Subject, model: Any, one: Asked) -> list[int]:
-    """What its `generate` says, end of text included."""
+    """Return what its `generate` says, end of text included."""
     ids = torch.tensor([one.prompt])
     with _behind_its_source(subject, model, one.prompt[0]):
         output = model.generate(

@@ -38,7 +38,7 @@ def _central(statistic: float, half_freedom: Tensor) -> Tensor:
 
 @lru_cache(1024)
 def threshold(false_alarm: float, freedom: int, noncentrality: float = 0.0) -> float:
-    """What χ² exceeds with this probability."""
+    """Return the value that χ² exceeds with this probability."""
     low, high = 0.0, 10.0 * (freedom + noncentrality + 100)
     for _ in range(60):
         middle = (low + high) / 2
@@ -102,7 +102,7 @@ def hidden(expected: Mapping[Hashable, float], samples: int) -> float:
 
 
 def _rare(expected: Mapping[Hashable, float], samples: int) -> dict[Hashable, float]:
-    """Those that are expected too seldom, and the next ones until they are expected often enough together."""
+    """Return cells that are expected too seldom, and the next ones until they are expected often enough together."""
     found: dict[Hashable, float] = {}
     mean = 0.0
     for cell in sorted((cell for cell, share in expected.items() if share > 0), key=expected.__getitem__):

@@ -41,7 +41,7 @@ def at_least(scores: Tensor, threshold: float) -> Tensor:
 
 
 def compared(logits: Tensor, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> Tensor:
-    """What greedy and the coupled rule take the argmax of: the scores, and the noise of this index if sampled."""
+    """Return what greedy and the coupled rule take the argmax of: scores, and the noise of this index if sampled."""
     final = scores(logits, prompt, output, params)
     if params.greedy:
         return final

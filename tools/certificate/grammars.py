@@ -27,7 +27,7 @@ EXAMPLES = {
 
 
 def usable(bundle: Bundle) -> list[Grammar]:
-    """Those whose example the bundle's tokens can spell; none where llguidance is not installed."""
+    """Return the grammars whose example the bundle's tokens can spell; none where llguidance is not installed."""
     tokenizer, found = Tokenizer.from_file(str(bundle.tokenizer_file)), []
     for grammar, example in EXAMPLES.items():
         tokens = tokenizer.encode(example, add_special_tokens=False).ids

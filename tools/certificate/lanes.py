@@ -35,7 +35,7 @@ def cores(subject: Subject) -> list[int]:
 def side_by_side(
     subject: Subject, open_decoder: Callable[[], Decoder], run: Callable[[Decoder, Case], Found], cases: Sequence[Case]
 ) -> Iterator[Found]:
-    """What comes of each case, in their order; a decoder runs one case after another."""
+    """Yield what comes of each case, in their order; a decoder runs one case after another."""
     free = cores(subject)
     if len(free) < 2:
         with open_decoder() as decoder:

@@ -59,7 +59,7 @@ class Probe:
 
     @torch.inference_mode()
     def logits(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
-        """Those [V] after `context`, in each of `batch` equal rows: about the last `decoded` tokens, at least `width`,
+        """Return those [V] after `context`, in each of `batch` equal rows: about the last `decoded` tokens, at least `width`,
         are read in steps of that width, and all before them as a prompt is."""
         tokens = torch.tensor(context, device=self.engine.device)
         begin = len(context) - width * max(1, decoded // width)
@@ -76,7 +76,7 @@ class Probe:
             return step.logits[0, -1, : self.model.vocab_size].cpu()
 
     def law(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
-        """Those by which requests are answered: what the bundle says shall never be said is not."""
+        """Return the scores by which requests are answered: what the bundle says shall never be said is not."""
         return self.logits(context, width, batch, decoded).index_fill(0, self._unsaid, NEVER)
 
     def _read(self, tokens: Tensor, batch: int, end: int | None = None) -> None:

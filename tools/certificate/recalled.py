@@ -95,7 +95,7 @@ class RecallingEngine(Engine):
 
 
 def _contexts(cache: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Tokens]:
-    """What each token that gives logits sees: the entries of its row, and its ancestors in this step, with itself."""
+    """Return what each token that gives logits sees: its row's entries, and its ancestors in this step, with itself."""
     start, *others = (inputs[name] for name in ("start", "input_ids", "depths", "ancestors", "logit_rows"))
     before = cache[:, : int(start.max())].long()
     each = (one.tolist() for one in (before, start, *others))

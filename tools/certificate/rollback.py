@@ -1,4 +1,4 @@
-"""Whatever rounds did to a cache, what is live of it equals a fresh prefill: target and drafts, every row.
+"""Check that a cache equals a fresh prefill whatever rounds did to it: target and drafts, every row.
 
 Requests with random draft lengths, one line or several, and combs, which change from round to round as their drafters
 do, join, are cancelled and leave, so rows move and roll back in every pattern; sampling at temperature 1, by one rule

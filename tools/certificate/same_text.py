@@ -208,7 +208,7 @@ def in_turn(
 
 
 def list_cases(decoder: Decoder, apart: bool) -> list[tuple[str, list[Choice]]]:
-    """What the requests of a case take in turn; the draft lengths `apart`, each in a case of its own, or together."""
+    """Return what the requests of a case take in turn; the draft lengths `apart`, each in its own case, or together."""
     fixed: list[tuple[str, list[Choice]]] = [
         (f"{drafter}, K {','.join(map(str, each))}", [(drafter, k) for k in each])
         for drafter in decoder.drafters
@@ -229,7 +229,7 @@ def mixed(decoder: Decoder, count: int) -> list[Choice]:
 
 
 def with_prefixes(subject: Subject, asked: Sequence[Asked], judge: Arbiter) -> Finding:
-    """What was said, again and again, goes on, and does so twice: the second time hardly any of it is read."""
+    """Let what was said go on, again and again, and do so twice: the second time hardly any of it is read."""
     least = EVERY if subject.bundle.target.contract.recurrent else BLOCK_TOKENS  # that may be found
     room = min(subject.bundle.max_length // 2, least + 3 * BLOCK_TOKENS)
     chats = [(tuple(islice(cycle((*one.prompt, *one.expected.token_ids)), room)), one.params) for one in asked]

@@ -1,4 +1,4 @@
-"""What a request asks for means under speculation what it means without: stop rules, penalties, filters, log-probs."""
+"""Check that requests mean under speculation what they mean without: stop rules, penalties, filters, log-probs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

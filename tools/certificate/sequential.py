@@ -42,7 +42,7 @@ class SequentialTest:
         return tuple(ceil(share * most) for share, _ in LOOKS)
 
     def passes(self, observed: Counter[Hashable], look: int) -> bool | None:
-        """What a look decides; None if it takes more samples to know."""
+        """Return what a look decides; None if it takes more samples to know."""
         value, freedom = statistic(observed, self.expected)
         if value > self._rejects_above(observed.total(), freedom):
             return False
@@ -53,7 +53,7 @@ class SequentialTest:
         return True if value < accepts_below else None
 
     def numbers(self, observed: Counter[Hashable]) -> dict[str, Any]:
-        """Whatever the look, it rejects where the p-value is below `rejects_below`."""
+        """Return the numbers of a look; any look rejects where the p-value is below `rejects_below`."""
         value, freedom = statistic(observed, self.expected)
         noncentrality = observed.total() * self.divergence
         return {

@@ -1,4 +1,4 @@
-"""What is certified: a bundle in one engine on one device; and what a check has found about it."""
+"""The subject of a certificate: a bundle in one engine on one device; and what a check has found about it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ Progress = Callable[[str, float, float], None]  # what is tried now; so much of 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one case of a check came to."""
+    """The outcome of one case of a check."""
 
     check: str
     case: str
@@ -94,7 +94,7 @@ def draft_lengths(decoder: Decoder) -> list[int]:
 
 
 def combs_and_trees(decoder: Decoder, drafter: str) -> list[Shape]:
-    """Those that the drafter can hang siblings in or grow, and the engine can verify beside any line, by any rule."""
+    """Return the shapes that the drafter can grow, and the engine can verify beside any line, by any rule."""
     if not (decoder.target.engine.takes_trees and drafter in DRAFTERS and DRAFTERS[drafter].samples):
         return []
     longest = decoder.longest_draft

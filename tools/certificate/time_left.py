@@ -18,5 +18,5 @@ class TimeLeft:
         self.share = max(self.share, (before + self.work[check] * min(1.0, done)) / sum(self.work.values()))
 
     def seconds(self, elapsed: float) -> float | None:
-        """What is left if the rest goes as fast as what is done; None while too little is."""
+        """Return the time left if the rest goes as fast as what is done; None while too little is."""
         return elapsed * (1 - self.share) / self.share if self.share >= SOON else None

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _findings(subject: Subject, probes: Probes, effort: Effort, arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Those of the wanted checks, in the order of CLAIMS."""
+    """Return the wanted checks, in the order of CLAIMS."""
     directory = arguments.checkpoint
     checks: dict[str, Callable[[Progress], Iterator[Finding]]] = {
         "same text": lambda progress: same_text.check(subject, probes, effort, progress),

@@ -97,7 +97,7 @@ def _key(checkpoints: Sequence[str | Path], *options: object) -> str:
 
 
 def _identity(checkpoint: str | Path) -> Iterator[bytes]:
-    """What tells a checkpoint from others: its files, or its name on the Hub."""
+    """Return what tells a checkpoint from others: its files, or its name on the Hub."""
     place = Path(checkpoint)
     if not place.exists():
         yield str(checkpoint).encode()

@@ -37,7 +37,7 @@ def library_sentences() -> list[str]:
 
 
 def all_sentences() -> list[str]:
-    """Those and the sentences of all packages that are installed, each once."""
+    """Return these and the sentences of all packages that are installed, each once."""
     packages = Path(sysconfig.get_path("purelib"))
     return list(dict.fromkeys(library_sentences() + _sentences(python_files(packages))))
 

@@ -47,7 +47,7 @@ HEAD = 32  # width of a head
 
 @dataclass(frozen=True)
 class Size:
-    """What decides how much a T5 costs."""
+    """The sizes that decide how much a T5 costs."""
 
     hidden: int
     layers: int  # of the encoder, and of the decoder
@@ -60,7 +60,7 @@ LAYERS = 3  # of the target
 
 @dataclass(frozen=True)
 class Settings:
-    """What makes the training of one model this one: it goes on only with the same."""
+    """Settings that make the training of one model this one: it goes on only with the same."""
 
     size: str
     sentences: str  # a digest of them

@@ -24,13 +24,13 @@ Loss = Callable[[Tensor], Tensor]  # of a batch of token windows [B, T + 1]
 
 
 class Batches(Protocol):
-    """What a training draws from: the same batches whenever it begins anew."""
+    """The text a training draws from: the same batches whenever it begins anew."""
 
     def draw(self) -> Tensor: ...
 
 
 class Kept(Protocol):
-    """Where a training keeps its state, so that one that was killed goes on."""
+    """The file of a training's state, so that one that was killed goes on."""
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Put back what was saved, and return after which step that was."""

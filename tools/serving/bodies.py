@@ -68,7 +68,7 @@ SHAPE = f"^({'|'.join((AUTO, *FORMS))})$"
 
 
 class StructuredOutputs(Closed, kw_only=True):
-    """What the output has to be; exactly one of these."""
+    """The form that the output has to have; exactly one of these."""
 
     json: dict[str, Any] | str | None = None
     json_object: Literal[True] | None = None

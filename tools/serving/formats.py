@@ -1,4 +1,4 @@
-"""What the text of an answer has to be: every way in which clients ask for it becomes one grammar."""
+"""Turn every way in which clients ask for the form of a text into one grammar."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -288,7 +288,7 @@ def chat_of(body: CountedBody, **more: Any) -> ChatBody:
 
 
 def _messages_of(turn: Turn) -> Iterator[Message]:
-    """What a turn is in a chat: results of tools are messages of their own, before the rest."""
+    """Return a turn as messages of a chat: results of tools are messages of their own, before the rest."""
     if isinstance(turn.content, str):
         yield Message(role=turn.role, content=turn.content)
         return

@@ -1,4 +1,4 @@
-"""What /v1/responses answers, whole or as the events of a stream."""
+"""Answer /v1/responses, whole or as the events of a stream."""
 
 import secrets
 import time

@@ -88,7 +88,7 @@ def chat_of(body: ResponsesBody) -> ChatBody:
 
 
 def _messages_of(items: Sequence[dict[str, Any]]) -> list[Message]:
-    """What items are in a chat: calls and reasoning belong to the assistant's message beside them."""
+    """Return items as messages of a chat: calls and reasoning belong to the assistant's message beside them."""
     messages: list[Message] = []
     thought: str | None = None
     for place, fields in enumerate(items):

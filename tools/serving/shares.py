@@ -18,7 +18,7 @@ WHITE = [code for code in range(0x3001) if chr(code).isspace()]
 
 
 class Shares(NamedTuple):
-    """What each byte, or each character, is of a token at least."""
+    """The least share of a token that each byte, or each character, is."""
 
     of_sign: NDArray[np.float64]  # [256] or [all of Unicode]
     of_ascii_alone: bool  # other characters may become others before they are tokenised

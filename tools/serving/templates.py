@@ -35,7 +35,7 @@ MARKS = "\U0010fffd\U0010fffc"  # characters that mean nothing and stand nowhere
 
 
 class Ending(Enum):
-    """What stands behind the last message of a prompt."""
+    """The end of a prompt, behind its last message."""
 
     ANSWER = "the beginning of an answer"
     NOTHING = "nothing"

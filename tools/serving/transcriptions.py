@@ -162,7 +162,7 @@ class Heard(Exception):
 
 
 class Answer(Response):
-    """What both answers share; a client that goes away frees its row and its place."""
+    """The common part of both answers; a client that goes away frees its row and its place."""
 
     def __init__(self, service: Service, listening: Listening, pieces: Pieces, kind: str, held: ExitStack) -> None:
         self.background: BackgroundTask | None = None

@@ -1,4 +1,4 @@
-"""What Whisper may say next: tokens that begin no text, and times between the pieces of a text, which never fall."""
+"""Keep Whisper to its rules: some tokens begin no text, and times between the pieces of a text never fall."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class SpeechRules:
 
 
 class Numbers(NamedTuple):
-    """What is known of a row: what it has said, and its rules."""
+    """The numbers of a row: what it has said, and its rules."""
 
     said: Any  # tokens
     before: Any  # the last token but one

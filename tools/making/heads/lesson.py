@@ -1,4 +1,4 @@
-"""What a kind of head must say to be trained: how it is built, what it loses, what it proposes, how it is written."""
+"""Lessons: a kind of head says how it is built, what it loses, what it proposes, how it is written."""
 
 import json
 from abc import ABC, abstractmethod
@@ -44,7 +44,7 @@ class Lesson(ABC, Generic[Head]):
 
     @abstractmethod
     def loss(self, head: Head, rows: Rows, done: float, draw: Any) -> Tensor:
-        """What the head misses of these rows; `done` is the share of the training that is over, `draw` a generator."""
+        """Return what the head misses of these rows; `done` is the share of training done, `draw` a generator."""
 
     @abstractmethod
     def laws(self, head: Head, rows: Rows, places: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -52,7 +52,7 @@ class Lesson(ABC, Generic[Head]):
 
     @abstractmethod
     def tensors(self, head: Head) -> dict[str, Tensor]:
-        """What is written of it, by the names that others read."""
+        """Return what is written of it, by the names that others read."""
 
     @abstractmethod
     def fields(self, head: Head) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What makes a training this one and no other: it goes on only with the same."""
+"""Settings that make a training this one and no other: it goes on only with the same."""
 
 import hashlib
 import math

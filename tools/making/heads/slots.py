@@ -1,4 +1,4 @@
-"""What is alike in teaching heads that read a token beside a hidden state, then their own states in its place.
+"""Teach heads that read a token beside a hidden state, then their own states in its place.
 
 For two fifths of the time they learn their first step alone. Then they learn four, the later ones on a third of the
 slots, and from divergence the loss goes over to what is wanted: that proposals are accepted.
@@ -31,7 +31,7 @@ Slots = TypeVar("Slots", bound=SlotHead)
 class SlotLesson(Lesson[Slots]):
     @abstractmethod
     def features(self, head: Slots, rows: Rows) -> Tensor:
-        """What is read in the slot of each token but the first [B, T - 1, H]."""
+        """Return what is read in the slot of each token but the first [B, T - 1, H]."""
 
     def known(self, head: Slots) -> Tensor | None:
         """The tokens that it may propose; None: all."""

@@ -1,4 +1,4 @@
-"""What the target says at temperature 1, and its hidden states with it, kept in files that are mapped into memory.
+"""Keep what the target says at temperature 1, and its hidden states with it, in files that are mapped into memory.
 
 A head is taught several times with each text, so the target computes once what a head reads of it. Each batch has a
 seed of its own: writing that was cut off goes on, and what it gives is what it would have given.

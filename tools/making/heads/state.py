@@ -84,7 +84,7 @@ def save_state(
 
 
 def _kept(model: nn.Module) -> dict[str, Tensor]:
-    """What of a model is its own: learned weights and buffers, not what it borrows from the target."""
+    """Return a model's own tensors: learned weights and buffers, not what it borrows from the target."""
     learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     return learned | dict(model.named_buffers())
 
