@@ -59,8 +59,10 @@ class Probe:
 
     @torch.inference_mode()
     def logits(self, context: Sequence[int], width: int = 1, batch: int = 1, decoded: int = 0) -> Tensor:
-        """Return those [V] after `context`, in each of `batch` equal rows: about the last `decoded` tokens, at least `width`,
-        are read in steps of that width, and all before them as a prompt is."""
+        """Return those [V] after `context`, in each of `batch` equal rows.
+
+        The last `decoded` tokens or so, at least `width`, are read in steps of that width, all before as a prompt is.
+        """
         tokens = torch.tensor(context, device=self.engine.device)
         begin = len(context) - width * max(1, decoded // width)
         with self._lock, nullcontext() if self._target is None else self._target._lock:
