@@ -17,7 +17,7 @@ from trt_spec.tools.measuring.time_rounds import Measured, Setting
 from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
 
 from ...bundles import export_pair
-from ...heads import eagle3_head, parallel_heads
+from ...heads import eagle3_head, look_aheads, parallel_heads
 from ..conftest import assert_refused
 
 TIMED = ("onnxruntime", "openvino", "torch")
@@ -125,12 +125,13 @@ def test_further_drafts_are_measured_if_that_is_asked_for(run, drafts, tmp_path)
 def test_heads_are_measured_and_their_lengths_chosen(run, llama, tmp_path):
     target, eagle3, medusa = llama.checkpoint, tmp_path / "eagle3", tmp_path / "medusa"
     heads = [eagle3_head(eagle3, target, read=(0, 1)), parallel_heads(medusa, target, "medusa")]
+    heads.append(look_aheads(tmp_path / "pass", target))
     bundle = export_pair(target, tmp_path / "bundle", heads).bundle
     (tmp_path / "prompts").write_text("def f(a, b):\n")
     few = ("--max-new-tokens", 8, "--repeats", 1, "--draft-lengths", "1,2", "--prompts", tmp_path / "prompts")
     assert run("tune", bundle, *few, "--batches", "1").code == 0
     costs = read_costs(Bundle.open(bundle), "onnxruntime", "cpu")
-    assert {"eagle3", "medusa", "lookup"} <= set(costs.round_ms)
+    assert {"eagle3", "medusa", "pass", "lookup"} <= set(costs.round_ms)
     assert min(*costs.reading_ms["eagle3"]) >= 0 < max(costs.reading_ms["eagle3"]), "it reads what it has missed"
     assert costs.reading_ms["medusa"] == (0, 0), "it keeps nothing"
     with Decoder.open(bundle) as decoder:
@@ -138,7 +139,7 @@ def test_heads_are_measured_and_their_lengths_chosen(run, llama, tmp_path):
     result = run("bench", "--bundle", bundle, "--all-drafters", *few, "--json")
     found = json.loads(result.out)
     assert found["drafter"] == "eagle3"
-    assert {"medusa", "suffix"} <= {setting["drafter"] for setting in found["drafters"]}
+    assert {"medusa", "pass", "suffix"} <= {setting["drafter"] for setting in found["drafters"]}
 
 
 def test_the_oracle_is_never_worse_than_the_best_fixed_length():
