@@ -78,9 +78,10 @@ class LookAheads(HeadFiles):
         for name in sorted({key.removeprefix(LORA).rpartition(".")[0] for key in tensors}):
             layer = layers.get(name)
             down, up = (tensors.get(f"{LORA}{name}.{part}") for part in PARTS)
-            if not isinstance(layer, nn.Linear):
+            if not isinstance(layer, nn.Linear) or layer is target.get_output_embeddings():
                 raise ExportError(
-                    f"head {self.name} adds to {name}, which is no linear layer of its target; take another"
+                    f"head {self.name} adds to {name}, which is no linear layer of its target before the logits; take "
+                    "another"
                 )
             if down is None or up is None:
                 raise ExportError(f"head {self.name} holds one half of a LoRA of {name}, expected down and up")

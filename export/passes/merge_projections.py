@@ -36,7 +36,8 @@ def merge_projections(model: ir.Model) -> int:
     alike: dict[object, list[_Projection]] = defaultdict(list)
     for node in model.graph:
         if node.op_type == "MatMul" and (found := _projection(node)) and found.makes_heads:
-            alike[node.inputs[0], found.matrix[0].dtype, found.block, len(found.bias)].append(found)
+            stored = found.matrix[0].dtype, found.block, len(found.matrix), len(found.bias)
+            alike[node.inputs[0], stored].append(found)
     several = [parts for parts in alike.values() if len(parts) > 1]
     for parts in several:
         _merge(model.graph, parts)

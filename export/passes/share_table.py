@@ -17,7 +17,8 @@ def share_table(model: ir.Model) -> int:
         if turned is None or not turned.is_initializer() or turned.name not in tables:
             continue
         _multiply(graph, node, tables[turned.name])
-        del graph.initializers[turned.name]
+        if not turned.uses():
+            del graph.initializers[turned.name]
         fired += 1
     return fired
 

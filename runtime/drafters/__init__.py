@@ -1,5 +1,7 @@
 """The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
 
+from collections.abc import Collection
+
 from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from .cascade import Cascade
@@ -23,15 +25,16 @@ DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 
 NONE = "none"  # the name that means no drafter
 
 
-def usual_drafter(bundle: Bundle) -> str:
-    """Return the drafter of requests that name none."""
+def usual_drafter(bundle: Bundle, open_here: Collection[str] = tuple(DRAFTERS)) -> str:
+    """Return the drafter of requests that name none; not every engine runs look-aheads."""
     if bundle.drafts:
         return Pard.name if Pard.model_name(bundle) == bundle.drafts[0] else DraftModel.name
     if bundle.foreign is not None and not bundle.heads:
         tokens = bundle.models[bundle.foreign].tokens
         assert tokens is not None
         return tokens.drafter
-    return next(iter(bundle.heads), Pass.name if bundle.target.look_aheads else Lookup.name)
+    looks_ahead = bundle.target.look_aheads and Pass.name in open_here
+    return next(iter(bundle.heads), Pass.name if looks_ahead else Lookup.name)
 
 
 def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, str]]:

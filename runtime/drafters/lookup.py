@@ -60,5 +60,6 @@ def look_up(rows: Rows, plan: Plan, span: int, copies: int = 1) -> list[tuple[Te
         best = (matched * span + position).argmax(1, keepdim=True)  # [A, 1]
         found = matched.gather(1, best)[:, 0] > 1
         ahead = steps % (last - best).clamp(min=1)
-        each.append((context.gather(1, (best + 1 + ahead).clamp(max=span - 1)), found))
+        copy = context.gather(1, (best + 1 + ahead).clamp(max=span - 1))
+        each.append((copy.clamp(min=0) if before else copy, found))  # no token stands before a short source
     return each

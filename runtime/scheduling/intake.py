@@ -86,7 +86,7 @@ class Intake:
             draft_length = self._rules.longest  # nearly all of it is expected to stand
         if drafter is None and params.num_beams > 1:
             drafter = DraftModel.name if DraftModel.name in self._rules.drafters else NONE
-        drafter = drafter or (PREDICTING if predicted else usual_drafter(self._bundle))
+        drafter = drafter or (PREDICTING if predicted else usual_drafter(self._bundle, self._rules.drafters))
         if draft_length is None:
             draft_length = self._rules.default(drafter, params)
         return Request(

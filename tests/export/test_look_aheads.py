@@ -157,6 +157,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         ),
         "adds to model.norm, which is no linear layer of its target",
     ),
+    "a LoRA of the logits": (
+        lambda head: with_tensors(
+            head, lambda own: own.update({f"lora.lm_head.{one}": BLANK.clone() for one in HALVES})
+        ),
+        "adds to lm_head, which is no linear layer of its target before the logits",
+    ),
     "half a LoRA": (
         lambda head: with_tensors(head, lambda own: own.update({f"lora.{MLP}.up": BLANK})),
         "holds one half of a LoRA of model.layers.0.mlp.up_proj, expected down and up",

@@ -1,5 +1,6 @@
 """Each rewrite fires where it should, nowhere else, and leaves the numbers alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from trt_spec.export.passes.fuse_norms import fuse_norms
 from trt_spec.export.passes.fuse_rotary import fuse_rotary
 from trt_spec.export.passes.merge_projections import merge_projections
 from trt_spec.export.passes.orient_weights import orient_weights
-from trt_spec.export.passes.quantise import Quantisation, quantise
+from trt_spec.export.passes.quantise import Blocks, Quantisation, quantise, to_blocks
 from trt_spec.export.passes.share_table import share_table
 from trt_spec.export.passes.simplify import simplify
 from trt_spec.export.passes.widen import widen
@@ -101,6 +102,28 @@ def test_queries_keys_and_values_become_one_product_of_the_same_bits(tmp_path: P
     products = [node for node in ir.load(tmp_path / "merged" / "model.onnx").graph if node.op_type == "MatMul"]
     assert len(products) == 6  # with those of the output, the gate, up, down and the head
     assert merge_projections(graph) == 0
+
+
+def test_a_matrix_with_zero_points_stays_apart_from_those_without(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1))
+    contract = checkpoint.shape.contract(64, "float32")
+    model = load_model(checkpoint, "float32")
+
+    def known(name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
+        if "q_proj" not in name:
+            return None
+        [weight] = [one for own, one in model.named_parameters() if "q_proj.weight" in own]
+        blocks = to_blocks(weight.detach().T, kind, 32)
+        return replace(blocks, zeros=torch.ones_like(blocks.scales, dtype=torch.int8))
+
+    with quiet_libraries():
+        graph = traced_once(model, contract, checkpoint.shape.positions)
+    orient_weights(graph)
+    simplify(graph)
+    quantise(graph, Quantisation("int4"), known)
+    expected = logits(graph, contract, tmp_path / "apart")
+    assert merge_projections(graph) == 1, "keys and values alone"
+    assert torch.equal(logits(graph, contract, tmp_path / "merged"), expected)
 
 
 PRODUCTS = """

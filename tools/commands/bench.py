@@ -144,7 +144,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         raise RequestError(
             f"--compare {arguments.compare} runs models without an encoder; measuring.hearing compares a Whisper"
         )
-    drafter = arguments.drafter or usual_drafter(decoder.bundle)
+    drafter = arguments.drafter or usual_drafter(decoder.bundle, decoder.drafters)
     settings = _settings(decoder, drafter, params, arguments)
     peer = PEERS[arguments.compare] if arguments.compare else None
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}

@@ -81,6 +81,15 @@ def test_lookup_in_sources_equals_a_slow_search_beside_neighbours_with_longer_on
                 assert found == [slow_lookup(whole, 6) for whole in wholes]
 
 
+def test_a_copy_beyond_the_last_match_is_of_tokens_beside_a_longer_source():
+    params = [SamplingParams()] * 2
+    rows = make_rows(params, 100, [[1], [1]])
+    for row, source in enumerate([[5], [6, 7, 8, 6, 7, 8]]):
+        rows.stand_behind(row, [1], source)
+    for tokens, _ in copy_by_lookup(rows, make_plan(params, 4), 8, copies=4):
+        assert tokens.min() >= 0
+
+
 def test_the_source_of_a_row_moves_and_swaps_with_it_and_makes_room_for_a_longer_one():
     rows = make_rows([SamplingParams()] * 3, 100)
     for row, source in enumerate([[5], [6, 7, 8], [9, 9]]):

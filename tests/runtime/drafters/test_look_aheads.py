@@ -349,6 +349,7 @@ def test_an_engine_whose_steps_are_too_narrow_or_cannot_branch_refuses_it(
         with pytest.raises(RequestError, match="pass needs steps whose tokens branch, as wide as a long line"):
             decoder.submit([3, 4], drafter="pass")
         assert decoder.generate([[3, 4]], SAMPLED, drafter="lookup")
+        assert decoder.submit([3, 4]).drafter == "lookup", "who names none gets one that runs here"
 
 
 def test_openvino_refuses_it_by_name(ahead: Ahead) -> None:
