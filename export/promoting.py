@@ -1,11 +1,12 @@
 """Let torch promote types by the results that a trace knows: it would run each operator anew to see them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.fx import Node
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
+
+from .special.swapping import swapped
 
 _run_anew = _TypePromotionInterpreter.run_node
 
@@ -20,10 +21,6 @@ def _known(interpreter: _TypePromotionInterpreter, node: Node) -> Any:
     return node.meta["val"]
 
 
-@contextmanager
-def promoted_by_trace() -> Iterator[None]:
-    setattr(_TypePromotionInterpreter, "run_node", _known)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(_TypePromotionInterpreter, "run_node", _run_anew)  # noqa: B010
+def promoted_by_trace() -> AbstractContextManager[None]:
+    """Until the block ends, take results from the trace."""
+    return swapped(_TypePromotionInterpreter, run_node=_known)

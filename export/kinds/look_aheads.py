@@ -1,7 +1,8 @@
 """PaSS: look-ahead embeddings, which a target reads behind a token as if they were the next ones.
 
-They are no model of their own but further rows of the target's embedding: the target's graph stays as it is, and reads
-them by the ids behind its vocabulary. What it makes of the first says what stands behind the next token, and so on.
+They are no model of their own but further rows of the target's embedding, which the graph reads by the ids behind its
+vocabulary; where that was tied to the projection it is no longer. What it makes of the first says what stands behind
+the next token, and so on.
 
 `look_aheads.weight` [T, H]; nobody publishes such weights, so this format is ours. With `lora.{layer}.down` [R, in] and
 `lora.{layer}.up` [out, R] a LoRA is added to these linear layers where look-aheads are read, and nowhere else: a graph
