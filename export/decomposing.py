@@ -12,6 +12,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from .special.swapping import swapped
+
 Table = Mapping[Any, Callable[..., Any]]
 
 # Asked of a tensor within an operator: a trace of the whole knows the answer, or gets it from the inputs.
@@ -42,11 +44,8 @@ def decomposed_in_place() -> Iterator[None]:
                 program.graph_signature.replace_all_uses(old, new)
         return program
 
-    setattr(ExportedProgram, "run_decompositions", run_decompositions)  # noqa: B010
-    try:
+    with swapped(ExportedProgram, run_decompositions=run_decompositions):
         yield
-    finally:
-        setattr(ExportedProgram, "run_decompositions", trace_anew)  # noqa: B010
 
 
 def _stands_alone(node: Node) -> bool:
