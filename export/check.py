@@ -184,6 +184,12 @@ def check_graph(
     return report, sample_logits
 
 
+def worse(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the larger of the errors of two graphs of one model, and what else there is of the second."""
+    errors = {scenario: max(error, second["errors"][scenario]) for scenario, error in first["errors"].items()}
+    return {**second, "errors": errors, "worst_error": max(errors.values())}
+
+
 def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence: Recurrence | None = None) -> Tensor:
     """Return the logits of all tokens `[B, S, V]`, and move the entries of those that are accepted into order."""
     width = len(call.rows[0].tokens)

@@ -10,12 +10,13 @@ import onnx_ir as ir
 import torch
 
 from ..engines import CALL, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
-from ..engines.bundle import GRAPH, WEIGHTS
+from ..engines.bundle import FUSED, GRAPH, WEIGHTS
 from .cache import OPSET
 from .decomposing import decomposed_in_place
 from .hidden_states import NO_FEATURES, Features
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
+from .passes.group_queries import group_queries
 from .passes.merge_projections import merge_projections
 from .passes.orient_weights import orient_weights
 from .passes.quantise import Known, Quantisation, nothing_known, quantise
@@ -155,6 +156,15 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
         max_workers=1,
     )
     _release(graph.graph.initializers.values())
+
+
+def write_fused(folder: Path) -> int:
+    """Write beside a graph one with operators that ONNX Runtime has for parts of it, and return how many there are."""
+    graph = ir.load(folder / GRAPH)
+    fired = group_queries(graph)
+    if fired:
+        ir.save(graph, folder / FUSED)
+    return fired
 
 
 def _release(weights: Iterable[ir.Value]) -> None:

@@ -18,10 +18,10 @@ from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, GRAPH, HEAD, TARGET, TOKENI
 from .agreement import agreed_length, difference, reads_alone, refuse_unequal
 from .aside import built_aside
 from .bigram import bigram_overlap
-from .check import Reference, check_graph, make_reference
+from .check import Reference, check_graph, make_reference, worse
 from .checkpoint import Checkpoint, kept_matrices, load_model, open_checkpoint
 from .foreign import translate
-from .graph import WIDE, build_graph, write_graph
+from .graph import WIDE, build_graph, write_fused, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, LookAheads, open_head, open_look_aheads, with_features
 from .oracle import behind_first, branch_features
 from .passes.quantise import Quantisation, nothing_known
@@ -272,6 +272,11 @@ def _export_model(
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
+    if contract.dtype == "float32" and weights.kind != "int8":  # which needs heads stacked
+        fired["group_queries"] = write_fused(folder / role)
+        if fired["group_queries"] and reference is not None:
+            fused, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
+            check = worse(check, fused)
     kind = role if role in (TARGET, FOREIGN) else DRAFT
     was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
     masks = _masks(checkpoint, contract) if kind == DRAFT else None

@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle
 from trt_spec.engines.bundle import put_file
+from trt_spec.export.graph import write_fused
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters import DRAFTERS
@@ -121,7 +122,7 @@ def rewrite_graph(bundle: Path, role: str, source: Path, change: Callable[[np.nd
 
 
 def save_graph(graph: onnx.ModelProto, bundle: Path, role: str) -> None:
-    for name in ("model.onnx", "weights.bin"):
+    for name in ("model.onnx", "weights.bin", "onnxruntime.onnx"):
         (bundle / role / name).unlink(missing_ok=True)
     onnx.save_model(
         graph,
@@ -131,6 +132,14 @@ def save_graph(graph: onnx.ModelProto, bundle: Path, role: str) -> None:
         size_threshold=64,
         convert_attribute=False,
     )
+    write_fused(bundle / role)
+
+
+def without_fused(bundle: Path, out: Path) -> Path:
+    """The bundle with no graphs but those that all engines read."""
+    shutil.copytree(bundle, out, ignore=shutil.ignore_patterns("onnxruntime.onnx"))
+    resave(out)
+    return out
 
 
 def resave(bundle: Path) -> None:

@@ -13,6 +13,7 @@ from .layout import (
     DRAFT,
     DRAFTS,
     FOREIGN,
+    FUSED,
     GRAPH,
     HEAD,
     KINDS,
@@ -306,6 +307,9 @@ class Bundle:
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
+        for name in bundle.models:
+            if f"{name}/{FUSED}" not in expected and (path / name / FUSED).exists():
+                raise BundleError(f"{path / MANIFEST} does not list {name}/{FUSED}, which is there; remove that file")
         for name in expected:
             refuse_escape(path, name)
         with ThreadPoolExecutor(2) as pool:

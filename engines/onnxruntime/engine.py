@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..bundle import FUSED
 from ..contract import AnyContract, Contract, TensorSpec, in_words
 from ..engine import Engine, Step
 from ..errors import EngineError, first_line
@@ -45,6 +46,8 @@ class OnnxRuntimeEngine(Engine):
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"
             )
+        if not self._on_gpu and (fused := graph.with_name(FUSED)).exists():
+            graph = fused
         self._session: Any = open_session(graph, threads, exact_weights, device)
         contract.check(str(graph), *(_specs(tensors) for tensors in _interface(self._session)))
         self._graph_ids = itertools.count(1)

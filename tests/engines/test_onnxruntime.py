@@ -9,11 +9,11 @@ from unittest.mock import patch
 import onnxruntime
 import pytest
 import torch
-from trt_spec.engines import Bundle, EngineError, blank_step, open_engine, usable_cores
+from trt_spec.engines import Bundle, EngineError, blank_cache, blank_step, make_step, open_engine, usable_cores
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
 from trt_spec.runtime import Decoder
 
-from ..bundles import Pair
+from ..bundles import Pair, without_fused
 from ..steps import feed, model_of
 
 NOT_IN_PLACE = "in-place optimization not activated"
@@ -124,14 +124,15 @@ RUN_WITH_EVERY_MESSAGE = """
 """
 
 
-def test_the_cache_is_updated_in_place(llama: Pair):
+def test_the_cache_is_updated_in_place(llama: Pair, tmp_path: Path):
     """ONNX Runtime says so when it is not; the second run proves that the message would have been seen."""
-    shared = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, llama.bundle, "shared")
+    bundle = without_fused(llama.bundle, tmp_path / "bundle")  # whose writes are nodes of their own
+    shared = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, bundle, "shared")
     assert shared.returncode == 0, shared.stderr[-2000:]
     assert shared.stdout.endswith("True\n")
     assert len(shared.stderr) > 1000, "every message must be on"
     assert NOT_IN_PLACE not in shared.stderr
-    apart = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, llama.bundle, "copied")
+    apart = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, bundle, "copied")
     assert apart.returncode == 0, apart.stderr[-2000:]
     assert NOT_IN_PLACE in apart.stderr
     assert apart.stdout.endswith("False\n")
@@ -276,3 +277,35 @@ def test_a_decoder_on_a_gpu_that_is_not_here_is_refused(llama: Pair):
         pytest.raises(EngineError, match=r"device 'cuda' cannot be used \(no driver\); expected cpu or cuda"),
     ):
         Decoder.open(llama.bundle, device="cuda")
+
+
+@pytest.mark.parametrize("width", [1, 5, 30])
+@pytest.mark.parametrize("children", [1, 2])
+def test_its_own_operators_compute_what_the_graph_of_all_engines_computes(
+    llama: Pair, engine, tmp_path: Path, width: int, children: int
+):
+    """Three rows of unlike lengths, the last up to the end of its cache, each with a line or a tree of tokens."""
+    opened = Bundle.open(without_fused(llama.bundle, tmp_path / "bundle"))
+    plain = open_engine("onnxruntime", opened.graph("target"), opened.target.contract)
+    depths, ancestors = [0], torch.eye(width, dtype=torch.bool)
+    for node in range(1, width):
+        parent = (node - 1) // children
+        depths.append(depths[parent] + 1)
+        ancestors[node] |= ancestors[parent]
+    draws = torch.Generator().manual_seed(width)
+    inputs = {
+        "input_ids": torch.randint(64, (3, width), generator=draws),
+        "start": torch.tensor([0, 9, 64 - width]),
+        "depths": torch.tensor([depths] * 3),
+        "ancestors": ancestors.repeat(3, 1, 1),
+    }
+    buffers = blank_cache(plain.contract, 3, 64)
+    filled = {name: torch.randn(buffer.shape, generator=draws) for name, buffer in buffers.items()}
+    found = []
+    for one in (engine, plain):
+        cache = {name: buffer.clone() for name, buffer in filled.items()}
+        logits = torch.zeros(3, width, one.contract.vocab_size)
+        make_step(one, cache, inputs, {"logits": logits}).run()
+        found.append({"logits": logits, **cache})
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], atol=5e-5, rtol=0)
