@@ -14,6 +14,7 @@ from ..engines.bundle import FUSED, GRAPH, WEIGHTS
 from .cache import OPSET
 from .decomposing import decomposed_in_place
 from .hidden_states import NO_FEATURES, Features
+from .marks import name_marked
 from .passes.fuse_norms import fuse_norms
 from .passes.fuse_rotary import fuse_rotary
 from .passes.group_queries import group_queries
@@ -23,6 +24,7 @@ from .passes.quantise import Known, Quantisation, nothing_known, quantise
 from .passes.share_table import share_table
 from .passes.simplify import simplify
 from .passes.stack_heads import stack_heads
+from .passes.swallow_lines import swallow_lines
 from .promoting import promoted_by_trace
 from .recurrent import forget_lengths
 from .repeating import depth_of, repeat_layers
@@ -60,6 +62,7 @@ def build_graph(
     if weights.kind == "int8":
         fired["stack_heads"] = stack_heads(graph)
     fired |= {"merge_projections": merge_projections(graph), "share_table": share_table(graph)}
+    name_marked(graph)
     forget_lengths(graph.graph)
     kept = set(graph.graph.initializers.values())
     _release(weight for weight in traced if weight not in kept)
@@ -158,11 +161,11 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
     _release(graph.graph.initializers.values())
 
 
-def write_fused(folder: Path) -> int:
-    """Write beside a graph one with operators that ONNX Runtime has for parts of it, and return how many there are."""
+def write_fused(folder: Path) -> dict[str, int]:
+    """Write beside a graph one with operators that ONNX Runtime has for parts of it, and count them."""
     graph = ir.load(folder / GRAPH)
-    fired = group_queries(graph)
-    if fired:
+    fired = {"group_queries": group_queries(graph), "swallow_lines": swallow_lines(graph)}
+    if any(fired.values()):
         ir.save(graph, folder / FUSED)
     return fired
 

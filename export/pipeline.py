@@ -273,8 +273,9 @@ def _export_model(
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
     if contract.dtype == "float32" and weights.kind != "int8":  # which needs heads stacked
-        fired["group_queries"] = write_fused(folder / role)
-        if fired["group_queries"] and reference is not None:
+        own = write_fused(folder / role)
+        fired |= own
+        if any(own.values()) and reference is not None:
             fused, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
             check = worse(check, fused)
     kind = role if role in (TARGET, FOREIGN) else DRAFT

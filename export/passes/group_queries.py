@@ -4,14 +4,15 @@ In it a token sees at most the entries up to its own, and of those what the mask
 since each stands behind those that it follows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-DOMAIN = "com.microsoft"
+from .nodes import CONTRIB, Nodes
+
 SIZES = 8  # of heads: the operator takes multiples
 TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
 
@@ -24,7 +25,7 @@ def group_queries(model: ir.Model) -> int:
         for node in found:
             rewrite.replace(node)
         rewrite.finish()
-        model.opset_imports[DOMAIN] = 1
+        model.opset_imports[CONTRIB] = 1
         common.RemoveUnusedNodesPass()(model)
     return len(found)
 
@@ -59,7 +60,7 @@ class _Rewrite:
     """The nodes that take the place of attentions, and what these share."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        self._graph, self._tape = graph, ir.tape.Tape()
+        self._graph, self._op = graph, Nodes(graph)
         self._shared: dict[tuple[str, ir.Value], ir.Value] = {}
         self._old: list[ir.Node] = []
 
@@ -69,26 +70,22 @@ class _Rewrite:
         (past, new, start), (past_value, new_value, _) = (map(_known, writer.inputs) for writer in writers)
         heads, size = _heads(query)
         kv_heads, _ = _heads(key)
-        found, *written = self._tape.op_multi_out(
+        found, *written = self._op.several(
+            3,
             "GroupQueryAttention",
-            [
-                *(self._side_by_side(one) for one in (query, new, new_value)),
-                *(past, past_value),
-                self._once("lengths", start, lambda: self._lengths(start, new)),
-                self._once("capacity", start, lambda: self._capacity(past)),
-                *(None, None, None),
-                self._once("bias", mask, lambda: self._bias(mask)),
-                *(None, None, None, None, None),
-                self._once("widths", start, lambda: self._widths(start, new)),
-            ],
-            {
-                "num_heads": heads,
-                "kv_num_heads": kv_heads,
-                "scale": node.attributes.get_float("scale", size**-0.5),
-                "softcap": node.attributes.get_float("softcap", 0.0),
-            },
-            domain=DOMAIN,
-            num_outputs=3,
+            *(self._side_by_side(one) for one in (query, new, new_value)),
+            *(past, past_value),
+            self._once("lengths", start, lambda: self._lengths(start, new)),
+            self._once("capacity", start, lambda: self._capacity(past)),
+            *(None, None, None),
+            self._once("bias", mask, lambda: self._bias(mask)),
+            *(None, None, None, None, None),
+            self._once("widths", start, lambda: self._widths(start, new)),
+            domain=CONTRIB,
+            num_heads=heads,
+            kv_num_heads=kv_heads,
+            scale=node.attributes.get_float("scale", size**-0.5),
+            softcap=node.attributes.get_float("softcap", 0.0),
         )
         for old, one in zip((key, value), written, strict=True):
             one.shape, one.type = old.shape, old.type
@@ -103,16 +100,14 @@ class _Rewrite:
                 join.outputs[0].replace_all_uses_with(found)
             self._old += joins
         else:
-            apart = self._op("Reshape", found, self._stored(f"{heads}_heads_of_{size}", [0, 0, heads, size]))
+            apart = self._op("Reshape", found, self._op.stored([0, 0, heads, size]))
             apart.shape, apart.type = turned.shape, turned.type
             turned.replace_all_uses_with(apart)
         self._old += [turn, node, *writers]
 
     def finish(self) -> None:
-        for stored in self._tape.initializers:
-            self._graph.register_initializer(stored)
         self._graph.remove(self._old, safe=True)
-        self._graph.extend(self._tape.nodes)
+        self._graph.extend(self._op.made)
         self._graph.sort()
 
     def _side_by_side(self, value: ir.Value) -> ir.Value:
@@ -131,7 +126,7 @@ class _Rewrite:
         if parted is not None and parted.op_type == "Reshape" and _holds(parted.inputs[0], heads * size):
             whole: ir.Value = _known(parted.inputs[0])
             return whole
-        return self._op("Reshape", rows, self._stored(f"heads_of_{heads * size}", [0, 0, heads * size]))
+        return self._op("Reshape", rows, self._op.stored([0, 0, heads * size]))
 
     def _once(self, what: str, of: ir.Value, make: Callable[[], ir.Value]) -> ir.Value:
         if (what, of) not in self._shared:
@@ -142,11 +137,11 @@ class _Rewrite:
         """Return what is added to the scores; a mask of booleans says where that is nothing, and where all is taken."""
         if mask.dtype != ir.DataType.BOOL:
             return mask
-        return self._op("Where", mask, self._stored("seen", 0.0), self._stored("unseen", -inf))
+        return self._op("Where", mask, self._op.stored(0.0), self._op.stored(-inf))
 
     def _lengths(self, start: ir.Value, new: ir.Value) -> ir.Value:
         """Return how many entries each row has with its new ones, less one `[B]`."""
-        last = self._op("Sub", self._dim(new, 2), self._stored("one", [1]))
+        last = self._op("Sub", self._dim(new, 2), self._op.stored([1]))
         return self._int32(self._op("Add", start, last))
 
     def _widths(self, start: ir.Value, new: ir.Value) -> ir.Value:
@@ -161,16 +156,6 @@ class _Rewrite:
 
     def _int32(self, value: ir.Value) -> ir.Value:
         return self._op("Cast", value, to=ir.DataType.INT32)
-
-    def _op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        made: ir.Value = self._tape.op(op_type, inputs, attributes)
-        return made
-
-    def _stored(self, name: str, numbers: float | Sequence[int]) -> ir.Value:
-        tensor = ir.tensor(numbers, name=f"group_queries.{name}")
-        known = {value.name: value for value in self._tape.initializers}
-        stored: ir.Value = known.get(tensor.name) or self._tape.initializer(tensor)
-        return stored
 
 
 def _known(value: Any) -> Any:

@@ -44,7 +44,7 @@ def graph_of(pair: Pair) -> Graph:
 @pytest.fixture(scope="session")
 def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     folder = tmp_path_factory.mktemp("recurrent")
-    return graph_of(export_pair(tiny_checkpoint("lfm2", folder / "checkpoint"), folder / "bundle"))
+    return graph_of(export_pair(tiny_checkpoint("granitemoehybrid", folder / "checkpoint"), folder / "bundle"))
 
 
 @pytest.fixture(scope="session")

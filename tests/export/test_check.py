@@ -1,7 +1,7 @@
 """The built-in check must be seen to fail: each planted fault is one a real exporter has had."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +114,47 @@ def test_check_refuses_recurrent_states_that_stand_elsewhere(recurrent, fault: s
     spoilt_script = replace(script, calls=list(map(spoilt_call, script.calls)))
     with pytest.raises(ExportError, match="computes: in the scenario"):
         check_graph(recurrent.file, recurrent.contract, replace(recurrent.reference, script=spoilt_script))
+
+
+def take_trees_for_lines(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    for node in nodes(model, "If"):
+        node.input[0] = "yes"
+
+
+def forget_what_is_pending(model: onnx.ModelProto) -> None:
+    for line in lines_of(model):
+        first, second = (node for node in line if node.op_type == "LinearAttention")
+        second.input[3] = first.input[3]
+
+
+def swallow_what_is_not_there(model: onnx.ModelProto) -> None:
+    for node in (node for line in lines_of(model) for node in line if node.op_type == "Where"):
+        node.input[2] = node.input[1]
+
+
+def lines_of(model: onnx.ModelProto) -> list[Sequence[onnx.NodeProto]]:
+    """The nodes by which each recurrent layer answers a line."""
+    found = [
+        attribute.g.node
+        for node in nodes(model, "If")
+        for attribute in node.attribute
+        if attribute.name == "then_branch"
+    ]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("spoil", [take_trees_for_lines, forget_what_is_pending, swallow_what_is_not_there])
+def test_check_refuses_lines_that_are_swallowed_wrongly(recurrent, tmp_path: Path, spoil) -> None:
+    """In the graph of ONNX Runtime, where a branch answers lines and another all else."""
+    shutil.copytree(recurrent.folder, tmp_path / "target")
+    file = tmp_path / "target" / "onnxruntime.onnx"
+    model = onnx.load(file, load_external_data=False)
+    spoil(model)
+    onnx.save(model, file)
+    with pytest.raises(ExportError, match="computes: in the scenario"):
+        check_graph(tmp_path / "target" / "model.onnx", recurrent.contract, recurrent.reference)
 
 
 def without_moves(call: Call) -> Call:

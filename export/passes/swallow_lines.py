@@ -1,0 +1,137 @@
+"""Let ONNX Runtime's LinearAttention swallow what stands and answer, where the tokens of a call form a line.
+
+What a layer computes for any tree becomes the other branch of an `If`. It also reads prompts, which swallow their own
+tokens, and the later steps of a draft, which swallow none.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from .nodes import CONTRIB, Nodes
+
+QUERY, KEYS, VALUES, DECAYS, RATES = (f"recurrent_{name}" for name in ("query", "keys", "values", "decays", "rates"))
+ANSWER = "recurrent_answer"
+MARKS = (QUERY, KEYS, VALUES, DECAYS, RATES, ANSWER)
+STATE, PAST = "present_state_", "past_state_"
+TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
+
+
+def swallow_lines(model: ir.Model) -> int:
+    """Give it each layer with such a state; returns how many there were."""
+    graph = model.graph
+    inputs = {str(value.name): value for value in graph.inputs}
+    states = [value for value in graph.outputs if str(value.name).startswith(STATE)]
+    answers = [value for node in graph for value in node.outputs if _mark(value) == ANSWER]
+    if not states:
+        return 0
+    call = _Call(graph, inputs)
+    for state in states:
+        nodes, marks = _behind_marks(state)
+        [answer] = [one for one in answers if _behind_marks(one)[1][KEYS] is marks[KEYS]]
+        more, others = _behind_marks(answer)
+        line = call.along_a_line(marks | others, inputs[str(state.name).replace(STATE, PAST, 1)])
+        _branch(graph, call.is_line, line, nodes | more, [answer, state])
+    graph.extend(call.nodes)
+    graph.sort()
+    model.opset_imports[CONTRIB] = 1
+    return len(states)
+
+
+def _fixed(value: ir.Value) -> list[int]:
+    """Return all sizes of `[batch, …]` but the first."""
+    assert value.shape is not None
+    return [int(str(size)) for size in value.shape[1:]]
+
+
+def _mark(value: ir.Value) -> str:
+    return str(value.name).partition(".")[0]
+
+
+def _behind_marks(value: ir.Value) -> tuple[set[ir.Node], dict[str, ir.Value]]:
+    """Return the nodes that a value is made by, back to marked values, and these."""
+    nodes, marks, waiting = set[ir.Node](), dict[str, ir.Value](), [value]
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        for read in node.inputs:
+            if read is not None and _mark(read) in MARKS:
+                marks[_mark(read)] = read
+            elif read is not None:
+                waiting.append(read)
+    return nodes, marks
+
+
+def _branch(
+    graph: ir.Graph, condition: ir.Value, line: ir.Graph, nodes: Collection[ir.Node], made: Sequence[ir.Value]
+) -> None:
+    """Move into a branch those of the nodes that nothing else needs; what they make, either branch makes."""
+    moved = set[ir.Node]()
+    for node in reversed([node for node in graph if node in nodes]):
+        if all(value in made or {use.node for use in value.uses()} <= moved for value in node.outputs):
+            moved.add(node)
+    kept = [node for node in graph if node in moved]
+    found = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in made]
+    for old, new in zip(made, found, strict=True):
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = f"{old.name}.of_a_tree"
+    graph.remove(kept)
+    tree = ir.Graph((), made, nodes=kept, name=f"{found[0].name}.tree")
+    graph.append(ir.node("If", [condition], {"then_branch": line, "else_branch": tree}, outputs=found))
+
+
+class _Call:
+    """What all layers need to know of a call: whether this is for them, and which pending tokens there are."""
+
+    def __init__(self, graph: ir.Graph, inputs: Mapping[str, ir.Value]) -> None:
+        self._graph, op = graph, Nodes(graph)
+        depths, count, pending = (inputs[name] for name in ("depths", "count", "pending"))
+        width, before = (op("Shape", value, start=1, end=2) for value in (depths, pending))
+        own, number = (op("Range", op.stored(0), op("Squeeze", size), op.stored(1)) for size in (width, before))
+        said = [
+            op("Equal", inputs["ancestors"], op("LessOrEqual", own, op("Unsqueeze", own, op.stored([1])))),
+            op("Equal", depths, own),
+            op("Equal", inputs["fold"], count),
+        ]
+        each = [op("ReduceMin", op("Cast", one, to=ir.DataType.INT32), keepdims=0) for one in said]
+        self.is_line = op("Cast", op("Min", *each), to=ir.DataType.BOOL)
+        self._sizes = op("Concat", before, width, axis=0)
+        there = op("Less", number, op("Unsqueeze", count, op.stored([1])))
+        self._there = op("Unsqueeze", there, op.stored([2]))  # [B, P, 1]
+        self.nodes = op.made
+
+    def along_a_line(self, marks: Mapping[str, ir.Value], state: ir.Value) -> ir.Graph:
+        """Swallow the pending tokens, then answer behind each of the call's own."""
+        op = Nodes(self._graph)
+        heads, _, size = _fixed(state)
+
+        def by_row(each: ir.Value) -> ir.Value:
+            """Return `[B, H, N, D]` as `[B, N, H * D]`."""
+            return op("Reshape", op("Transpose", each, perm=TURNED), op.stored([0, 0, -1]))
+
+        def by_time(each: ir.Value) -> Sequence[ir.Value]:
+            """Return of `[B, N, …]` the pending tokens' part and the own ones'."""
+            return op.several(2, "Split", each, self._sizes, axis=1)
+
+        def real(each: ir.Value) -> ir.Value:
+            return op("Where", self._there, each, op.stored(0.0))
+
+        (old_keys, keys), (old_values, values) = (by_time(by_row(marks[name])) for name in (KEYS, VALUES))
+        gates = [by_time(op("Transpose", marks[name], perm=(0, 2, 1))) for name in (DECAYS, RATES) if name in marks]
+        rule = {"update_rule": "gated_delta" if RATES in marks else "gated", "scale": 1.0}
+        rule |= {"q_num_heads": heads, "kv_num_heads": heads}
+        if RATES not in marks:
+            old_keys = real(old_keys)  # nothing is added for what is not there
+
+        def attend(*inputs: ir.Value) -> Sequence[ir.Value]:
+            return op.several(2, "LinearAttention", *inputs, domain=CONTRIB, **rule)
+
+        _, after = attend(old_keys, old_keys, old_values, state, *(real(old) for old, _ in gates))
+        said, _ = attend(by_row(marks[QUERY]), keys, values, after, *(new for _, new in gates))
+        answer = op("Transpose", op("Reshape", said, op.stored([0, 0, heads, size])), perm=TURNED)
+        name = f"{marks[KEYS].name}.line"
+        for number, value in enumerate(value for node in op.made for value in node.outputs):
+            value.name = f"{name}.{number}"  # no two graphs of a model may have the same
+        return ir.Graph((), (answer, after), nodes=op.made, name=name)
