@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 16  # rows that share a scale, as GPUs read them
+TOGETHER = 16  # blocks of each column that are rounded at a time, to take little memory
 LARGEST, LARGEST_SCALE = 6, 448
 SHARES = (1.0, 0.9, 1.4, 1.5, 1.6)  # of the scale by which the largest number becomes 6; the best by squared error
 
@@ -14,9 +15,17 @@ def to_nvfp4(wide: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor, Tensor]
     Numbers and scales are `float8_e4m3fn`, which has room for E2M1. The float is rounded as it will be stored, and so
     is its product with a scale.
     """
-    largest = wide.abs().amax(1) / LARGEST
+    lowest, highest = wide.aminmax()
     smallest = torch.finfo(stored).smallest_normal  # not zero, as that of small matrices would be in float16
-    whole = (largest.max() / LARGEST_SCALE).to(stored).float().clamp(min=smallest)
+    whole = torch.maximum(-lowest, highest) / LARGEST / LARGEST_SCALE
+    whole = whole.to(stored).float().clamp(min=smallest)
+    rounded = [_to_blocks(some, whole, stored) for some in torch.split(wide, TOGETHER)]
+    numbers, parts = map(torch.cat, zip(*rounded, strict=True))
+    return numbers, parts, whole
+
+
+def _to_blocks(wide: Tensor, whole: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+    largest = wide.abs().amax(1) / LARGEST
     best, error = torch.ones_like(largest), torch.full_like(largest, torch.inf)
     for share in SHARES:
         parts = _to_e4m3(largest * share / whole)
@@ -24,7 +33,7 @@ def to_nvfp4(wide: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor, Tensor]
         missed = (_to_e2m1(wide / scales[:, None]) * scales[:, None] - wide).square_().sum(1)
         best, error = torch.where(missed < error, parts, best), torch.minimum(missed, error)
     numbers = _to_e2m1(wide / widened(best, whole, stored)[:, None])
-    return numbers.to(torch.float8_e4m3fn), best.to(torch.float8_e4m3fn), whole
+    return numbers.to(torch.float8_e4m3fn), best.to(torch.float8_e4m3fn)
 
 
 def widened(parts: Tensor, whole: Tensor, stored: torch.dtype) -> Tensor:
