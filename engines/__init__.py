@@ -49,7 +49,7 @@ from .errors import (
 )
 from .recurrence import MOST_READ, Recurrence
 from .steps import blank_cache, blank_step, cache_rows, last_rows, line, make_step
-from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, together
+from .table import ENGINES, EngineKind, engines_of, open_engine, open_engines, refuse_weights, together
 
 __all__ = [
     "ALIGNMENT",
@@ -112,6 +112,7 @@ __all__ = [
     "open_engine",
     "open_engines",
     "output_name",
+    "refuse_weights",
     "source_states",
     "together",
     "usable_cores",

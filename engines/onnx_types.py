@@ -14,7 +14,8 @@ DTYPES = {
     16: torch.bfloat16,
     17: torch.float8_e4m3fn,
 }
-INT4 = 22  # torch has no such type
+INT4, FLOAT4 = 22, 23  # torch has no such types
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # what the sixteen numbers of FLOAT4 are
 
 
 def dtype_of(number: int) -> torch.dtype:

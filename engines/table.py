@@ -20,6 +20,7 @@ class EngineKind:
     extras: dict[str, tuple[str, ...]]  # by device: one of these extras of the package brings the library
     computes_in: str | None = None  # a dtype other than the bundle's own, which makes it another model
     states: tuple[str, ...] = (TOKEN,)  # the kinds that it takes
+    lacks: tuple[str, ...] = ()  # kinds of stored weights that it has no kernels for
     encodes_in: str = "torch"  # the engine of encoders beside it: sources have many lengths, and each is read once
 
     @property
@@ -38,6 +39,7 @@ ENGINES: dict[str, EngineKind] = {
             ("onnxruntime", "onnxruntime-gpu"),
             {"cpu": ("cpu",), "cuda": ("cuda",)},
             states=(TOKEN, WINDOW, ROW, CALL, SOURCE),
+            lacks=("nvfp4",),
             encodes_in="onnxruntime",
         ),
         EngineKind(
@@ -150,3 +152,13 @@ def _refuse_states(engine: EngineKind, graph: Path, contract: AnyContract) -> No
                 f"engine {engine.name} takes no state of the kind {state.kind!r}, {graph} has {state}; "
                 f"use engine {' or '.join(others)}"
             )
+
+
+def refuse_weights(engine: str, model: str, weights: str) -> None:
+    """Refuse a model whose weights are of a kind that the engine lacks."""
+    if engine in ENGINES and weights in ENGINES[engine].lacks:
+        others = [one.name for one in ENGINES.values() if weights not in one.lacks]
+        raise EngineError(
+            f"engine {engine} has no kernels for {weights}, in which the {model} has its weights; "
+            f"use engine {' or '.join(others)}"
+        )

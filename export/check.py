@@ -30,6 +30,7 @@ from ..engines import (
 )
 from .hidden_states import NO_FEATURES, Features
 from .oracle import behind_first, branch_features, branch_logits, cached_rows, continued_logits
+from .passes.spell_fp4 import spell_fp4
 from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
@@ -132,11 +133,17 @@ class Errors:
 
 @contextmanager
 def in_float32(graph: Path, contract: Written) -> Iterator[tuple[Path, Written]]:
-    """Give a graph that computes in float32 on the same weights, itself or a copy, until the block ends."""
-    if contract.dtype == "float32":
+    """Give a graph that the CPU has kernels for, itself or a copy, until the block ends.
+
+    It computes in float32 on the same weights file, and has no numbers of four bits.
+    """
+    model = ir.load(graph)
+    widened = 0 if contract.dtype == "float32" else widen(model)
+    if not widened + spell_fp4(model):
         yield graph, contract
         return
-    copy = _write_wide_copy(graph)
+    copy = graph.with_name("float32_copy.onnx")
+    ir.save(model, copy)
     try:
         yield copy, contract.in_dtype("float32")
     finally:
@@ -289,12 +296,3 @@ def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: in
         heads = cache[name].shape[1]  # transformers may keep them once for each head that shares them
         cache[name][:, :, :start] = rows[:, :: rows.shape[1] // heads]
     return cache
-
-
-def _write_wide_copy(graph: Path) -> Path:
-    """Write a graph that computes in float32 on the same weights file: the CPU has no half-precision kernels."""
-    model = ir.load(graph)
-    widen(model)
-    copy = graph.with_name("float32_copy.onnx")
-    ir.save(model, copy)
-    return copy

@@ -36,6 +36,7 @@ MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxrunti
 SAMPLE = Path(__file__).with_name("sample.txt")
 TEMPERATURES = (0.0, 1.0)
 DTYPES = ("float32", "float16", "bfloat16")
+UNFUSED = ("int8", "nvfp4")  # the one needs heads stacked, for the other ONNX Runtime has no kernels
 SPREAD = 2  # tokens that a draft with its own may have for each of the target's
 MEASURED = 4096  # tokens of the text on which a head is measured
 Progress = Callable[[str], None]
@@ -272,7 +273,7 @@ def _export_model(
     if reference is not None:
         progress(f"{role}: checking in ONNX Runtime")
         check, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
-    if contract.dtype == "float32" and weights.kind != "int8":  # which needs heads stacked
+    if contract.dtype == "float32" and weights.kind not in UNFUSED:
         own = write_fused(folder / role)
         fired |= own
         if any(own.values()) and reference is not None:

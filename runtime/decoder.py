@@ -20,6 +20,7 @@ from ..engines import (
     RequestError,
     engines_of,
     open_engines,
+    refuse_weights,
     together,
 )
 from ..engines.errors import first_line
@@ -402,8 +403,11 @@ class Decoder:
         refuse_drafts(self.bundle)
         bundle, (target, drafts) = self.bundle, engines_of(self.engine)
         names = [*bundle.names, *([bundle.foreign] if bundle.foreign else [])]
+        engines = [target, *[drafts] * (len(names) - 1)]
+        for engine, name in zip(engines, names, strict=True):
+            refuse_weights(engine, name, bundle.models[name].weights)
         graphs = [(bundle.graph(name), bundle.models[name].contract) for name in names]
-        return open_engines([target, *[drafts] * (len(graphs) - 1)], graphs, device)
+        return open_engines(engines, graphs, device)
 
     def _open_foreign(self, engine: Engine, room: int | None) -> ForeignDraft:
         """Make the draft that has tokens of its own, and so a cache of another length."""
@@ -422,8 +426,11 @@ class Decoder:
     def _open_encoders(self, device: str) -> dict[str, Engine]:
         """Open the encoders by themselves: they run between rounds, so that models share no cores with them."""
         bundle, (target, _) = self.bundle, engines_of(self.engine)
+        engine = ENGINES[target].encodes_in
+        for name, encoder in bundle.encoders.items():
+            refuse_weights(engine, name, encoder.weights)
         graphs = [(bundle.graph(name), encoder.contract) for name, encoder in bundle.encoders.items()]
-        opened = open_engines(ENGINES[target].encodes_in, graphs, device)
+        opened = open_engines(engine, graphs, device)
         return dict(zip(bundle.encoders, opened, strict=True))
 
     def _require_open(self) -> None:

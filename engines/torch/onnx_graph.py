@@ -10,7 +10,7 @@ from torch import Tensor
 from ..bundle import WEIGHTS
 from ..contract import TensorSpec
 from ..errors import EngineError, first_line
-from ..onnx_types import INT4, dtype_of
+from ..onnx_types import E2M1, FLOAT4, INT4, dtype_of
 
 OPSET = 24
 
@@ -96,6 +96,9 @@ def _tensor(tensor: Any, mapped: Tensor) -> Tensor:
     if tensor.data_type == INT4:  # two in a byte, the lower half first
         halves = torch.stack((data << 4, data), -1).view(torch.int8) >> 4
         return halves.flatten()[: torch.Size(shape).numel()].view(shape)
+    if tensor.data_type == FLOAT4:
+        halves = torch.stack((data & 15, data >> 4), -1).flatten()[: torch.Size(shape).numel()]
+        return torch.tensor(E2M1).to(torch.float8_e4m3fn)[halves.int()].view(shape)
     dtype = dtype_of(tensor.data_type)
     aligned = data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
     return aligned.view(dtype).view(shape)

@@ -70,8 +70,8 @@ def _constant_of_shape(shape: Tensor, value: Tensor) -> Tensor:
     return torch.full(_ints(shape), value.item(), dtype=value.dtype)
 
 
-def _dequantize(x: Tensor, scale: Tensor, zeros: Tensor | None = None, *, axis: int, block_size: int = 0) -> Tensor:
-    if not block_size:  # a scale for each place of the last axis
+def _dequantize(x: Tensor, scale: Tensor, zeros: Tensor | None = None, *, axis: int = 1, block_size: int = 0) -> Tensor:
+    if not block_size:  # a scale for each place of the last axis, or for all
         return x.to(scale.dtype) * scale
     blocks = x.reshape(*x.shape[:axis], -1, block_size, *x.shape[axis + 1 :])
     blocks = blocks if zeros is None else blocks - zeros.unsqueeze(axis + 1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...engines import ModelEntry, open_engines
 from ...engines.bundle import GRAPH, TOKENIZER, write_tables
+from ..check import in_float32
 from ..quality import engine_logits
 from ..vocabulary import Vocabulary
 from .both_ways import COMMON, TEXT, WAYS, compare, in_words
@@ -31,13 +32,14 @@ def translate(
     write_tables(folder, common.tables)
     drafter, acceptance, both = COMMON if 2 * len(common.target) >= size else TEXT, dict[str, dict[str, float]](), None
     if known is not None:
-        [engine] = open_engines("onnxruntime", [(folder / GRAPH, entry.contract)])
+        with in_float32(folder / GRAPH, entry.contract) as model:
+            [engine] = open_engines("onnxruntime", [model])
 
-        def reads(tokens: list[int]) -> Tensor:
-            return engine_logits(engine, tokens[-entry.contract.max_length :])[-1, : common.vocab_size]
+            def reads(tokens: list[int]) -> Tensor:
+                return engine_logits(engine, tokens[-entry.contract.max_length :])[-1, : common.vocab_size]
 
-        both = compare(*known, ours.tokenizer, own.tokenizer, common, reads)
-        engine.close()
+            both = compare(*known, ours.tokenizer, own.tokenizer, common, reads)
+            engine.close()
     if both is not None:
         drafter = both.better(temperatures)
         acceptance = {way: both.by_temperature(way, temperatures) for way in WAYS}

@@ -6,17 +6,23 @@ ONNX Runtime fuses `DequantizeLinear → MatMul` of integers to its MatMulNBits;
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import ml_dtypes
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from ...engines import ExportError
+from . import nvfp4
 
-KINDS = ("none", "int8", "int4", "fp8")
-STORED = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4, "fp8": ir.DataType.FLOAT8E4M3FN}
+KINDS = ("none", "int8", "int4", "fp8", "nvfp4")
+FLOATS = ("fp8", "nvfp4")  # of which no engine looks rows up
+STORED = {
+    "int8": ir.DataType.INT8,
+    "int4": ir.DataType.INT4,
+    "fp8": ir.DataType.FLOAT8E4M3FN,
+    "nvfp4": ir.DataType.FLOAT4E2M1,
+}
 LARGEST_FP8 = 448
-BLOCK = {"int8": 128, "int4": 32}  # rows of a matrix that share a scale
+BLOCK = {"int8": 128, "int4": 32, "nvfp4": nvfp4.BLOCK}  # rows of a matrix that share a scale
 SMALLEST_BLOCK = 16  # what engines have kernels for
 INT4_SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest value that becomes -8; the best by squared error
 
@@ -45,6 +51,7 @@ class Blocks:
     scales: Tensor  # [K / block, N] float32
     block: int
     zeros: Tensor | None = None  # [K / block, N] int8
+    made_of: tuple[Tensor, Tensor] | None = None  # [K / block, N] float8_e4m3fn, and the float that makes scales of it
 
     def matrix(self) -> Tensor:
         numbers = self.numbers.view(len(self.scales), self.block, -1)
@@ -71,7 +78,7 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
     graph = model.graph
     head, lookup = _head(graph), _lookup(graph)
     tied = head is not None and lookup is not None and _raw(head).data_ptr() == _raw(_table(lookup)).data_ptr()
-    wide_embedding = how.wide_embedding or how.kind == "fp8"  # of which no engine looks rows up
+    wide_embedding = how.wide_embedding or how.kind in FLOATS
     wide_head = how.wide_head or (tied and wide_embedding)
     wide_embedding = wide_embedding or (tied and how.wide_head)
     head_blocks: Blocks | None = None
@@ -108,6 +115,10 @@ def to_blocks(matrix: Tensor, kind: str, block: int) -> Blocks:
         scales = _as_stored(wide.abs().amax(1) / 127, matrix.dtype)
         integers = _round(wide, scales, 127, 127)
         return Blocks(integers.view(matrix.shape), scales, block)
+    if kind == "nvfp4":
+        numbers, parts, whole = nvfp4.to_nvfp4(wide, matrix.dtype)
+        scales = nvfp4.widened(parts, whole, matrix.dtype)
+        return Blocks(numbers.view(matrix.shape), scales, block, made_of=(parts, whole))
     largest = wide.gather(1, wide.abs().argmax(1, keepdim=True))[:, 0] / -8  # it becomes -8, whatever its sign
     largest = _as_stored(largest, matrix.dtype)
     best, error = largest, torch.full_like(largest, torch.inf)
@@ -159,19 +170,34 @@ def _raw(weight: ir.Value) -> Tensor:
 
 
 def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -> None:
-    """Put a `DequantizeLinear` in the place of a matrix."""
+    """Put a `DequantizeLinear` in the place of a matrix, behind another if its scales are made by one."""
+    name, nodes = str(weight.name), list[ir.Node]()
     whole = kind == "fp8" and len(blocks.scales) == 1
-    scales = blocks.scales[0] if whole else blocks.scales
-    stored = [_constant(graph, f"{weight.name}.{kind}", blocks.numbers, STORED[kind])]
-    stored.append(_constant(graph, f"{weight.name}.scales", scales, weight.dtype))
+    stored = [_constant(graph, f"{name}.{kind}", blocks.numbers, STORED[kind])]
+    if blocks.made_of is None:
+        scales = blocks.scales[0] if whole else blocks.scales
+        stored.append(_constant(graph, f"{name}.scales", scales, weight.dtype))
+    else:
+        parts, factor = blocks.made_of
+        made = [_constant(graph, f"{name}.scales", parts, STORED["fp8"])]
+        made.append(_constant(graph, f"{name}.scale", factor, weight.dtype))
+        nodes.append(_dequantize(f"{name}.scales", weight, made))
+        stored.append(nodes[0].outputs[0])
     if blocks.zeros is not None:
-        stored.append(_constant(graph, f"{weight.name}.zeros", blocks.zeros, STORED[kind]))
-    node = ir.node("DequantizeLinear", stored, {"axis": 1} if whole else {"axis": 0, "block_size": blocks.block})
+        stored.append(_constant(graph, f"{name}.zeros", blocks.zeros, STORED[kind]))
+    places = {"axis": 1} if whole else {"axis": 0, "block_size": blocks.block}
+    nodes.append(_dequantize(name, weight, stored, places))
+    graph.insert_before(graph[0], nodes)
+    weight.replace_all_uses_with(nodes[-1].outputs[0])
+    del graph.initializers[name]
+
+
+def _dequantize(name: str, weight: ir.Value, stored: list[ir.Value], places: dict[str, int] | None = None) -> ir.Node:
+    """Widen small numbers to the type of a weight."""
+    node = ir.node("DequantizeLinear", stored, places)
     output = node.outputs[0]
-    output.name, output.shape, output.type = f"{weight.name}.wide", weight.shape, weight.type
-    graph.insert_before(graph[0], [node])
-    weight.replace_all_uses_with(output)
-    del graph.initializers[str(weight.name)]
+    output.name, output.shape, output.type = f"{name}.wide", stored[0].shape, weight.type
+    return node
 
 
 def _lookup(graph: ir.Graph) -> ir.Node | None:
@@ -229,10 +255,7 @@ def _looked_up(graph: ir.Graph, lookup: ir.Node, name: str, table: Tensor, dtype
 def _constant(graph: ir.Graph, name: str, numbers: Tensor, dtype: ir.DataType | None) -> ir.Value:
     assert dtype is not None
     array = (numbers.float() if numbers.is_floating_point() else numbers).contiguous().numpy()
-    if dtype == ir.DataType.INT4:
-        tensor = ir.Tensor(array.astype(ml_dtypes.int4), dtype=dtype, name=name)
-    else:
-        tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
+    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
     value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
     graph.register_initializer(value)
     return value

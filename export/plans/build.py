@@ -22,6 +22,7 @@ from ...engines.tensorrt import LIBRARIES, CompiledPlan, Library, PlanKey, capab
 from .roles import BuildOptions, roles
 
 TIMING_CACHE = "timing.cache"
+FIRST_WITH_FP4 = (10, 0)  # compute capability of GPUs
 COMPILER = f"{__package__}.compiler"  # a module to run
 
 
@@ -47,6 +48,7 @@ def build_plans(
     capabilities = options.compute_capabilities or [_capability_here()]
     for capability in capabilities:
         _refuse_unknown(capability, library)
+        _refuse_fp4(capability, bundle)
     with _compiler(options.engine) as compile_:
         heads = {name: bundle.models[name].contract for name in bundle.heads}
         masks = {name: own for name, model in bundle.models.items() if (own := model.masks) is not None}
@@ -193,3 +195,15 @@ def _refuse_unknown(capability: str, library: Library) -> None:
             f"tensorrt compiles for the GPU that is here, of compute capability {here}, not for {capability}; "
             "build there, or with --engine tensorrt-rtx"
         )
+
+
+def _refuse_fp4(capability: str, bundle: Bundle) -> None:
+    """Refuse weights of a type that such a GPU has not, before anything is compiled."""
+    if tuple(map(int, capability.split("."))) >= FIRST_WITH_FP4:
+        return
+    for name, model in bundle.models.items():
+        if model.weights == "nvfp4":
+            raise ExportError(
+                f"the {name} has its weights in nvfp4, which GPUs of compute capability {capability} cannot read, "
+                f"expected {'.'.join(map(str, FIRST_WITH_FP4))} or later; export with --weights fp8 or int4 for these"
+            )

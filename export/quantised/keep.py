@@ -6,7 +6,7 @@ from torch import Tensor
 from ..passes.quantise import BLOCK, SMALLEST_BLOCK, Blocks
 from .dequantise import Dequantised
 
-BITS = {"int8": 8, "int4": 4, "fp8": 8}
+BITS = {"int8": 8, "int4": 4, "fp8": 8}  # no numbers of a checkpoint become NVFP4 as they are
 
 
 class Kept:
@@ -23,7 +23,7 @@ class Kept:
 
     def __call__(self, name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
         """Return a matrix `[K, N]` in blocks; None where rounding anew is what a graph needs."""
-        found = self._stored.centred(name)
+        found = self._stored.centred(name) if kind in BITS else None
         if found is None or found.bits > BITS[kind] or found.numbers.is_floating_point() != (kind == "fp8"):
             return None
         if not torch.equal(found.scales.to(dtype).float(), found.scales):

@@ -83,7 +83,8 @@ def test_the_model_under_other_numbers_has_all_tokens_in_common(target: Path, tm
     assert common.own == list(reversed(range(64)))
 
 
-def test_export_says_both_ways_and_takes_the_better(target: Path, tmp_path: Path):
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.exhaustive)])
+def test_export_says_both_ways_and_takes_the_better(target: Path, tmp_path: Path, dtype: str):
     """Of tokenizers that begin each text with a token of their own, which is no text of the other."""
     pair = shutil.copytree(target, tmp_path / "target"), in_other_tokens(target, tmp_path / "draft")
     for path in pair:
@@ -91,7 +92,7 @@ def test_export_says_both_ways_and_takes_the_better(target: Path, tmp_path: Path
         begin = ("<s>", tokenizer.token_to_id("<s>"))
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
         tokenizer.save(str(path / "tokenizer.json"))
-    report = export_bundle(pair[0], tmp_path / "bundle", draft=pair[1])
+    report = export_bundle(pair[0], tmp_path / "bundle", draft=pair[1], dtype=dtype)
     [note] = [note for note in report.notes if "tokens of its own" in note]
     assert "has 64 tokens of its own, which can say 64 of the target's 64" in note
     assert "drafter common would be accepted 1.00 at temperature 0, 1.00 at temperature 1" in note

@@ -4,8 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from trt_spec.engines import Contract, blank_cache, blank_step, open_engine
@@ -18,6 +21,7 @@ from trt_spec.export.passes.orient_weights import orient_weights
 from trt_spec.export.passes.quantise import Blocks, Quantisation, quantise, to_blocks
 from trt_spec.export.passes.share_table import share_table
 from trt_spec.export.passes.simplify import simplify
+from trt_spec.export.passes.spell_fp4 import spell_fp4
 from trt_spec.export.passes.widen import widen
 from trt_spec.export.quiet import quiet_libraries
 
@@ -124,6 +128,25 @@ def test_a_matrix_with_zero_points_stays_apart_from_those_without(tmp_path: Path
     expected = logits(graph, contract, tmp_path / "apart")
     assert merge_projections(graph) == 1, "keys and values alone"
     assert torch.equal(logits(graph, contract, tmp_path / "merged"), expected)
+
+
+@pytest.mark.parametrize("threshold", [0, 2**20])
+def test_numbers_of_four_bits_are_spelled_as_whole_ones_that_mean_the_same(tmp_path: Path, threshold: int) -> None:
+    """In a file of their own, or in the graph."""
+    every = (np.arange(32 * 3) % 16).astype(np.uint8).reshape(32, 3).view(ml_dtypes.float4_e2m1fn)
+    scales = np.array([[0.25, 1, 3], [2, 0.3, 448]], np.float32)
+    stored = [ir.val(name, const_value=ir.tensor(one, name=name)) for name, one in (("w", every), ("s", scales))]
+    widen = ir.node("DequantizeLinear", stored, {"axis": 0, "block_size": 16}, name="widen")
+    wide = widen.outputs[0]
+    wide.name, wide.shape, wide.type = "wide", ir.Shape([32, 3]), ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph([], [wide], nodes=[widen], initializers=stored, opset_imports={"": 24}, name="widening")
+    ir.save(ir.Model(graph, ir_version=11), tmp_path / "a.onnx", external_data="w.bin", size_threshold_bytes=threshold)
+    model = ir.load(tmp_path / "a.onnx")
+    assert spell_fp4(model) == 1
+    ir.save(model, tmp_path / "b.onnx")
+    [found] = onnxruntime.InferenceSession(tmp_path / "b.onnx").run(None, {})
+    assert np.array_equal(found, every.astype(np.float32) * scales.repeat(16, 0))
+    assert spell_fp4(model) == 0
 
 
 PRODUCTS = """

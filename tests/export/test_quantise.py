@@ -3,11 +3,13 @@
 from collections import Counter
 from pathlib import Path
 
+import ml_dtypes
 import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import load_file
-from trt_spec.engines import Bundle, ExportError, blank_cache, blank_step, open_engine
+from transformers import AutoModelForCausalLM
+from trt_spec.engines import Bundle, EngineError, ExportError, blank_cache, blank_step, open_engine
 from trt_spec.engines.onnxruntime import Threads, open_session
 from trt_spec.export import export_bundle
 from trt_spec.export.passes.quantise import Quantisation, to_blocks
@@ -18,6 +20,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from ..bundles import export_pair
 from ..engines.parity import assert_engine_agrees
 from ..families import tiny_checkpoint
+from ..kit.recorded import transformers_greedy
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
@@ -58,7 +61,38 @@ def test_an_fp8_number_moves_by_a_sixteenth_of_itself_at_most() -> None:
     assert ((blocks.matrix() - matrix).abs() <= torch.maximum(matrix.abs() / 16, least) * 1.0001).all()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_nvfp4_is_the_nearest_number_of_four_bits_under_the_best_of_some_scales() -> None:
+    matrix = torch.randn(512, 40, generator=torch.Generator().manual_seed(1))
+    view = matrix.view(32, 16, 40)  # more than are rounded at a time
+    blocks = to_blocks(matrix, "nvfp4", 16)
+    parts, whole = blocks.made_of
+    assert torch.equal(parts.float() * whole, blocks.scales)
+    assert whole == matrix.abs().max() / 6 / 448
+
+    def rounded(scales: torch.Tensor) -> torch.Tensor:
+        numbers = (view / scales[:, None]).numpy().astype(ml_dtypes.float4_e2m1fn)
+        return torch.tensor(numbers.astype("float32")) * scales[:, None]
+
+    assert torch.equal(blocks.matrix().view_as(view), rounded(blocks.scales))
+    largest = (view.abs().amax(1) / 6 / whole).numpy().astype(ml_dtypes.float8_e4m3fn)
+    assert largest.max() == 448
+    plain = (rounded(torch.tensor(largest.astype("float32")) * whole) - view).square().sum(1)
+    error = (blocks.matrix().view_as(view) - view).square().sum(1)
+    assert (error <= plain + 1e-6).all()
+    assert error.sum() < 0.8 * plain.sum()
+
+
+def test_a_matrix_of_small_numbers_loses_no_more_to_nvfp4_in_float16() -> None:
+    """The float of all its scales would be rounded to nothing."""
+    matrix = torch.randn(64, 50, generator=torch.Generator().manual_seed(1))
+
+    def lost(part: torch.Tensor) -> float:
+        return float((to_blocks(part, "nvfp4", 16).matrix() - part.float()).std() / part.float().std())
+
+    assert lost((matrix * 1e-5).half()) < 1.05 * lost(matrix)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8", "nvfp4"])
 @pytest.mark.parametrize("matrix", [torch.zeros(32, 3), torch.full((32, 3), 1e-7, dtype=torch.float16)])
 def test_a_block_of_next_to_nothing_is_zero_and_has_a_scale_that_tensorrt_takes(
     matrix: torch.Tensor, kind: str
@@ -115,6 +149,8 @@ def test_a_quantised_graph_computes_its_rounded_checkpoint_and_is_fused(tmp_path
     [
         ("int8", "bfloat16"),
         ("int4", "float16"),
+        ("nvfp4", "float16"),
+        pytest.param("nvfp4", "bfloat16", marks=pytest.mark.exhaustive),
         pytest.param("fp8", "bfloat16", marks=pytest.mark.exhaustive),
         pytest.param("int8", "float16", marks=pytest.mark.exhaustive),
         pytest.param("int4", "bfloat16", marks=pytest.mark.exhaustive),
@@ -140,6 +176,38 @@ def test_an_fp8_graph_computes_its_rounded_checkpoint_in_every_engine_and_a_tied
     assert stored == {ir.DataType.FLOAT8E4M3FN: 2 * 4, ir.DataType.FLOAT: 2}  # the embeddings of tokens and positions
     for engine in ("torch", "openvino"):
         assert_engine_agrees(tmp_path / "bundle", engine)
+
+
+def test_an_nvfp4_graph_says_what_its_rounded_checkpoint_says_in_every_engine_with_kernels(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("nvfp4")).models
+    assert target.entry.check["worst_error"] < 5e-5
+    assert 0 < target.entry.check["quality"]["divergence"] < 1
+    graph = Bundle.open(tmp_path / "bundle").graph("target")
+    assert sorted(file.name for file in graph.parent.iterdir()) == ["model.onnx", "weights.bin"]
+    weights = ir.load(graph).graph.initializers
+    matrices = {name for name, weight in weights.items() if weight.dtype == ir.DataType.FLOAT4E2M1}
+    assert len(matrices) == 2 * 7 + 1
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    for name in matrices:  # by the words of ONNX
+        matrix = name.removesuffix(".T.nvfp4")
+        names = (name, f"{matrix}.T.scales", f"{matrix}.T.scale")
+        numbers, parts, whole = (torch.tensor(weights[one].const_value.numpy().astype("float32")) for one in names)
+        wide = numbers * (parts * whole).repeat_interleave(16, 0)
+        model.get_parameter(matrix).data.copy_(wide.T)
+    prompts = [[5, 6, 7], [40, 41, 42, 43, 9]]
+    expected = transformers_greedy(model, prompts, 40)
+    params = SamplingParams(max_new_tokens=40)
+    for engine in ("torch", "openvino"):
+        with Decoder.open(tmp_path / "bundle", engine=engine) as decoder:
+            found = decoder.generate(prompts, params, draft_length=3, drafter="lookup")
+        assert [list(output.token_ids) for output in found] == expected, engine
+    with pytest.raises(EngineError) as refused:
+        Decoder.open(tmp_path / "bundle")
+    assert str(refused.value) == (
+        "engine onnxruntime has no kernels for nvfp4, in which the target has its weights; "
+        "use engine openvino or openvino-bfloat16 or torch or torch-compiled or tensorrt"
+    )
 
 
 def fused_nodes(graph: Path, out: Path) -> list[ir.Node]:
@@ -198,9 +266,10 @@ def test_a_tied_embedding_and_head_stay_equal(tmp_path: Path) -> None:
     assert torch.equal(rows, head.T)
 
 
-def test_matrices_no_block_divides_stay_wide(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", pytest.param("nvfp4", marks=pytest.mark.exhaustive)])
+def test_matrices_no_block_divides_stay_wide(tmp_path: Path, kind: str) -> None:
     checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=24, intermediate_size=32, num_hidden_layers=1)
-    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("int8")).models
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation(kind)).models
     assert target.fired["quantise"] == 2, "down_proj with 32 rows and o_proj with 4 heads of 16; 24 is no block"
 
 
@@ -290,7 +359,7 @@ def test_heads_that_were_stacked_are_unstacked_without_a_trace(
 
 
 def test_an_unknown_kind_of_weights_is_refused() -> None:
-    with pytest.raises(ExportError, match="weights are 'int2', expected none, int8, int4, fp8"):
+    with pytest.raises(ExportError, match="weights are 'int2', expected none, int8, int4, fp8, nvfp4"):
         Quantisation("int2")
 
 

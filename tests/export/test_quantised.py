@@ -301,6 +301,7 @@ def wide_matrices(graph: Path) -> list[Tensor]:
         ("gptq in another order", "int4"),
         ("compressed int8", "int4"),
         ("compressed fp8", "int8"),
+        ("mxfp4", "nvfp4"),
         ("gptq v2, 8 bits", "int8"),  # what lies between number and zero point takes nine bits
     ],
 )

@@ -153,10 +153,10 @@ def _parser() -> Parser:
     for flag, model in (("--weights", "target's"), ("--draft-weights", "drafts'")):
         parser.add_argument(
             flag,
-            choices=("none", "int8", "int4", "fp8"),
+            choices=("none", "int8", "int4", "fp8", "nvfp4"),
             default="none",
-            help=f"quantise the {model} matrices to blocks of small integers, or to FP8, which is meant for TensorRT "
-            "(default none; embeddings never go below int8)",
+            help=f"quantise the {model} matrices to blocks of small integers, or to FP8 or NVFP4, which are meant for "
+            "TensorRT and leave embeddings wide (default none; embeddings never go below int8)",
         )
     parser.add_argument(
         "--wide-head", action="store_true", help="do not quantise the output projection, nor an embedding tied to it"

@@ -21,7 +21,7 @@ from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
 from ..text_files import read_text
 
-KINDS = ("none", "int8", "int4", "fp8")  # of stored weights
+KINDS = ("none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, which are built before they are served
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

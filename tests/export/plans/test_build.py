@@ -150,6 +150,23 @@ def test_matrices_of_fp8_compile(tmp_path: Path) -> None:
     assert build_plans(tmp_path / "b", options(draft_length=3)).built > 0
 
 
+@pytest.mark.usefixtures("compiled_here")
+def test_matrices_of_nvfp4_compile_for_gpus_that_have_it_and_are_refused_for_others(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "c", **ONE_LAYER, hidden_size=512, intermediate_size=4096)
+    how = {"dtype": "float16", "weights": Quantisation("nvfp4")}
+    export_pair(checkpoint, tmp_path / "b", max_length=64, **how)
+    with pytest.raises(ExportError) as refused:
+        build_plans(tmp_path / "b", options(draft_length=3, compute_capabilities=["12.0", "8.9"]))
+    assert str(refused.value) == (
+        "the target has its weights in nvfp4, which GPUs of compute capability 8.9 cannot read, expected 10.0 or "
+        "later; export with --weights fp8 or int4 for these"
+    )
+    assert not list((tmp_path / "b").rglob("*.plan"))
+    built = build_plans(tmp_path / "b", options(draft_length=3, compute_capabilities=["12.0"]))
+    in_float16 = 2 * built.bundle.target.parameters
+    assert all(plan.bytes < 0.8 * in_float16 for plan in built.plans), "and hold it as it is stored"
+
+
 @pytest.fixture
 def toy_graph(tmp_path: Path) -> Callable[[Toy], Path]:
     def saved(toy: Toy) -> Path:

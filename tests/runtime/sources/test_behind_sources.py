@@ -1,10 +1,11 @@
 """Texts behind a source are what they are: with any draft, beside any neighbour, after a hit and after preemption."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from trt_spec.engines import PREFILL_WIDTH, RequestError
+from trt_spec.engines import PREFILL_WIDTH, Bundle, EngineError, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.sources.encoder import Encoder
@@ -224,6 +225,13 @@ def test_a_source_that_cannot_be_read_is_refused_by_name(bundle: Path, source: o
 def test_a_source_for_a_target_without_an_encoder_is_refused(llama) -> None:
     with Decoder.open(llama.bundle) as decoder, pytest.raises(RequestError, match=r"has no encoder .* leave it out"):
         decoder.submit([5], source="text")
+
+
+def test_an_encoder_whose_weights_an_engine_lacks_is_refused_by_name(t5: Path) -> None:
+    opened = Bundle.open(t5)
+    encoders = {name: replace(one, weights="nvfp4") for name, one in opened.encoders.items()}
+    with pytest.raises(EngineError, match="engine onnxruntime has no kernels for nvfp4, in which the encoder has its"):
+        Decoder.open(replace(opened, encoders=encoders))
 
 
 def test_sources_take_part_of_the_budget(t5: Path) -> None:
