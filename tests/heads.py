@@ -19,6 +19,11 @@ LAYER_FIELDS = (
 )  # fmt: skip
 
 
+def fields_of_layers(theirs: Any) -> dict[str, Any]:
+    found = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    return {"head_dim": theirs.hidden_size // theirs.num_attention_heads} | found
+
+
 def eagle3_head(
     folder: Path,
     target: Path,
@@ -37,7 +42,7 @@ def eagle3_head(
 ) -> Path:
     """Write a head of random weights for the Llama checkpoint `target`."""
     theirs = AutoConfig.from_pretrained(target)
-    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": layers, "model_type": kind}
     config = AutoConfig.for_model(**own)
     vocab = theirs.vocab_size
@@ -163,7 +168,7 @@ def mtp_head(
 ) -> Path:
     """Write a layer of multi-token prediction of random weights for the Llama checkpoint `target`."""
     theirs = AutoConfig.from_pretrained(target)
-    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": theirs.num_hidden_layers, "model_type": kind}
     names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
     names |= {"post_norm": "final_layernorm"}
@@ -212,6 +217,38 @@ def with_mtp_layer(checkpoint: Path, seed: int = 0, scale: float = 0.1) -> Path:
     return checkpoint
 
 
+def with_mtp_of_qwen(checkpoint: Path, seed: int = 0, scale: float = 0.1, fused: bool = False, **fields: Any) -> Path:
+    """Give a checkpoint of Qwen3-Next or Qwen3.5 such a layer in its authors' names, like those of its own that attend.
+
+    Its experts lie apart, or `fused` in one tensor.
+    """
+    file, generator = checkpoint / "model.safetensors", torch.Generator().manual_seed(seed)
+    tensors, config = load_file(file), AutoConfig.from_pretrained(checkpoint).get_text_config()
+    size, like = config.hidden_size, f".layers.{config.layer_types.index('full_attention')}."
+
+    def random(*shape: int) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    for name in [name for name in tensors if like in name]:
+        own = tensors[name]
+        tensors[f"mtp.layers.0.{name.partition(like)[2]}"] = own + random(*own.shape)
+    tensors |= {f"mtp.{norm}.weight": random(size) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    tensors["mtp.fc.weight"] = random(size, 2 * size)
+    if fused:
+        experts = "mtp.layers.0.mlp.experts"
+        parts = {
+            part: torch.stack([tensors.pop(f"{experts}.{one}.{part}.weight") for one in range(config.num_experts)])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        }
+        tensors[f"{experts}.gate_up_proj"] = torch.cat([parts["gate_proj"], parts["up_proj"]], 1)
+        tensors[f"{experts}.down_proj"] = parts["down_proj"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    written = json.loads((checkpoint / "config.json").read_text())
+    written.get("text_config", written).update(fields)
+    (checkpoint / "config.json").write_text(json.dumps(written))
+    return checkpoint
+
+
 def dflash_head(
     folder: Path,
     target: Path,
@@ -229,7 +266,7 @@ def dflash_head(
 ) -> Path:
     """Write a DFlash head of random weights for the Llama checkpoint `target`, or a DSpark head."""
     theirs = AutoConfig.from_pretrained(target)
-    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": layers, "model_type": "qwen3"}
     vocab = theirs.vocab_size
     torch.manual_seed(seed)

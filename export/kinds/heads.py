@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engines import FEATURES, Contract, ExportError, Masks, State
 from ...engines.errors import first_line
+from ..checkpoint import require_weights
 from ..hidden_states import Features
 from ..quality import Sample
 from ..reading import read_object
@@ -121,8 +122,10 @@ def filled(head: Any, tensors: Mapping[str, Tensor], name: str, dtype: str) -> N
             raise ExportError(f"tensor {key} of head {name} holds numbers that are not finite; take a sound one")
     kind = getattr(torch, dtype)
     head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
-    for weight in head.parameters():
-        weight.requires_grad_(False)
+    tied: dict[int, nn.Parameter] = {}  # what a target has once, torch would trace twice
+    for module in head.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            setattr(module, name, tied.setdefault(weight.data_ptr(), weight.requires_grad_(False)))
     head.eval()
 
 
@@ -149,6 +152,8 @@ def weight_files(name: str, path: Path) -> list[Path]:
 
 def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
     """Read the shapes of all tensors, and nothing else of them; none where there are no safetensors."""
+    if not Path(name).is_dir():  # of the Hub, from which small files alone have come
+        require_weights(name, path)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(name, path):
         try:
