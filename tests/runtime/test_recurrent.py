@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import ROW, Bundle, Recurrence, Step
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.runtime.memory.snapshots import EVERY, Snapshots
 from trt_spec.tools.certificate import rollback
@@ -25,6 +26,7 @@ from trt_spec.tools.certificate.subject import Subject
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
 from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, kept_bytes
+from ..kit.prompts import random_prompts
 from ..models import tiny_llama
 
 ROWS = 3  # that decode together
@@ -154,6 +156,41 @@ def test_each_proposal_is_drawn_from_the_drafts_law(hybrids: Callable[[str], Hyb
     worst, drawn = compared(hybrids(kind), cache_bytes=room(hybrids(kind), 500, ROWS))
     assert drawn > ENOUGH
     assert worst < CLOSE
+
+
+@every_kind("granitemoehybrid")
+def test_prompts_are_read_together_and_no_padding_is_swallowed(
+    hybrids: Callable[[str], Hybrid], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that end in one part of a call or in another have the states and logits that they have alone."""
+    read, calls = Model.prefill, []
+
+    def watched(self: Model, rows: list[int], tokens: list[torch.Tensor]) -> torch.Tensor:
+        calls.append([len(each) for each in tokens])
+        return read(self, rows, tokens)
+
+    hybrid, lengths = hybrids(kind), [9, 8, 70, 58, 60, 64, 100, 100]
+    prompts = random_prompts(VOCAB, lengths, seed=4)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    with Decoder.open(hybrid.bundle, max_batch=len(prompts)) as decoder:
+        target = decoder.target
+        monkeypatch.setattr(Model, "prefill", watched)
+        together = decoder.generate(prompts, params, draft_length=3)
+        for one in ([9, 8], [70, 58, 60], [8, 7]):
+            assert one in calls, "the last by the draft"
+        with decoder.between_rounds():
+            for rows in (range(1, 4), range(4, 6)):
+                some = [torch.tensor(prompts[row + 1]) for row in rows]
+                target.cache.clear()
+                found = target.prefill([*rows], some).clone()
+                states = [memory.clone() for memory in target.cache.memory.rows]
+                for row, prompt, logits in zip(rows, some, found, strict=True):
+                    target.cache.clear()
+                    assert torch.allclose(target.prefill([row], [prompt])[0], logits, atol=CLOSE)
+                    for alone, beside in zip(target.cache.memory.rows, states, strict=True):
+                        assert torch.allclose(alone[:, row], beside[:, row], atol=CLOSE)
+        alone = [decoder.generate([prompt], params, draft_length=0)[0] for prompt in prompts]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
 
 
 @pytest.mark.exhaustive
