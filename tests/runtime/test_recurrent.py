@@ -1,95 +1,26 @@
 """Recurrent layers stand where they should whatever rounds did: texts are transformers', laws are the draft's own."""
 
 import random
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
-from trt_spec.engines import ROW, Bundle, Recurrence, Step
+from trt_spec.engines import ROW, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
-from trt_spec.runtime.memory.row_cache import RowCache
-from trt_spec.runtime.memory.snapshots import EVERY, Snapshots
-from trt_spec.tools.certificate import rollback
-from trt_spec.tools.certificate.effort import QUICK
-from trt_spec.tools.certificate.probe import Probes
-from trt_spec.tools.certificate.subject import Subject
+from trt_spec.runtime.memory.snapshots import EVERY
+from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
 
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
+from ..hybrids import LAYERS, Hybrid, some_prompts
 from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, kept_bytes
 from ..kit.prompts import random_prompts
 from ..models import tiny_llama
 
 ROWS = 3  # that decode together
-NOISE = 0.03  # of a draft's weights, in standard deviations
-LAYERS = {  # recurrent ones on both sides of one that attends
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-}
-
-
-@dataclass(frozen=True)
-class Hybrid:
-    """A bundle of a recurrent target and a recurrent draft like it, and both in transformers."""
-
-    bundle: Path
-    target: Any
-    draft: Any
-    name: str = "model"
-
-    def features(self, tokens: list[int]) -> torch.Tensor:
-        return torch.zeros(len(tokens) - 1, 0)
-
-    def laws(
-        self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
-    ) -> list[torch.Tensor]:
-        said = [self.draft(torch.tensor([[*tokens, *path]]), use_cache=False).logits[0, -1] for path in paths]
-        return [logits[:VOCAB].softmax(-1) for logits in said]
-
-    @cached_property
-    def expected(self) -> list[list[int]]:
-        """The greedy texts after `some_prompts`."""
-        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 30}
-        prompts = [torch.tensor([prompt]) for prompt in some_prompts()]
-        found = [self.target.generate(one, attention_mask=torch.ones_like(one), **settings) for one in prompts]
-        return [text[0, prompt.shape[1] :].tolist() for text, prompt in zip(found, prompts, strict=True)]
-
-
-def hybrid(kind: str, folder: Path) -> Hybrid:
-    layers = {"num_hidden_layers": 3, "initializer_range": 0.3, **LAYERS[kind]}
-    target = tiny_checkpoint(kind, folder / "target", **layers)
-    draft = shutil.copytree(target, folder / "draft")
-    noise = torch.Generator().manual_seed(1)
-    weights = load_file(draft / "model.safetensors")
-    for name, weight in weights.items():
-        if weight.dim() > 1:
-            weights[name] = weight + NOISE * weight.std() * torch.randn(weight.shape, generator=noise)
-    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-    bundle = export_pair(target, folder / "bundle", draft).bundle
-    both = (AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one in (target, draft))
-    return Hybrid(bundle, *both)
-
-
-@pytest.fixture(scope="module")
-def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Hybrid]:
-    made: dict[str, Hybrid] = {}
-
-    def of(kind: str) -> Hybrid:
-        if kind not in made:
-            made[kind] = hybrid(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return of
 
 
 def every_kind(*in_default_tier: str) -> pytest.MarkDecorator:
@@ -132,13 +63,6 @@ def room(hybrid: Hybrid, tokens: int, rows: int = 0) -> int:
     contracts = [model.contract for model in Bundle.open(hybrid.bundle).models.values()]
     copies = sum(-(-state.bytes // EVERY) for one in contracts for state in one.of_kind(ROW))
     return kept_bytes(hybrid, tokens) + tokens * copies + rows * sum(one.cache_bytes_per_row for one in contracts)
-
-
-def some_prompts() -> list[list[int]]:
-    """Prompts of all lengths, of which some begin like others."""
-    choose = random.Random(3)
-    beginning = [choose.randrange(VOCAB) for _ in range(190)]
-    return [[*beginning[:length], choose.randrange(VOCAB)] for length in (0, 1, 40, 190, 70, 186, 5, 3)]
 
 
 @every_kind("granitemoehybrid")
@@ -218,60 +142,9 @@ def test_models_with_and_without_recurrent_layers_draft_for_each_other(tmp_path:
                     assert list(output.token_ids) == expected, (target.name, drafter, length)
 
 
-def test_after_rounds_of_all_kinds_a_row_holds_what_a_fresh_reading_gives(hybrids: Callable[[str], Hybrid]) -> None:
-    """As the certificate asks it, of target and draft, also of rows that have moved."""
-    subject = Subject(Bundle.open(hybrids("granitemoehybrid").bundle), "onnxruntime", "cpu", batch=4)
-    with Probes(subject) as probes:
-        findings = list(rollback.check(subject, probes, QUICK, lambda *_: None))
-    assert len(findings) == 4, "two models, alone and in a batch"
-    assert all(one.passed for one in findings), [one.detail for one in findings]
-
-
-# Faults that would show.
-
-
-def with_one_too_many(self: Recurrence, step: Step, first: int = 0) -> Step:
-    """A token that fell is swallowed."""
-    found, base = begin(self, step, first), self.base[first : first + len(step.start)]
-
-    def run() -> None:
-        base.sub_((base > 0).long())
-        found.run()
-
-    return replace(found, run=run)
-
-
-def not_in_order(
-    self: Recurrence, memory: torch.Tensor, start: torch.Tensor, path: torch.Tensor, first: int = 0
-) -> None:
-    """The path of a tree stays where it was."""
-
-
-def left_behind(self: RowCache, source: int, destination: int) -> None:
-    """States stay where their row was."""
-    before = [states.clone() for states in self.memory.rows]
-    move(self, source, destination)
-    for states, old in zip(self.memory.rows, before, strict=True):
-        states[:, destination] = old[:, destination]
-
-
-def older(self: Snapshots, row: int, block: int) -> None:
-    """A row begins with blocks, but as if it had swallowed nothing."""
-
-
-begin, move = Recurrence.begin, RowCache.move
-FAULTS = [
-    (Recurrence, "begin", with_one_too_many),
-    (Recurrence, "straighten", not_in_order),
-    (RowCache, "move", left_behind),
-    (Snapshots, "restore", older),
-]
-
-
-@pytest.mark.parametrize(("owner", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS])
-def test_a_fault_would_show(
-    hybrids: Callable[[str], Hybrid], owner: type, name: str, fault: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("name", STATE_FAULTS)
+def test_a_fault_would_show(hybrids: Callable[[str], Hybrid], name: str) -> None:
     hybrid = hybrids("granitemoehybrid")
-    with patch.object(owner, name, fault):
+    with state_fault(name) as changed:
         assert texts(hybrid, some_prompts(), 1, prefix_bytes=room(hybrid, 3000)) != hybrid.expected
+    assert changed
