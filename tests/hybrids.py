@@ -50,7 +50,7 @@ class Hybrid:
 
 
 def hybrid(kind: str, folder: Path) -> Hybrid:
-    layers = {"num_hidden_layers": 3, "initializer_range": 0.3, **LAYERS[kind]}
+    layers = {"num_hidden_layers": 3, "initializer_range": 0.3, "max_position_embeddings": 512, **LAYERS[kind]}
     target = tiny_checkpoint(kind, folder / "target", **layers)
     draft = shutil.copytree(target, folder / "draft")
     noise = torch.Generator().manual_seed(1)

@@ -82,6 +82,10 @@ class KVCache(ABC):
         """Whether a block of a row can begin another row: somebody must have kept what states were at its end."""
         return not self.contract.of_kind(ROW) or self.contract.recurrent
 
+    def worth_keeping(self, row: int, blocks: Sequence[int | None]) -> int:
+        """Return how many of a row's first blocks another can begin with; None stands for one that is not kept yet."""
+        return len(blocks)
+
     def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
         """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.
 

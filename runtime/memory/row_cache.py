@@ -153,12 +153,11 @@ class RowCache(KVCache):
             self.snapshots.keep(row, begin + BLOCK_TOKENS, block)
         return block
 
+    def worth_keeping(self, row: int, blocks: Sequence[int | None]) -> int:
+        return len(blocks) if self.snapshots is None else self.snapshots.last(row, blocks)
+
     def reuse(self, row: int, blocks: Sequence[int]) -> None:
-        if self.snapshots is not None:
-            blocks = self.snapshots.up_to_the_last(blocks)
         entries = len(blocks) * BLOCK_TOKENS
-        if not entries:
-            return
         self.make_room(row, [0], [entries])
         for kept, tensor in zip(self._kept, self.memory.tokens, strict=True):
             tensor[:, row, :, :entries] = kept[:, list(blocks)].transpose(1, 2).flatten(2, 3)
