@@ -95,7 +95,6 @@ class Entries:
         self.sees = torch.cat(  # [B, N, N], itself included
             [torch.cat([earlier, ahead], 2), torch.cat([behind, places.ancestors], 2)], 1
         )
-        self.before = self.sees & (self.depth[:, None] < self.depth[:, :, None])
         self._ancestors, self._depths = places.ancestors, places.depths
         self._taps: dict[int, Tensor] = {}
         self._tails: dict[int, Tensor] = {}
@@ -224,13 +223,14 @@ class RecurrentCache(ScatterCache):
         `decays` are logarithms [B, H, N]; the delta rule has `rates` [B, H, N].
         """
         entries = self.entries
-        sees, before = entries.sees[:, None], entries.before[:, None]  # [B, 1, N, N]
         own = entries.pending.shape[1]
         sums = decays @ entries.sees.transpose(1, 2).to(decays.dtype)  # [B, H, N]
-        apart = sums[..., :, None] - sums[..., None, :]
+        # Along a path sums only fall. Padding may see a token without those before it, and must stay a number.
+        apart = (sums[..., :, None] - sums[..., None, :]).clamp(max=0)
+        seen = torch.where(entries.sees[:, None], apart, -torch.inf).exp()  # [B, H, N, N]
         wanted = values
         if rates is not None:
-            overlap = keys @ keys.transpose(2, 3) * torch.where(before, apart, -torch.inf).exp() * rates[..., None]
+            overlap = keys @ keys.transpose(2, 3) * seen * rates[..., None]
             wanted = rates[..., None] * (values - sums.exp()[..., None] * (keys @ state))
             first, *others = entries.halves()
             number = torch.arange(overlap.shape[2])
@@ -238,8 +238,8 @@ class RecurrentCache(ScatterCache):
             for half in others:
                 solved = solved - solved @ torch.where(half, overlap, 0.0) @ solved
             wanted = solved @ wanted
-        seen = torch.where(sees, apart, -torch.inf)[:, :, own:].exp()  # [B, H, S, N]
-        answer = (query @ keys.transpose(2, 3) * seen) @ wanted + sums[:, :, own:].exp()[..., None] * (query @ state)
+        before = sums[:, :, own:].exp()[..., None] * (query @ state)
+        answer = (query @ keys.transpose(2, 3) * seen[:, :, own:]) @ wanted + before
         swallowed = entries.swallowed[:, None]  # [B, 1, N]
         end = torch.where(swallowed, decays, 0.0).sum(-1, keepdim=True)  # [B, H, 1]
         weight = torch.where(swallowed, end - sums, -torch.inf).exp()[..., None]

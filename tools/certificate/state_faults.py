@@ -23,11 +23,14 @@ def with_one_too_many(begin: Any, note: Note) -> Any:
 
     def faulty(self: Recurrence, step: Step, first: int = 0) -> Step:
         found: Step = begin(self, step, first)
-        base = self.base[first : first + len(step.start)]
+        base, runs = (each[first : first + len(step.start)] for each in (self.base, self.runs))
 
         def run() -> None:
-            note("a round began")
-            base.sub_((base > 0).long())
+            count = step.inputs["start"] - base
+            more = runs & (base > 0) & (count < step.inputs["pending"].shape[1])
+            if more.any():
+                note("a row had read more")
+            base.sub_(more.long())
             found.run()
 
         return replace(found, run=run)

@@ -1,6 +1,6 @@
 """A bundle with recurrent layers is certified as any other, and by what its states swallow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from trt_spec.tools.certificate.subject import Finding, Subject
 from ...hybrids import LAYERS, Hybrid
 
 
-def findings(bundle: Path, batch: int = 4) -> dict[str, Finding]:
+def found(bundle: Path, batch: int = 4) -> Iterator[Finding]:
     subject = Subject(Bundle.open(bundle), "onnxruntime", "cpu", batch)
     with Probes(subject) as probes:
-        return {one.case: one for one in rollback.check(subject, probes, QUICK, lambda *_: None)}
+        yield from rollback.check(subject, probes, QUICK, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_after_rounds_of_all_kinds_a_row_holds_what_a_fresh_reading_gives(
     hybrids: Callable[[str], Hybrid], family: str
 ) -> None:
     """Target and draft, also of rows that have moved, and each planted fault is seen."""
-    found = findings(hybrids(family).bundle)
+    findings = list(found(hybrids(family).bundle))
     models = [f"{role}, batch {batch}" for batch in (1, 4) for role in ("target", "draft")]
-    assert [*found] == [*models, *(f"planted: {name}" for name in STATE_FAULTS)]
-    assert all(one.passed for one in found.values()), [one.detail for one in found.values()]
+    assert [one.case for one in findings] == [*models, *(f"planted: {name}" for name in STATE_FAULTS)]
+    assert all(one.passed for one in findings), [one.detail for one in findings]
 
 
 def test_a_fault_that_is_not_caught_fails_and_one_without_occasion_is_not_judged(
@@ -45,16 +45,16 @@ def test_a_fault_that_is_not_caught_fails_and_one_without_occasion_is_not_judged
 
     missed = "token that fell swallowed"
     monkeypatch.setitem(STATE_FAULTS, missed, (*STATE_FAULTS[missed][:2], harmless))
-    found = findings(hybrids("lfm2").bundle, batch=1)
-    assert found[f"planted: {missed}"].passed is False
+    findings = {one.case: one for one in found(hybrids("lfm2").bundle, batch=1)}
+    assert findings[f"planted: {missed}"].passed is False
     for name in ("padding swallowed", "states left behind when a row moves"):
-        alone = found[f"planted: {name}"]
+        alone = findings[f"planted: {name}"]
         assert (alone.passed, alone.detail) == (None, "it never had anything to change"), "in a single row"
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", LAYERS)
-def test_a_certificate_passes_and_fails_with_each_fault(
+def test_a_sound_bundle_is_certified_and_none_with_a_fault(
     run: Callable[..., Any], hybrids: Callable[[str], Hybrid], family: str
 ) -> None:
     bundle = hybrids(family).bundle
@@ -63,6 +63,4 @@ def test_a_certificate_passes_and_fails_with_each_fault(
     assert "all " in sound.out.splitlines()[-1]
     for name in STATE_FAULTS:
         with state_fault(name):
-            faulty = run("verify", bundle, "--quick", "--batch", 16, "--only", "rollback")
-        assert faulty.code == 1, (name, faulty.out)
-        assert "NOT lossless" in faulty.out
+            assert any(one.passed is False for one in found(bundle)), name
