@@ -62,8 +62,8 @@ class KVCache(ABC):
         """Return all entries [heads, T, size] that a row has memory for in one of the states of tokens."""
 
     @abstractmethod
-    def holds(self, lengths: Sequence[int]) -> bool:
-        """Whether rows of these lengths fit together into what the cache may take."""
+    def holds(self, lengths: Sequence[int], widest: int = 0) -> bool:
+        """Whether rows of these lengths fit together into what the cache may take, in rounds of the `widest`."""
 
     @abstractmethod
     def keep(self, row: int, place: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from trt_spec.engines import ROW, Bundle
+from trt_spec.engines import ROW, SLOTS, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.snapshots import EVERY
@@ -115,6 +115,22 @@ def test_prompts_are_read_together_and_no_padding_is_swallowed(
                         assert torch.allclose(alone[:, row], beside[:, row], atol=CLOSE)
         alone = [decoder.generate([prompt], params, draft_length=0)[0] for prompt in prompts]
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrids: Callable[[str], Hybrid]) -> None:
+    hybrid, wide = hybrids("granitemoehybrid"), (2, 4, 16, "6/24")
+    budget = room(hybrid, 1200, len(wide))
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    with Decoder.open(hybrid.bundle, max_batch=len(wide), cache_bytes=budget) as decoder:
+        requests = [
+            decoder.submit(prompt, params, drafter="model", draft_length=length)
+            for prompt, length in zip(some_prompts(), 2 * wide, strict=True)
+        ]
+        while decoder.step():
+            states = [each for model in (decoder.target, *decoder.drafts) for each in model.cache.memory]
+            assert sum(one.nbytes for each in states for one in each) <= budget
+        assert decoder.target.cache.half > SLOTS
+    assert [request.token_ids for request in requests] == hybrid.expected
 
 
 @pytest.mark.exhaustive
