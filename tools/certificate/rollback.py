@@ -80,7 +80,7 @@ def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) 
 def control(subject: Subject, probes: Probes, effort: Effort, name: str, batch: int) -> Finding:
     """Fails where the planted fault is not seen; one that changes nothing here is not judged."""
     worst = {role: Worst() for role in probes}
-    met: list[str] = []
+    changed: list[str] = []
 
     def passes() -> bool:
         return all(one.passes(subject.rounding) for one in worst.values())
@@ -88,10 +88,9 @@ def control(subject: Subject, probes: Probes, effort: Effort, name: str, batch: 
     with subject.open(batch, capture=False, prefix_bytes=prefix_bytes(subject)) as decoder:
         rounds = all_rounds(subject, decoder, effort, seed=batch)
         while passes():
-            with state_fault(name) as changed:  # not in the probes
+            with state_fault(name, changed):  # not in the probes
                 if next(rounds, None) is None:
                     break
-            met += changed
             compare_all(decoder, probes, worst)
     caught = not passes()
     role, one = max(worst.items(), key=lambda item: (item[1].logits, item[1].entries))
@@ -99,10 +98,10 @@ def control(subject: Subject, probes: Probes, effort: Effort, name: str, batch: 
         f"{role}: logits within {one.logits:.2g} of a fresh prefill, cache entries within {one.entries:.2g}, "
         f"{one.comparisons} rows compared"
     )
-    if not (met or caught):
+    if not (changed or caught):
         detail = "it never had anything to change"
     numbers = {"caught": caught, "logits": one.logits, "entries": one.entries}
-    return Finding("rollback", f"planted: {name}", caught if met or caught else None, detail, numbers)
+    return Finding("rollback", f"planted: {name}", caught if changed or caught else None, detail, numbers)
 
 
 def is_recurrent(subject: Subject) -> bool:

@@ -100,9 +100,9 @@ STATE_FAULTS: dict[str, tuple[type, str, Callable[[Any, Note], Any]]] = {
 
 
 @contextmanager
-def state_fault(name: str) -> Iterator[list[str]]:
-    """Plant the fault of this name for as long as the block runs; yield what it has changed."""
+def state_fault(name: str, changed: list[str] | None = None) -> Iterator[list[str]]:
+    """Plant the fault of this name for as long as the block runs; note in `changed` what it has changed."""
     owner, method, make = STATE_FAULTS[name]
-    changed: list[str] = []
+    changed = [] if changed is None else changed
     with planted((owner, method, make(getattr(owner, method), changed.append))):
         yield changed
