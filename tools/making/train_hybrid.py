@@ -1,4 +1,4 @@
-"""Train a hybrid beside the demo pair: a small Qwen3.5, of three gated delta nets and a layer that attends.
+"""Train the shipped hybrid: a small Qwen3.5, of three gated delta nets and a layer that attends.
 
     python -m trt_spec.tools.making.train_hybrid --out DIR [--steps 1400] [--device cuda]
 
