@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # Processes that share the cores of one machine take a core each: threads that spin for one another's cores treble
@@ -20,6 +21,7 @@ from _pytest.nodeid import coerce_node_id  # noqa: E402
 
 from . import bundles  # noqa: E402
 from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
+from .hybrids import Hybrid, hybrid  # noqa: E402
 from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
 
 # A tied random Gemma2 repeats its last token for ever.
@@ -111,6 +113,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return export_pair(
         shipped / "pycode-14m", tmp_path_factory.mktemp("demo") / "bundle", shipped / "pycode-1m", max_length=1024
     )
+
+
+@pytest.fixture(scope="session")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Hybrid]:
+    """`hybrids(family)`: a recurrent target with a recurrent draft that agrees with it often, not always."""
+    made: dict[str, Hybrid] = {}
+
+    def of(family: str) -> Hybrid:
+        if family not in made:
+            made[family] = hybrid(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return of
 
 
 @pytest.fixture(scope="session")

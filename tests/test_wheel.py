@@ -48,7 +48,7 @@ def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> No
     modules = {f"trt_spec/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
     assert modules - set(names) == set()
     heads = [f"pycode-14m-{kind}" for kind in ("eagle3", "medusa", "blockwise", "pass")]
-    for checkpoint in ("pycode-14m", "pycode-1m", *heads, "telegram-750k", "telegram-400k"):
+    for checkpoint in ("pycode-14m", "pycode-1m", "pycode-hybrid-1m", *heads, "telegram-750k", "telegram-400k"):
         assert f"trt_spec/tools/demo_pair/{checkpoint}/model.safetensors" in names
     for other in ("prompts/chat.jsonl", "paper.json"):
         assert f"trt_spec/tools/measuring/{other}" in names

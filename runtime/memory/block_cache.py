@@ -127,7 +127,7 @@ class BlockCache(KVCache):
     def drop(self, block: int) -> None:
         self.pool.release(block)
 
-    def holds(self, lengths: Sequence[int]) -> bool:
+    def holds(self, lengths: Sequence[int], widest: int = 0) -> bool:
         return sum(map(_blocks, lengths)) <= self._most
 
     def _take(self, row: int, count: int) -> None:

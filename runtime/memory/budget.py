@@ -43,7 +43,7 @@ class Budget:
     def __init__(self, models: Sequence[Model]) -> None:
         self._models = models
 
-    def admits(self, lengths: Sequence[int]) -> bool:
-        """Whether requests that write up to so many entries each fit together."""
+    def admits(self, lengths: Sequence[int], widest: int) -> bool:
+        """Whether requests that write up to so many entries each fit together, in rounds of up to the `widest`."""
         own = [SPREAD * length + BESIDE for length in lengths]
-        return all(model.cache.holds(own if model.own_tokens else lengths) for model in self._models)
+        return all(model.cache.holds(own if model.own_tokens else lengths, widest) for model in self._models)

@@ -62,8 +62,8 @@ class KVCache(ABC):
         """Return all entries [heads, T, size] that a row has memory for in one of the states of tokens."""
 
     @abstractmethod
-    def holds(self, lengths: Sequence[int]) -> bool:
-        """Whether rows of these lengths fit together into what the cache may take."""
+    def holds(self, lengths: Sequence[int], widest: int = 0) -> bool:
+        """Whether rows of these lengths fit together into what the cache may take, in rounds of the `widest`."""
 
     @abstractmethod
     def keep(self, row: int, place: int) -> int:
@@ -81,6 +81,10 @@ class KVCache(ABC):
     def keeps_blocks(self) -> bool:
         """Whether a block of a row can begin another row: somebody must have kept what states were at its end."""
         return not self.contract.of_kind(ROW) or self.contract.recurrent
+
+    def worth_keeping(self, row: int, blocks: Sequence[int | None]) -> int:
+        """Return how many of a row's first blocks another can begin with; None stands for one that is not kept yet."""
+        return len(blocks)
 
     def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
         """Note that a call has written this row from entry `begin` on, and that its first `end` entries are valid now.

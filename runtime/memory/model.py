@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...engines import (
     MOST_READ,
@@ -107,7 +108,7 @@ class Model:
         tree: Shape | None = None,
         hidden: Tensor | None = None,
         since: int = 1,
-        read: int | None = None,
+        read: Tensor | int | None = None,
         goes_on: bool = False,
     ) -> Step:
         """Make a step over these tensors for the rows from `first_row` on; its tokens are a line, or a tree.
@@ -117,7 +118,7 @@ class Model:
         the tokens before, or the `hidden` states [B, S, size] that are given.
 
         Recurrent layers swallow what they have read before, at most `since` tokens of a row, and so many of these as
-        are `read` for good; or nothing if the step `goes_on` behind another of the same round.
+        are `read` for good in each row; or nothing if the step `goes_on` behind another of the same round.
         """
         (batch, width), rows = input_ids.shape, logits.shape[1]
         shape = batch, width, rows
@@ -178,6 +179,8 @@ class Model:
         first, batch = min(rows), max(rows) - min(rows) + 1
         starts = self.cache.entries[first : first + batch]
         assert self.engine.contract.in_blocks or (len(rows) == batch and len(set(starts)) == 1)
+        if self.recurrent:
+            return self._prefill_in_parts(first, [missing[row] for row in range(first, first + batch)])
         widths = [len(missing.get(row, ())) for row in range(first, first + batch)]
         self.cache.make_room(first, starts, widths)
         device = self.engine.device
@@ -205,6 +208,25 @@ class Model:
             self.step(row, chunk, begin, logits, live, since=since, read=width).run()
             self.cache.wrote(row, start - width, start, swallowed=start)
         return logits
+
+    def _prefill_in_parts(self, first: int, missing: Sequence[Tensor]) -> Tensor:
+        """Read rows from the first on, in parts that states can swallow: of each row its own tokens, and no padding."""
+        found, device = torch.empty_like(self.logits(len(missing), 1)), self.engine.device
+        rows, lengths = range(first, first + len(missing)), [len(each) for each in missing]
+        self.cache.make_room(first, [self.cache.entries[row] for row in rows], lengths)
+        for read in range(0, max(lengths), MOST_READ):
+            parts = [each[read : read + MOST_READ] for each in missing]
+            widths, entries = [len(each) for each in parts], [self.cache.entries[row] for row in rows]
+            since = max(1, *map(self.cache.since, rows))
+            input_ids, counts = pad_sequence(parts, batch_first=True), torch.tensor(widths, device=device)
+            start, last = torch.tensor(entries, device=device), (counts - 1).clamp_(min=0)[:, None]
+            logits = self.logits(len(parts), 1)
+            self.step(first, input_ids, start, logits, logit_rows=last, since=since, read=counts).run()
+            for row, entry, width in zip(rows, entries, widths, strict=True):
+                if width:
+                    self.cache.wrote(row, entry, entry + width, swallowed=entry + width)
+                    found[row - first] = logits[row - first]
+        return found
 
     def score(self, row: int, tokens: Tensor) -> Tensor:
         """Write the entries of `tokens` [S] behind those that a row has; return the logits [S, V] after each."""

@@ -37,7 +37,8 @@ class Watcher(Protocol):
 class Prefixes:
     """Keeps up to so many blocks of each cache; those go first that were not asked for longest.
 
-    Of a model with states of rows, a chain of blocks ends where its cache has kept what they were.
+    Of a model with states of rows, a chain of blocks ends where its cache has kept what they were. Those before an end
+    were asked for no longer ago, so that what led to a dropped one alone is oldest then, and is dropped with it.
     """
 
     watcher: Watcher | None = None
@@ -69,6 +70,7 @@ class Prefixes:
             if key not in kept:
                 break
             found.append(key)
+        found = found[: cache.worth_keeping(row, [kept[key] for key in found])]
         for key in reversed(found):  # the end of a chain goes first, since it is found by its beginning alone
             kept.move_to_end(key)
         if found:
@@ -79,17 +81,24 @@ class Prefixes:
         kept = self._kept[cache]
         most = self._most if cache.keeps_blocks else 0
         places = min(len(keys), cache.entries[row] // BLOCK_TOKENS, most)
+        places = cache.worth_keeping(row, [kept.get(key) for key in keys[:places]])
         added, dropped = [], []
+
+        def drop_oldest() -> None:
+            key, block = kept.popitem(last=False)
+            cache.drop(block)
+            dropped.append(key)
+
         for place in reversed(range(places)):
             if keys[place] in kept:
                 kept.move_to_end(keys[place])
                 continue
             if len(kept) == self._most:
-                key, block = kept.popitem(last=False)
-                cache.drop(block)
-                dropped.append(key)
+                drop_oldest()
             kept[keys[place]] = cache.keep(row, place)
             added.append(place)
+        while kept and not cache.worth_keeping(row, [next(iter(kept.values()))]):  # it led to one that was dropped
+            drop_oldest()
         if self.watcher is not None and cache is self._target:
             if dropped:
                 self.watcher.dropped(dropped)

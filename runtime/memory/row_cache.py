@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, Contract
+from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, WINDOW, Contract
 from .cache import KVCache
 from .full import CacheFull
 from .snapshots import Snapshots
@@ -127,9 +127,19 @@ class RowCache(KVCache):
             tensor[:, row, :, begin : begin + len(order)] = tensor[:, row, :, moved]
 
     def make_slots(self, tokens: int) -> None:
-        if self.recurrence is not None and tokens + LEAST_BEFORE > self.half:
-            self._widen(-(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS)
-            self.resize(self.rows, self.capacity)
+        if self.recurrence is None or (half := self._half_for(tokens)) == self.half:
+            return
+        rows, capacity = self.rows, self.capacity
+        if not self._affords(rows, capacity, half):
+            rows, capacity = _ample_rows(max(1, self._used)), _ample(max(self.entries))
+        if not self._affords(rows, capacity, half):
+            raise CacheFull(f"the cache has no room for rounds of {tokens} tokens in {rows} rows; raise cache_bytes")
+        self._widen(half)
+        self.resize(rows, capacity)
+
+    def _half_for(self, tokens: int) -> int:
+        """Return how many slots one call may fill if it is to have room for so many tokens that may fall."""
+        return self.half if tokens + LEAST_BEFORE <= self.half else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
 
     def _widen(self, half: int) -> None:
         self.half = half
@@ -153,12 +163,11 @@ class RowCache(KVCache):
             self.snapshots.keep(row, begin + BLOCK_TOKENS, block)
         return block
 
+    def worth_keeping(self, row: int, blocks: Sequence[int | None]) -> int:
+        return len(blocks) if self.snapshots is None else self.snapshots.last(row, blocks)
+
     def reuse(self, row: int, blocks: Sequence[int]) -> None:
-        if self.snapshots is not None:
-            blocks = self.snapshots.up_to_the_last(blocks)
         entries = len(blocks) * BLOCK_TOKENS
-        if not entries:
-            return
         self.make_room(row, [0], [entries])
         for kept, tensor in zip(self._kept, self.memory.tokens, strict=True):
             tensor[:, row, :, :entries] = kept[:, list(blocks)].transpose(1, 2).flatten(2, 3)
@@ -174,10 +183,16 @@ class RowCache(KVCache):
             self.snapshots.drop(block)
         self._unused.append(block)
 
-    def holds(self, lengths: Sequence[int]) -> bool:
-        if self._most_tokens is None or self._fixed:
+    def holds(self, lengths: Sequence[int], widest: int = 0) -> bool:
+        return self._fixed or self._affords(_ample_rows(len(lengths)), _ample(max(lengths)), self._half_for(widest))
+
+    def _affords(self, rows: int, capacity: int, half: int) -> bool:
+        """Whether the budget allows so many rows, with more slots than are set aside for each."""
+        if self._most_tokens is None:
             return True
-        return _ample_rows(len(lengths)) * _ample(max(lengths)) <= self._most_tokens
+        each = self.contract.cache_bytes_per_token
+        more = rows * (2 * half - SLOTS) * sum(state.bytes for state in self.contract.of_kind(WINDOW))
+        return rows * capacity * each + more <= self._most_tokens * each
 
     def fits(self, rows: int, capacity: int) -> bool:
         """Whether the buffers hold `rows` rows of `capacity` and are not far too large."""
@@ -188,8 +203,7 @@ class RowCache(KVCache):
         """Make room for `rows` rows of `capacity` and all valid entries; shrink buffers that are far too large."""
         if self.fits(rows, capacity):  # nearly always
             return
-        used = max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
-        rows, capacity = max(rows, used), max([capacity, *self.entries])
+        rows, capacity = max(rows, self._used), max([capacity, *self.entries])
         if not self.fits(rows, capacity):
             try:
                 self._resize_within_budget(_ample_rows(rows), _ample(capacity))
@@ -197,8 +211,13 @@ class RowCache(KVCache):
                 if rows > self.rows or capacity > self.capacity:  # else they are merely larger than they need be
                     raise
 
+    @property
+    def _used(self) -> int:
+        """How many of the first rows there must be."""
+        return max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
+
     def _resize_within_budget(self, rows: int, capacity: int) -> None:
-        if self._most_tokens is not None and rows * capacity > self._most_tokens:
+        if not self._affords(rows, capacity, self.half):
             raise CacheFull(
                 f"the cache has room for {self._most_tokens:,} tokens, not for {rows} rows of {capacity:,}; "
                 "raise cache_bytes"

@@ -1,7 +1,7 @@
 """Copy recurrent states where a kept block ends, since they cannot be taken back to it.
 
-While a prompt is read, its states are copied where they stand at the end of every fourth block. A row that begins with
-kept blocks begins with as many as lead to such a copy.
+While a prompt is read, its states are copied where they stand at the end of every fourth block. Blocks are kept as far
+as they lead to such a copy, since a row cannot begin with others.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,13 @@ class Snapshots:
         if copy is not None:
             self._of_block[block] = copy
 
-    def up_to_the_last(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Return those of a chain of kept blocks that lead to a copy."""
-        return blocks[: max((place for place, block in enumerate(blocks, 1) if block in self._of_block), default=0)]
+    def last(self, row: int, blocks: Sequence[int | None]) -> int:
+        """Return how many of a row's first blocks lead to a copy: a kept block's, or the row's where none is kept."""
+        for place in range(len(blocks), 0, -1):
+            block = blocks[place - 1]
+            if block in self._of_block or (block is None and place * BLOCK_TOKENS in self._of_row[row]):
+                return place
+        return 0
 
     def restore(self, row: int, block: int) -> None:
         """Let a row that begins with blocks up to this one have its states; it has swallowed all their tokens."""

@@ -70,7 +70,7 @@ def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: in
     If the rows of a step have one width, it must be the next row, leave little of the step to padding, and begin where
     they do, so that padding stays within the cache that the longest needs.
     """
-    if not model.engine.reads_together or model.recurrent:
+    if not model.engine.reads_together:
         return False
     tokens = sum(fed.values()) + chunk
     if model.engine.contract.in_blocks:

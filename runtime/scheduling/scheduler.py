@@ -211,13 +211,13 @@ class Scheduler:
         # What a row has beyond its first line lies behind the longest line of all.
         lines = [plan.draft_length if plan.is_tree else share.length for share in self._planner.shares]
         widths = [length + plan.beyond + 1 + plan.look_aheads for length in lines]
-        self.target.cache.make_room(0, lengths, widths)
         self.target.cache.make_slots(max(widths))
+        self.target.cache.make_room(0, lengths, widths)
         for draft in plan.drafts:
             beyond = plan.beyond if plan.levels else 0
             width = draft.behind(plan.draft_length) + beyond + 1
-            draft.cache.make_room(0, lengths, [width] * plan.batch)
             draft.cache.make_slots(width)
+            draft.cache.make_room(0, lengths, [width] * plan.batch)
         refresh_uniforms(self._rows, plan, live)
         for source in sorted(plan.drafters, key=lambda one: one.samples):  # last those that run a draft in the round
             source.load(requests, plan.draft_length)

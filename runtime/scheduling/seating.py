@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakSet
 
-from ...engines import BLOCK_TOKENS, RequestError
+from ...engines import BLOCK_TOKENS, MOST_SLOTS, RequestError
 from ..acceptance.seat import admit, follow_guide, resume
 from ..drafters import Drafter
 from ..lengths.drafting import DraftingRules
@@ -50,7 +50,8 @@ class Seating:
         self._admitted = 0
         self._max_rows = len(rows.length)
         self._most_rows = self._max_rows  # fewer for as long as memory has run out
-        self._never_full = self._budget.admits([rows.tokens.shape[1]] * self._max_rows)  # however long its rows become
+        # However long its rows become, and however wide its rounds.
+        self._never_full = self._budget.admits([rows.tokens.shape[1]] * self._max_rows, MOST_SLOTS // 2)
 
     @property
     def occupants(self) -> list[Occupant]:
@@ -88,9 +89,9 @@ class Seating:
                 request.finish("cancelled")
             request.cancelled = True
 
-    def can_hold(self, length: int) -> bool:
-        """Whether the caches can ever hold a request that becomes this long."""
-        return self._budget.admits([length])
+    def can_hold(self, entries: int, widest: int) -> bool:
+        """Whether the caches can ever hold a request that commits so many entries, in rounds of up to the `widest`."""
+        return self._budget.admits([entries + widest], widest)
 
     def admit(self) -> bool:
         """Give the next waiting request a row, if a row and the memory are free; return whether to ask again."""
@@ -127,7 +128,7 @@ class Seating:
         if self._never_full and all(request.params.num_beams == 1 for request in together):
             return True
         widest = max(request.drafting.widest for request in together)  # all rows of a round are as wide
-        return self._budget.admits([request.most_entries + widest for request in together])
+        return self._budget.admits([request.most_entries + widest for request in together], widest)
 
     def go_live(self, occupant: Occupant) -> None:
         """Let a request take part in the rounds, in the row behind the live ones."""

@@ -6,11 +6,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from trt_spec.engines import BLOCK_TOKENS, Bundle
+from trt_spec.engines import BLOCK_TOKENS, ROW, Bundle
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.memory.cache import KVCache
 from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.memory.model import Model
+from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.rollback import Worst, compare_all
 from trt_spec.tools.certificate.subject import Subject
@@ -35,8 +36,10 @@ def require_all_fresh(decoder: Decoder, requests, fresh: dict[str, Probe]) -> No
 
 
 def bytes_of(bundle: Path, blocks: int) -> int:
-    models = Bundle.open(bundle).models.values()
-    return blocks * BLOCK_TOKENS * sum(model.contract.cache_bytes_per_token for model in models)
+    """So many blocks of all models, with copies of states among them."""
+    contracts = [model.contract for model in Bundle.open(bundle).models.values()]
+    copies = sum(-(-state.bytes // EVERY) for one in contracts for state in one.of_kind(ROW))
+    return blocks * BLOCK_TOKENS * (copies + sum(one.cache_bytes_per_token for one in contracts))
 
 
 def read_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:

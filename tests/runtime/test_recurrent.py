@@ -1,83 +1,23 @@
 """Recurrent layers stand where they should whatever rounds did: texts are transformers', laws are the draft's own."""
 
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
-from trt_spec.engines import Bundle, Recurrence, Step
+from trt_spec.engines import SLOTS
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.runtime.memory.row_cache import RowCache
-from trt_spec.runtime.memory.snapshots import Snapshots
-from trt_spec.tools.certificate import rollback
-from trt_spec.tools.certificate.effort import QUICK
-from trt_spec.tools.certificate.probe import Probes
-from trt_spec.tools.certificate.subject import Subject
+from trt_spec.runtime.memory.model import Model
+from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
 
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
-from ..kit.hybrids import ROWS, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
+from ..hybrids import Hybrid
+from ..kit.hybrids import ROWS, every_hybrid, greedy_texts, some_prompts
 from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, room
+from ..kit.prompts import random_prompts
 from ..models import tiny_llama
-
-NOISE = 0.03  # of a draft's weights, in standard deviations
-
-
-@dataclass(frozen=True)
-class Hybrid:
-    """A bundle of a recurrent target and a recurrent draft like it, and both in transformers."""
-
-    bundle: Path
-    target: Any
-    draft: Any
-    name: str = "model"
-
-    def features(self, tokens: list[int]) -> torch.Tensor:
-        return torch.zeros(len(tokens) - 1, 0)
-
-    def laws(
-        self, tokens: list[int], features: torch.Tensor, paths: list[list[int]], committed: int
-    ) -> list[torch.Tensor]:
-        said = [self.draft(torch.tensor([[*tokens, *path]]), use_cache=False).logits[0, -1] for path in paths]
-        return [logits[:VOCAB].softmax(-1) for logits in said]
-
-    @cached_property
-    def expected(self) -> list[list[int]]:
-        return expected_texts(self.target)
-
-
-def hybrid(kind: str, folder: Path) -> Hybrid:
-    target = tiny_hybrid(kind, folder / "target")
-    draft = shutil.copytree(target, folder / "draft")
-    noise = torch.Generator().manual_seed(1)
-    weights = load_file(draft / "model.safetensors")
-    for name, weight in weights.items():
-        if weight.dim() > 1:
-            weights[name] = weight + NOISE * weight.std() * torch.randn(weight.shape, generator=noise)
-    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-    bundle = export_pair(target, folder / "bundle", draft).bundle
-    both = (AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32).eval() for one in (target, draft))
-    return Hybrid(bundle, *both)
-
-
-@pytest.fixture(scope="module")
-def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Hybrid]:
-    made: dict[str, Hybrid] = {}
-
-    def of(kind: str) -> Hybrid:
-        if kind not in made:
-            made[kind] = hybrid(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return of
-
 
 CHOICES: list[tuple[str, int | str]] = [
     *(("model", k) for k in (1, 4, 9, "3+3", "4/8", "3x2x1")),
@@ -110,6 +50,57 @@ def test_each_proposal_is_drawn_from_the_drafts_law(hybrids: Callable[[str], Hyb
     assert worst < CLOSE
 
 
+@every_hybrid("granitemoehybrid")
+def test_prompts_are_read_together_and_no_padding_is_swallowed(
+    hybrids: Callable[[str], Hybrid], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that end in one part of a call or in another have the states and logits that they have alone."""
+    read, calls = Model.prefill, []
+
+    def watched(self: Model, rows: list[int], tokens: list[torch.Tensor]) -> torch.Tensor:
+        calls.append([len(each) for each in tokens])
+        return read(self, rows, tokens)
+
+    hybrid, lengths = hybrids(kind), [9, 8, 70, 58, 60, 64, 100, 100]
+    prompts = random_prompts(VOCAB, lengths, seed=4)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    with Decoder.open(hybrid.bundle, max_batch=len(prompts)) as decoder:
+        target = decoder.target
+        monkeypatch.setattr(Model, "prefill", watched)
+        together = decoder.generate(prompts, params, draft_length=3)
+        for one in ([9, 8], [70, 58, 60], [8, 7]):
+            assert one in calls, "the last by the draft"
+        with decoder.between_rounds():
+            for rows in (range(1, 4), range(4, 6)):
+                some = [torch.tensor(prompts[row + 1]) for row in rows]
+                target.cache.clear()
+                found = target.prefill([*rows], some).clone()
+                states = [memory.clone() for memory in target.cache.memory.rows]
+                for row, prompt, logits in zip(rows, some, found, strict=True):
+                    target.cache.clear()
+                    assert torch.allclose(target.prefill([row], [prompt])[0], logits, atol=CLOSE)
+                    for alone, beside in zip(target.cache.memory.rows, states, strict=True):
+                        assert torch.allclose(alone[:, row], beside[:, row], atol=CLOSE)
+        alone = [decoder.generate([prompt], params, draft_length=0)[0] for prompt in prompts]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrids: Callable[[str], Hybrid]) -> None:
+    hybrid, wide = hybrids("granitemoehybrid"), (2, 4, 16, "6/24")
+    budget = room(hybrid, 1200, len(wide))
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    with Decoder.open(hybrid.bundle, max_batch=len(wide), cache_bytes=budget) as decoder:
+        requests = [
+            decoder.submit(prompt, params, drafter="model", draft_length=length)
+            for prompt, length in zip(some_prompts(), 2 * wide, strict=True)
+        ]
+        while decoder.step():
+            states = [each for model in (decoder.target, *decoder.drafts) for each in model.cache.memory]
+            assert sum(one.nbytes for each in states for one in each) <= budget
+        assert decoder.target.cache.half > SLOTS
+    assert [request.token_ids for request in requests] == hybrid.expected
+
+
 @pytest.mark.exhaustive
 def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid]) -> None:
     hybrid = hybrids("qwen3_5_text")
@@ -135,60 +126,9 @@ def test_models_with_and_without_recurrent_layers_draft_for_each_other(tmp_path:
                     assert list(output.token_ids) == expected, (target.name, drafter, length)
 
 
-def test_after_rounds_of_all_kinds_a_row_holds_what_a_fresh_reading_gives(hybrids: Callable[[str], Hybrid]) -> None:
-    """As the certificate asks it, of target and draft, also of rows that have moved."""
-    subject = Subject(Bundle.open(hybrids("granitemoehybrid").bundle), "onnxruntime", "cpu", batch=4)
-    with Probes(subject) as probes:
-        findings = list(rollback.check(subject, probes, QUICK, lambda *_: None))
-    assert len(findings) == 4, "two models, alone and in a batch"
-    assert all(one.passed for one in findings), [one.detail for one in findings]
-
-
-# Faults that would show.
-
-
-def with_one_too_many(self: Recurrence, step: Step, first: int = 0) -> Step:
-    """A token that fell is swallowed."""
-    found, base = begin(self, step, first), self.base[first : first + len(step.start)]
-
-    def run() -> None:
-        base.sub_((base > 0).long())
-        found.run()
-
-    return replace(found, run=run)
-
-
-def not_in_order(
-    self: Recurrence, memory: torch.Tensor, start: torch.Tensor, path: torch.Tensor, first: int = 0
-) -> None:
-    """The path of a tree stays where it was."""
-
-
-def left_behind(self: RowCache, source: int, destination: int) -> None:
-    """States stay where their row was."""
-    before = [states.clone() for states in self.memory.rows]
-    move(self, source, destination)
-    for states, old in zip(self.memory.rows, before, strict=True):
-        states[:, destination] = old[:, destination]
-
-
-def older(self: Snapshots, row: int, block: int) -> None:
-    """A row begins with blocks, but as if it had swallowed nothing."""
-
-
-begin, move = Recurrence.begin, RowCache.move
-FAULTS = [
-    (Recurrence, "begin", with_one_too_many),
-    (Recurrence, "straighten", not_in_order),
-    (RowCache, "move", left_behind),
-    (Snapshots, "restore", older),
-]
-
-
-@pytest.mark.parametrize(("owner", "name", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS])
-def test_a_fault_would_show(
-    hybrids: Callable[[str], Hybrid], owner: type, name: str, fault: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("name", STATE_FAULTS)
+def test_a_fault_would_show(hybrids: Callable[[str], Hybrid], name: str) -> None:
     hybrid = hybrids("granitemoehybrid")
-    with patch.object(owner, name, fault):
+    with state_fault(name) as changed:
         assert texts(hybrid, some_prompts(), 1, prefix_bytes=room(hybrid, 3000)) != hybrid.expected
+    assert changed

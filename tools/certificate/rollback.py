@@ -2,13 +2,14 @@
 
 Requests with random draft lengths, one line or several, and combs, which change from round to round as their drafters
 do, join, are cancelled and leave, so rows move and roll back in every pattern; sampling at temperature 1, by one rule
-or the other, both accepts and rejects.
+or the other, both accepts and rejects. Where layers are recurrent, long prompts are read before, side by side and again
+when their beginnings are kept, and the same rounds must catch faults that are planted in what states swallow.
 """
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, islice, product
 from math import inf, isnan
 
 import torch
@@ -17,15 +18,20 @@ from ...engines.bundle import FOREIGN
 from ...runtime import Decoder, Request, SamplingParams
 from ...runtime.drafters import DRAFTERS
 from ...runtime.memory.model import Model
+from ...runtime.memory.snapshots import EVERY
+from ...runtime.scheduling.prefill import NARROWEST
 from ...runtime.state.asked import BESIDE
 from .effort import Effort
 from .probe import Probe, Probes, fresh_step
+from .state_faults import STATE_FAULTS, state_fault
 from .subject import Choice, Finding, Progress, Subject, combs_and_trees, controllers, draft_lengths, several
 
 ROWS = 4
 COARSE = 0.3
 RULES = ("rejection", "coupled")
 CHANGE, CANCEL = 0.4, 0.01  # how likely in a round of a request
+PREFIX_BYTES = 2**28
+PADDED, FEW = 3, 4  # tokens: of padding, and new ones
 
 
 @dataclass
@@ -41,26 +47,90 @@ class Worst:
         logits, entries = (inf if isnan(one) else one for one in (logits, entries))
         self.logits, self.entries = max(self.logits, logits), max(self.entries, entries)
 
+    def passes(self, rounding: float) -> bool:
+        """A wrong entry is another vector altogether, so that even a coarse limit sees it."""
+        return self.logits <= rounding and self.entries <= min(COARSE, 3 * rounding)
+
 
 def check(subject: Subject, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
     batches = sorted({1, min(ROWS, subject.batch)})
+    controls = [*STATE_FAULTS] if is_recurrent(subject) else []
+    total = len(batches) + len(controls)
     for number, batch in enumerate(batches):
         worst = {role: Worst() for role in probes}
-        with subject.open(batch) as decoder:
-            for finished in random_rounds(subject, decoder, effort, seed=batch):
+        with subject.open(batch, prefix_bytes=prefix_bytes(subject)) as decoder:
+            for finished in all_rounds(subject, decoder, effort, seed=batch):
                 compare_all(decoder, probes, worst)
                 done = number + finished / effort.requests
-                progress(f"rollback: random rounds, batch {batch}", done, len(batches))
+                progress(f"rollback: random rounds, batch {batch}", done, total)
             accepted = decoder.speculation.acceptance
         for role, one in worst.items():
-            # A wrong entry is another vector altogether, so that even a coarse limit sees it.
-            passed = one.logits <= subject.rounding and one.entries <= min(COARSE, 3 * subject.rounding)
             detail = (
                 f"{one.comparisons} rows compared, logits within {one.logits:.2g} of a fresh prefill (allowed "
                 f"{subject.rounding:g}), cache entries within {one.entries:.2g}; {accepted or 0:.0%} accepted"
             )
             numbers = {"comparisons": one.comparisons, "logits": one.logits, "entries": one.entries}
+            passed = one.passes(subject.rounding)
             yield Finding("rollback", f"{role}, batch {batch}", passed, detail, numbers | {"acceptance": accepted})
+    for number, name in enumerate(controls, len(batches)):
+        progress(f"rollback: planted fault, {name}", number, total)
+        yield control(subject, probes, effort, name, batches[-1])
+
+
+def control(subject: Subject, probes: Probes, effort: Effort, name: str, batch: int) -> Finding:
+    """Fails where the planted fault is not seen; one that changes nothing here is not judged."""
+    worst = {role: Worst() for role in probes}
+    changed: list[str] = []
+
+    def passes() -> bool:
+        return all(one.passes(subject.rounding) for one in worst.values())
+
+    with subject.open(batch, capture=False, prefix_bytes=prefix_bytes(subject)) as decoder:
+        rounds = all_rounds(subject, decoder, effort, seed=batch)
+        while passes():
+            with state_fault(name, changed):  # not in the probes
+                if next(rounds, None) is None:
+                    break
+            compare_all(decoder, probes, worst)
+    caught = not passes()
+    role, one = max(worst.items(), key=lambda item: (item[1].logits, item[1].entries))
+    detail = (
+        f"{role}: logits within {one.logits:.2g} of a fresh prefill, cache entries within {one.entries:.2g}, "
+        f"{one.comparisons} rows compared"
+    )
+    if not (changed or caught):
+        detail = "it never had anything to change"
+    numbers = {"caught": caught, "logits": one.logits, "entries": one.entries}
+    return Finding("rollback", f"planted: {name}", caught if changed or caught else None, detail, numbers)
+
+
+def is_recurrent(subject: Subject) -> bool:
+    return any(model.contract.recurrent for model in subject.bundle.models.values())
+
+
+def prefix_bytes(subject: Subject) -> int | None:
+    return PREFIX_BYTES if is_recurrent(subject) else None
+
+
+def all_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int) -> Iterator[int]:
+    """Yields as `random_rounds` does; 0 for as long as long prompts are read, where layers are recurrent."""
+    if is_recurrent(subject):
+        for _ in long_prompts(subject, decoder):
+            yield 0
+    yield from random_rounds(subject, decoder, effort, seed)
+
+
+def long_prompts(subject: Subject, decoder: Decoder) -> Iterator[None]:
+    """Two that begin alike, of which one is padded if they are read together, and again, to find their beginnings."""
+    room = min(subject.bundle.max_length - FEW, EVERY + NARROWEST + PADDED)
+    prompt = list(islice(cycle(subject.prompts(1)[0]), room))
+    params = SamplingParams(max_new_tokens=FEW, ignore_eos=True)
+    for _ in range(2):
+        some = [prompt, prompt[:-PADDED]]
+        requests = [decoder.submit(one, params, drafter=decoder.drafters[0], draft_length=1) for one in some]
+        while not all(request.finished for request in requests):
+            decoder.step()
+            yield
 
 
 def random_rounds(subject: Subject, decoder: Decoder, effort: Effort, seed: int) -> Iterator[int]:

@@ -17,6 +17,7 @@ DEMO_DRAFTS = {  # by the drafter that runs them
     "model": PAIR / "pycode-1m",
     **{head: PAIR / f"pycode-14m-{head}" for head in ("eagle3", "medusa", "blockwise", "pass")},
 }
+HYBRID = PAIR / "pycode-hybrid-1m"
 TELEGRAMS, TELEGRAM_DRAFT = PAIR / "telegram-750k", PAIR / "telegram-400k"
 LARGE = 2**24  # bytes of a file that is known by its size and time, since to read all of it takes long
 

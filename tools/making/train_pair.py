@@ -127,9 +127,9 @@ def train_pair(
     return found
 
 
-def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a checkpoint in bfloat16."""
-    model.to("cpu", torch.bfloat16).save_pretrained(folder)
+def save(model: Any, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a checkpoint."""
+    model.to("cpu", dtype).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

@@ -1,17 +1,19 @@
 """What requests leave behind is found by those that begin alike, saves the reading of it, and changes no text."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from trt_spec.engines import BLOCK_TOKENS, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.prefixes import Block
+from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.runtime.scheduling import results
 from trt_spec.runtime.scheduling.prefill import NARROWEST
 
 from ...bundles import Pair
+from ...hybrids import Hybrid
 from ...kit.caches import bytes_of, read_by
 from ...kit.prompts import random_prompts
 
@@ -163,8 +165,15 @@ def test_after_an_error_nothing_is_found(decoder: Decoder, monkeypatch: pytest.M
     assert decoder.generate(prompt, SamplingParams(max_new_tokens=2))[0].usage.cached_tokens == 0
 
 
-def test_a_watcher_knows_what_is_kept_and_from_what_it_was_made(llama: Pair):
-    """It can tell from what it was told alone what the next request will find, and never loses a block's parent."""
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_watcher_knows_what_is_kept_and_from_what_it_was_made(
+    llama: Pair, hybrids: Callable[[str], Hybrid], recurrent: bool
+):
+    """It can tell from what it was told alone what the next request will find, and never loses a block's parent.
+
+    Where layers are recurrent that ends where states were copied, and it is told of no block behind that.
+    """
+    bundle, step = (hybrids("lfm2").bundle, EVERY) if recurrent else (llama.bundle, BLOCK_TOKENS)
     known: dict[bytes, Block] = {}
 
     class Watching:
@@ -179,28 +188,33 @@ def test_a_watcher_knows_what_is_kept_and_from_what_it_was_made(llama: Pair):
                 del known[key]
             assert all(block.parent is None or block.parent in known for block in known.values())
 
+    def ends() -> list[int]:
+        parents = {block.parent for block in known.values()}
+        return [len(chain(key)) for key in known if key not in parents]
+
     def chain(key: bytes | None) -> tuple[int, ...]:
         return () if key is None else (*chain(known[key].parent), *known[key].tokens)
 
     choose = random.Random(3)
-    stems = random_prompts(64, [150, 70, 100], seed=10)
-    with Decoder.open(llama.bundle, max_batch=2, prefix_bytes=bytes_of(llama.bundle, 9)) as decoder:
+    stems = random_prompts(64, [440, 300, 300] if recurrent else [150, 70, 100], seed=10)
+    lengths = [200, 300, 440] if recurrent else [40, 70, 150]
+    with Decoder.open(bundle, max_batch=2, prefix_bytes=bytes_of(bundle, 18 if recurrent else 9)) as decoder:
         decoder.prefixes.watcher = Watching()
-        for number in range(25):
-            prompt = (
-                choose.choice(stems)[: choose.choice([40, 70, 150])] + choose.choice(stems)[: choose.choice([1, 40])]
-            )
+        for number in range(30):
+            prompt = choose.choice(stems)[: choose.choice(lengths)] + choose.choice(stems)[: choose.choice([1, 40])]
             salt = choose.choice(["", "a"])
             most = max(0, len(prompt) - NARROWEST) // BLOCK_TOKENS * BLOCK_TOKENS
             chains = [chain(key) for key, block in known.items() if block.salt == salt]
             found = max(
                 (len(one) for one in chains if one == tuple(prompt[: len(one)]) and len(one) <= most), default=0
             )
+            found = found // step * step
             request = decoder.submit(prompt, SETTINGS[number % 3], cache_salt=salt)
             while decoder.step():
                 pass
             assert request.output().usage.cached_tokens == found
             assert set(known) == set(decoder.prefixes._kept[decoder.target.cache])
+            assert all(end % step == 0 for end in ends())
         assert decoder.prefixes.found_tokens > 200
         decoder.forget_outputs()
     assert known == {}

@@ -12,15 +12,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError, PairError, RequestError
 from trt_spec.export import export_bundle
+from trt_spec.export.agreement import refuse_unequal
 from trt_spec.export.checkpoint import open_checkpoint
 from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.tools.making import distil_draft
 from trt_spec.tools.making import train_draft as train_draft_tool
+from trt_spec.tools.making import train_hybrid as train_hybrid_tool
 from trt_spec.tools.making import train_pair as train_pair_tool
 from trt_spec.tools.making.cut_down import cut_down, evenly
 from trt_spec.tools.making.distil_draft import distil, sample
 from trt_spec.tools.making.growing import LlamaSize
+from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.making.train_draft import own_files, train_draft
+from trt_spec.tools.making.train_hybrid import train_hybrid
 from trt_spec.tools.making.train_pair import source_files, train_pair
 from trt_spec.tools.making.training import Windows, distillation_loss, what_others_miss
 
@@ -180,6 +184,7 @@ def test_a_setting_that_makes_no_sense_is_refused_and_nothing_is_written(
         (distil_draft, ["--prompts", "missing"], "prompt file missing cannot be read"),
         (train_pair_tool, ["--draft-steps", "0"], "--draft-steps is 0, expected at least 1"),
         (train_pair_tool, ["--device", "warp"], "--device is 'warp', which torch cannot use here"),
+        (train_hybrid_tool, ["--steps", "0"], "--steps is 0, expected at least 1"),
         (train_draft_tool, ["--vocab", "256"], "--vocab is 256, expected at least 257"),
         (train_draft_tool, ["--minutes", "0"], "--minutes is 0, expected more than 0"),
     ],
@@ -243,6 +248,23 @@ def test_a_draft_with_tokens_of_its_own_learns_the_text_itself(tmp_path: Path):
     assert found["loss"] < 0.8 * math.log(300), "it has learned something"
     assert 0 < found["loss_a_byte"] < found["loss"]
     assert read_vocabulary(open_checkpoint(str(tmp_path / "draft"))).entry().vocab_size == 300
+
+
+def test_a_hybrid_learns_what_the_demos_target_says_the_same_from_the_same_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(train_hybrid_tool, "MEASURED", 4)
+    learned, held_out = own_files()
+    options = {"width": 24, "batch": 2, "steps": 24}
+    found = [train_hybrid(tmp_path / name, (learned[:4], held_out[:1]), **options) for name in ("one", "two")]
+    assert found[0] == found[1]
+    assert found[0]["loss"] < 0.8 * math.log(4096), "it has learned something"
+    assert [*found[0]["loss_without_layer"]] == [0, 1, 3]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    opened = open_checkpoint(str(tmp_path / "one"))
+    assert [layer.number for layer in opened.shape.recurrent] == [0, 1, 3]
+    refuse_unequal(read_vocabulary(open_checkpoint(str(TARGET))), read_vocabulary(opened))
 
 
 def test_held_out_files_are_never_learned_from():

@@ -18,12 +18,16 @@ from typing import Any
 
 import httpx
 import pytest
+from trt_spec.engines import BLOCK_TOKENS
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.tools.serving.dynamo_requests import seed_of
 from trt_spec.tools.serving.dynamo_worker import parser
 from trt_spec.tools.serving.stepper import Flight
 
 from ...bundles import Pair
+from ...hybrids import Hybrid
+from ...kit.prompts import random_prompts
 from ...runtime.scripted import encoded, says, scripted_decoder
 from .manifests import commands_of
 
@@ -351,6 +355,45 @@ def test_a_client_that_leaves_frees_its_row(llama: Pair, made, stop: bool):
     with Decoder.open(llama.bundle) as decoder:
         asyncio.run(leave(decoder))
         assert decoder.speculation.tokens < 400
+
+
+def test_a_recurrent_model_says_what_it_says_alone_and_tells_of_no_block_that_a_hit_could_not_use(
+    hybrids: Callable[[str], Hybrid], made
+):
+    """Several at once, and again when their beginnings are kept; those end where states were copied."""
+    bundle, known = hybrids("lfm2").bundle, set[int]()
+    prompts = random_prompts(64, [150, 200, 300, 9], seed=7)
+
+    class Publisher:
+        def publish_stored(self, *, block_hashes: list[int], **_: object) -> None:
+            known.update(block_hashes)
+
+        def publish_removed(self, hashes: list[int]) -> None:
+            known.difference_update(hashes)
+
+    async def say(engine: Any, context: Any, prompt: list[int]) -> tuple[int, ...]:
+        limits = {"max_tokens": 20, "ignore_eos": True}
+        request = {"token_ids": prompt, "stop_conditions": limits, "sampling_options": {"temperature": 0.0}}
+        return tuple([token async for chunk in engine.generate(request, context) for token in chunk["token_ids"]])
+
+    async def ask(decoder: Decoder) -> list[list[tuple[int, ...]]]:
+        engine, Context = made(decoder)
+        engine._publish(Publisher())
+        await engine.start(1)
+        said = [
+            await asyncio.gather(*(say(engine, Context(f"{time}{i}"), prompt) for i, prompt in enumerate(prompts)))
+            for time in range(2)
+        ]
+        await engine.cleanup()
+        return said
+
+    with Decoder.open(bundle, max_batch=1) as decoder:
+        params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+        alone = [decoder.generate([prompt], params, draft_length=0)[0].token_ids for prompt in prompts]
+    with Decoder.open(bundle, max_batch=4, prefix_bytes=2**22) as decoder:
+        assert asyncio.run(ask(decoder)) == [alone, alone]
+        assert len(known) * BLOCK_TOKENS == (1 + 1 + 2) * EVERY, "each ends in a copy of states"
+        assert decoder.prefixes.found_tokens == (0 + 1 + 2) * EVERY, "of the first too little is behind it"
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
