@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engines import FEATURES, Contract, ExportError, Masks, State
 from ...engines.errors import first_line
@@ -121,8 +121,10 @@ def filled(head: Any, tensors: Mapping[str, Tensor], name: str, dtype: str) -> N
             raise ExportError(f"tensor {key} of head {name} holds numbers that are not finite; take a sound one")
     kind = getattr(torch, dtype)
     head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
-    for weight in head.parameters():
-        weight.requires_grad_(False)
+    tied: dict[int, nn.Parameter] = {}  # what a target has once, torch would trace twice
+    for module in head.modules():
+        for own, weight in module.named_parameters(recurse=False):
+            setattr(module, own, tied.setdefault(weight.data_ptr(), weight.requires_grad_(False)))
     head.eval()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -82,6 +83,17 @@ def test_the_graph_of_every_form_computes_what_the_layer_does(
     assert set(report["errors"]) == {"reading", "hidden states", "last tokens again", "line", "tree"}
     assert said.shape == (len(TOKENS) - 1, VOCAB)
     assert set(head.readings) == ({NORMED} if form != "names of Qwen" else {NORMED, PLAIN})
+
+
+def test_a_head_has_one_table_where_its_target_has_one(tmp_path: Path) -> None:
+    target = tiny_llama(tmp_path / "target", initializer_range=0.2, tie_word_embeddings=True)
+    teacher = load_model(open_checkpoint(target), "float32")
+    head = loaded(mtp_head(tmp_path / "head", target), target, teacher)
+    report, _ = written(head, target, tmp_path)
+    assert report["worst_error"] < report["tolerance"] / 10
+    graph = onnx.load(tmp_path / "mtp" / "model.onnx", load_external_data=False).graph
+    stored = [one.name for one in graph.initializer if one.name.startswith(("embed_tokens.", "lm_head."))]
+    assert stored == [f"embed_tokens.weight{part}" for part in ("", ".flat", ".columns")], "a table and its sizes"
 
 
 def test_names_of_others_are_told_apart(target: Path, teacher: Any, tmp_path: Path) -> None:
