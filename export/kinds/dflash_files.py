@@ -16,6 +16,7 @@ from ..check import Errors, in_float32
 from ..hidden_states import Features
 from ..oracle import computing_in_float32, hidden_states
 from ..quality import Sample
+from ..repeating import depth_of
 from .dflash import Block, DFlash
 from .heads import HeadCheckpoint, LoadedHead, filled
 from .layers import LAYER_FIELDS, MEANINGLESS, layer_config, refuse_unknown
@@ -59,7 +60,7 @@ class DFlashKind:
             raise ExportError(f"head {name} has layers of the type {config.model_type!r}, expected qwen3")
         block = _block(name, {"sample_from_anchor": self.from_anchor, **fields, **own}, config.vocab_size)
         tensors = checkpoint.tensors()
-        ways = _ways(name, {**fields, **own}, contract.layers)
+        ways = _ways(name, {**fields, **own}, depth_of(target))
         places = draft_vocabulary(name, tensors, config.vocab_size)
         draft_vocab = len(tensors["d2t"]) if "d2t" in tensors else config.vocab_size
         with torch.device("meta"):

@@ -17,6 +17,7 @@ from ...engines import Contract, ExportError, Masks
 from ..hidden_states import LAST, Features
 from ..oracle import computing_in_float32
 from ..quality import Sample
+from ..repeating import depth_of
 from .check_head import check_head
 from .eagle3 import Eagle3, Parts, Wiring
 from .heads import HeadCheckpoint, LoadedHead, filled
@@ -47,7 +48,7 @@ class Eagle3Kind:
         return bool(first & set(shapes)) or (not shapes and "draft_vocab_size" in fields)
 
     def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
-        given = _Given.read(checkpoint, target, contract.layers, sample.vocab_size)
+        given = _Given.read(checkpoint, target, depth_of(target), sample.vocab_size)
         head = _filled(given, target, contract.dtype)
         found = {
             way: measured(wired(head, way), Features(head.encoder, way.layers), target, sample)
