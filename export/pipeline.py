@@ -82,12 +82,6 @@ def export_bundle(
         roles = _roles(opened, read)
         checkpoints, vocabularies = dict(zip(roles, opened, strict=True)), dict(zip(roles, read, strict=True))
         joining = [*heads.values(), *([look_aheads] if look_aheads else [])]
-        if joining and checkpoints[TARGET].shape.recurrent:
-            [head, *_] = joining
-            raise ExportError(
-                f"{head.name} is a head, and the target {checkpoints[TARGET].name} has recurrent layers, of which this "
-                "version gives a head nothing to read; leave it out"
-            )
         refuse_unlike_sources(checkpoints, [head.name for head in joining])
         length = agreed_length([checkpoint for role, checkpoint in checkpoints.items() if role != FOREIGN], max_length)
         ours = vocabularies[TARGET]

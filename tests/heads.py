@@ -19,6 +19,11 @@ LAYER_FIELDS = (
 )  # fmt: skip
 
 
+def fields_of_layers(theirs: Any) -> dict[str, Any]:
+    found = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    return {"head_dim": theirs.hidden_size // theirs.num_attention_heads} | found
+
+
 def eagle3_head(
     folder: Path,
     target: Path,
@@ -37,7 +42,7 @@ def eagle3_head(
 ) -> Path:
     """Write a head of random weights for the Llama checkpoint `target`."""
     theirs = AutoConfig.from_pretrained(target)
-    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": layers, "model_type": kind}
     config = AutoConfig.for_model(**own)
     vocab = theirs.vocab_size
@@ -163,7 +168,7 @@ def mtp_head(
 ) -> Path:
     """Write a layer of multi-token prediction of random weights for the Llama checkpoint `target`."""
     theirs = AutoConfig.from_pretrained(target)
-    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": theirs.num_hidden_layers, "model_type": kind}
     names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
     names |= {"post_norm": "final_layernorm"}
@@ -229,7 +234,7 @@ def dflash_head(
 ) -> Path:
     """Write a DFlash head of random weights for the Llama checkpoint `target`, or a DSpark head."""
     theirs = AutoConfig.from_pretrained(target)
-    own = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
+    own = fields_of_layers(theirs)
     own |= {"num_hidden_layers": layers, "model_type": "qwen3"}
     vocab = theirs.vocab_size
     torch.manual_seed(seed)

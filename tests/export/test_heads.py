@@ -31,8 +31,7 @@ from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.measuring.pair_fit import examine_pair
 
-from ..families import tiny_checkpoint
-from ..heads import eagle3_head, look_aheads
+from ..heads import eagle3_head
 from ..models import tiny_llama
 
 VOCAB, HIDDEN = 64, 32
@@ -318,14 +317,6 @@ def test_pickles_two_heads_of_a_kind_and_nothing_else_of_a_refused_export(target
         export_bundle(target, tmp_path / "bundle", head)
     assert not (tmp_path / "bundle").exists()
     assert {file.name for file in tmp_path.iterdir()} == {"head"}
-
-
-@pytest.mark.parametrize("make", [eagle3_head, look_aheads])
-def test_a_head_of_a_recurrent_target_is_refused(tmp_path: Path, make: Callable[..., Path]) -> None:
-    target = tiny_checkpoint("lfm2", tmp_path / "target")
-    with pytest.raises(ExportError, match=r"is a head, and the target .*target has recurrent layers"):
-        export_bundle(target, tmp_path / "bundle", make(tmp_path / "head", target))
-    assert not (tmp_path / "bundle").exists()
 
 
 def test_a_head_of_a_kind_that_cannot_be_run_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from trt_spec.engines import Bundle
+from trt_spec.engines import ROW, Bundle, Contract
 from trt_spec.runtime import Decoder, Output, SamplingParams
+from trt_spec.runtime.memory.snapshots import EVERY
 
 VOCAB = 64  # tokens of the target
 ENOUGH = 40  # rounds that are compared
@@ -73,15 +74,21 @@ LINES: list[tuple[str, int | str]] = [
     ("lookup+head", 2),
 ]
 CHOICES = [*LINES, ("head", "4/8"), ("head", "3x2x1")]
+SHARED = (1, 2, 5, 40, 70)  # tokens with which prompts begin alike
 
 
 def rounds_of_all_kinds(
-    decoder: Decoder, name: str, seed: int, requests: int = 6, listed: Sequence[tuple[str, int | str]] = CHOICES
+    decoder: Decoder,
+    name: str,
+    seed: int,
+    requests: int = 6,
+    listed: Sequence[tuple[str, int | str]] = CHOICES,
+    shared: Sequence[int] = SHARED,
 ) -> Iterator[tuple[list[int], Output]]:
     """Decode requests that begin alike, join and leave, and change what they draft nearly every round."""
     choose, choices = random.Random(seed), [(drafter.replace("head", name), length) for drafter, length in listed]
-    beginning = [choose.randrange(VOCAB) for _ in range(70)]
-    waiting = [[*beginning[: choose.choice([1, 2, 5, 40, 70])], choose.randrange(VOCAB)] for _ in range(requests)]
+    beginning = [choose.randrange(VOCAB) for _ in range(max(shared))]
+    waiting = [[*beginning[: choose.choice(shared)], choose.randrange(VOCAB)] for _ in range(requests)]
     running: list[tuple[list[int], Any]] = []
     while waiting or not all(request.finished for _, request in running):
         if waiting and choose.random() < 0.4:
@@ -100,13 +107,29 @@ def rounds_of_all_kinds(
         yield prompt, request.output()
 
 
-def compared(drafted: Drafted, listed: Sequence[tuple[str, int | str]] = CHOICES, **options: Any) -> tuple[float, int]:
+def compared(
+    drafted: Drafted,
+    listed: Sequence[tuple[str, int | str]] = CHOICES,
+    shared: Sequence[int] = SHARED,
+    **options: Any,
+) -> tuple[float, int]:
     with Decoder.open(drafted.bundle, max_batch=3, **options) as decoder:
-        rounds = rounds_of_all_kinds(decoder, drafted.name, seed=0, listed=listed)
+        rounds = rounds_of_all_kinds(decoder, drafted.name, seed=0, listed=listed, shared=shared)
         found = [worst_law(drafted, *one) for one in rounds]
+        assert bool(decoder.prefixes.found_tokens) == ("prefix_bytes" in options)
     return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
 
 
 def kept_bytes(drafted: Drafted, tokens: int) -> int:
-    bundle = Bundle.open(drafted.bundle)
-    return tokens * sum(model.contract.cache_bytes_per_token for model in bundle.models.values())
+    return tokens * sum(one.cache_bytes_per_token for one in _contracts(drafted))
+
+
+def room(drafted: Drafted, tokens: int, rows: int = 0) -> int:
+    """Bytes for so many tokens, with copies of states among them, and for what so many rows have beside theirs."""
+    contracts = _contracts(drafted)
+    copies = sum(-(-state.bytes // EVERY) for one in contracts for state in one.of_kind(ROW))
+    return kept_bytes(drafted, tokens) + tokens * copies + rows * sum(one.cache_bytes_per_row for one in contracts)
+
+
+def _contracts(drafted: Drafted) -> list[Contract]:
+    return [model.contract for model in Bundle.open(drafted.bundle).models.values()]

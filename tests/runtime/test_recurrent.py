@@ -1,6 +1,5 @@
 """Recurrent layers stand where they should whatever rounds did: texts are transformers', laws are the draft's own."""
 
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-from trt_spec.engines import ROW, Bundle, Recurrence, Step
+from trt_spec.engines import Bundle, Recurrence, Step
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.row_cache import RowCache
-from trt_spec.runtime.memory.snapshots import EVERY, Snapshots
+from trt_spec.runtime.memory.snapshots import Snapshots
 from trt_spec.tools.certificate import rollback
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.probe import Probes
@@ -24,16 +23,11 @@ from trt_spec.tools.certificate.subject import Subject
 
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
-from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, kept_bytes
+from ..kit.hybrids import ROWS, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
+from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, room
 from ..models import tiny_llama
 
-ROWS = 3  # that decode together
 NOISE = 0.03  # of a draft's weights, in standard deviations
-LAYERS = {  # recurrent ones on both sides of one that attends
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-}
 
 
 @dataclass(frozen=True)
@@ -56,16 +50,11 @@ class Hybrid:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        """The greedy texts after `some_prompts`."""
-        settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 30}
-        prompts = [torch.tensor([prompt]) for prompt in some_prompts()]
-        found = [self.target.generate(one, attention_mask=torch.ones_like(one), **settings) for one in prompts]
-        return [text[0, prompt.shape[1] :].tolist() for text, prompt in zip(found, prompts, strict=True)]
+        return expected_texts(self.target)
 
 
 def hybrid(kind: str, folder: Path) -> Hybrid:
-    layers = {"num_hidden_layers": 3, "initializer_range": 0.3, **LAYERS[kind]}
-    target = tiny_checkpoint(kind, folder / "target", **layers)
+    target = tiny_hybrid(kind, folder / "target")
     draft = shutil.copytree(target, folder / "draft")
     noise = torch.Generator().manual_seed(1)
     weights = load_file(draft / "model.safetensors")
@@ -90,11 +79,6 @@ def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Hybrid]
     return of
 
 
-def every_kind(*in_default_tier: str) -> pytest.MarkDecorator:
-    kinds = [kind if kind in in_default_tier else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in LAYERS]
-    return pytest.mark.parametrize("kind", kinds)
-
-
 CHOICES: list[tuple[str, int | str]] = [
     *(("model", k) for k in (1, 4, 9, "3+3", "4/8", "3x2x1")),
     *(("cascade", k) for k in (3, 5)),
@@ -106,40 +90,10 @@ CHOICES: list[tuple[str, int | str]] = [
 
 
 def texts(hybrid: Hybrid, prompts: list[list[int]], seed: int = 0, **options: Any) -> list[list[int]]:
-    """Decode greedily, in rounds of all kinds: requests join and leave, and change what they draft all the time."""
-    choose = random.Random(seed)
-    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
-    with Decoder.open(hybrid.bundle, max_batch=ROWS, **options) as decoder:
-        waiting, running = [*prompts], []
-        while waiting or not all(request.finished for request in running):
-            if waiting and choose.random() < 0.4:
-                drafter, length = choose.choice(CHOICES)
-                running.append(decoder.submit(waiting.pop(0), params, drafter=drafter, draft_length=length))
-            decoder.step()
-            for request in running:
-                if not request.finished and choose.random() < 0.6:
-                    drafter, length = choose.choice(CHOICES)
-                    request.draft(length, drafter)
-        if options.get("prefix_bytes"):
-            assert decoder.prefixes.found_tokens >= EVERY
-    return [list(request.output().token_ids) for request in running]
+    return greedy_texts(hybrid.bundle, prompts, CHOICES, seed, **options)
 
 
-def room(hybrid: Hybrid, tokens: int, rows: int = 0) -> int:
-    """Bytes for so many tokens, with copies of states among them, and for what so many rows have beside theirs."""
-    contracts = [model.contract for model in Bundle.open(hybrid.bundle).models.values()]
-    copies = sum(-(-state.bytes // EVERY) for one in contracts for state in one.of_kind(ROW))
-    return kept_bytes(hybrid, tokens) + tokens * copies + rows * sum(one.cache_bytes_per_row for one in contracts)
-
-
-def some_prompts() -> list[list[int]]:
-    """Prompts of all lengths, of which some begin like others."""
-    choose = random.Random(3)
-    beginning = [choose.randrange(VOCAB) for _ in range(190)]
-    return [[*beginning[:length], choose.randrange(VOCAB)] for length in (0, 1, 40, 190, 70, 186, 5, 3)]
-
-
-@every_kind("granitemoehybrid")
+@every_hybrid("granitemoehybrid")
 def test_a_greedy_text_is_transformers_whatever_rounds_did(hybrids: Callable[[str], Hybrid], kind: str) -> None:
     """In lines, combs and trees, of sources that change, after prefixes were found and places were given up."""
     hybrid, prompts = hybrids(kind), some_prompts()
@@ -149,7 +103,7 @@ def test_a_greedy_text_is_transformers_whatever_rounds_did(hybrids: Callable[[st
     assert texts(hybrid, prompts, 2, **short) == hybrid.expected
 
 
-@every_kind("granitemoehybrid")
+@every_hybrid("granitemoehybrid")
 def test_each_proposal_is_drawn_from_the_drafts_law(hybrids: Callable[[str], Hybrid], kind: str) -> None:
     worst, drawn = compared(hybrids(kind), cache_bytes=room(hybrids(kind), 500, ROWS))
     assert drawn > ENOUGH

@@ -35,7 +35,8 @@ from ... import heads
 from ...bundles import export_pair
 from ...kit.caches import memory_for
 from ...kit.costs import LENGTHS, known_costs, table
-from ...kit.laws import CLOSE, ENOUGH, LINES, VOCAB, compared, kept_bytes, worst_law
+from ...kit.hybrids import SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
+from ...kit.laws import CLOSE, ENOUGH, LINES, VOCAB, compared, kept_bytes, room, worst_law
 from ...models import tiny_llama
 from ...recorder import Recorder
 from ..round.kinds import IdleEngine
@@ -55,8 +56,8 @@ class Ahead:
 
     name = "pass"
 
-    def __init__(self, folder: Path, rank: int = 0) -> None:
-        target = tiny_llama(folder / "target", padded_vocab=PADDED, initializer_range=0.2)
+    def __init__(self, folder: Path, rank: int = 0, target: Path | None = None) -> None:
+        target = target or tiny_llama(folder / "target", padded_vocab=PADDED, initializer_range=0.2)
         head = heads.look_aheads(folder / "head", target, COUNTED, rank=rank)
         self.bundle = export_pair(target, folder / "bundle", head).bundle
         self.target: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
@@ -94,6 +95,19 @@ def test_each_proposal_is_drawn_from_what_the_target_said_behind_the_look_aheads
     worst, drawn = compared(ahead, LINES, **options)
     assert drawn > ENOUGH
     assert worst < CLOSE
+
+
+@every_hybrid("lfm2")
+def test_a_target_with_recurrent_layers_looks_ahead_like_any(tmp_path: Path, kind: str) -> None:
+    """What it makes of look-aheads is never swallowed."""
+    rank = 2 if kind == "qwen3_5_text" else 0
+    ahead = Ahead(tmp_path, rank, tiny_hybrid(kind, tmp_path / "target", vocab_size=PADDED))
+    kept = {"prefix_bytes": room(ahead, 3000)}
+    worst, drawn = compared(ahead, LINES, SHARED, **kept)
+    assert drawn > ENOUGH
+    assert worst < CLOSE
+    choices = [(drafter.replace("head", "pass"), length) for drafter, length in [*LINES, ("pass", 9)]]
+    assert greedy_texts(ahead.bundle, some_prompts(), choices, **kept) == expected_texts(ahead.target)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""Heads of targets with recurrent layers read what these have made of each token, however its states came about."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from trt_spec.runtime.memory.features import Features
+from trt_spec.runtime.memory.row_cache import RowCache
+
+from ...heads import dflash_head, eagle3_head
+from ...kit.headed import Headed, in_a_bundle
+from ...kit.hybrids import ROWS, SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
+from ...kit.laws import CHOICES, CLOSE, ENOUGH, compared, room
+
+MASK = 70  # that no text has
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Headed]]:
+    """Targets with heads of several kinds, each in one bundle."""
+    made: dict[str, dict[str, Headed]] = {}
+
+    def of(kind: str) -> dict[str, Headed]:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            target = tiny_hybrid(kind, folder / "target", vocab_size=72)
+            heads = {
+                "eagle3": eagle3_head(
+                    folder / "eagle3", target, scale=0.25, norm_before_residual=False, norm_output=False
+                ),
+                "dflash": dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2),
+            }
+            made[kind] = in_a_bundle(folder / "bundle", target, heads)
+        return made[kind]
+
+    return of
+
+
+def memory(headed: Headed, which: str) -> dict[str, Any]:
+    if which == "prefixes":
+        return {"prefix_bytes": room(headed, 3000)}
+    return {"cache_bytes": room(headed, 500, ROWS), "prefix_bytes": room(headed, 800)}
+
+
+@every_hybrid("qwen3_5_text")
+@pytest.mark.parametrize(("name", "which"), [("eagle3", "prefixes"), ("dflash", "short")])
+def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
+    hybrids: Callable[[str], dict[str, Headed]], kind: str, name: str, which: str
+) -> None:
+    """In lines and trees, beside copies, after rounds without it, behind a found prefix that ends at a snapshot."""
+    headed = hybrids(kind)[name]
+    worst, drawn = compared(headed, shared=SHARED, **memory(headed, which))
+    assert drawn > ENOUGH
+    assert worst < CLOSE
+
+
+@every_hybrid("qwen3_5_text")
+def test_a_greedy_text_is_transformers_whatever_rounds_did(
+    hybrids: Callable[[str], dict[str, Headed]], kind: str
+) -> None:
+    headed, prompts = hybrids(kind), some_prompts()
+    expected = expected_texts(headed["eagle3"].target)
+    for seed, (name, which) in enumerate((("eagle3", "short"), ("dflash", "prefixes"))):
+        choices = [(drafter.replace("head", name), length) for drafter, length in CHOICES]
+        assert greedy_texts(headed[name].bundle, prompts, choices, seed, **memory(headed[name], which)) == expected
+
+
+def late(self: Features, given: Any, first_row: int, start: Any) -> Callable[[], None]:
+    return into(self, given, first_row, start + 1)
+
+
+def features_left_behind(self: RowCache, row: int, blocks: Any) -> None:
+    """What is found again has no features."""
+    reuse(self, row, blocks)
+    if "features" in self.buffers:
+        self.buffers["features"][row, :, : self.entries[row]] = 0
+
+
+into, reuse = Features.into, RowCache.reuse
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault"), [(Features, "into", late), (RowCache, "reuse", features_left_behind)]
+)
+def test_what_a_head_reads_wrongly_would_show(
+    hybrids: Callable[[str], dict[str, Headed]], owner: type, method: str, fault: Callable[..., Any]
+) -> None:
+    headed = hybrids("qwen3_5_text")["dflash"]
+    with patch.object(owner, method, fault):
+        worst, _ = compared(headed, shared=SHARED, **memory(headed, "prefixes"))
+    assert worst > 20 * CLOSE
