@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...engines import FEATURES, Contract, ExportError, Masks, State
 from ...engines.errors import first_line
+from ..checkpoint import require_weights
 from ..hidden_states import Features
 from ..quality import Sample
 from ..reading import read_object
@@ -151,6 +152,8 @@ def weight_files(name: str, path: Path) -> list[Path]:
 
 def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
     """Read the shapes of all tensors, and nothing else of them; none where there are no safetensors."""
+    if not Path(name).is_dir():  # of the Hub, from which small files alone have come
+        require_weights(name, path)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(name, path):
         try:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import onnx
 import pytest
@@ -16,7 +17,7 @@ from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import build_graph, write_graph
-from trt_spec.export.kinds import LoadedHead, open_head
+from trt_spec.export.kinds import LoadedHead, open_head, open_look_aheads
 from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.mtp_files import NORMED, PLAIN
 from trt_spec.export.kinds.slots import measured
@@ -100,6 +101,30 @@ def test_names_of_others_are_told_apart(target: Path, teacher: Any, tmp_path: Pa
     one, other = (loaded(mtp_head(tmp_path / form, target, form), target, teacher) for form in ("speculators", "qwen"))
     for name, weight in one.module.state_dict().items():
         torch.testing.assert_close(weight, other.module.state_dict()[name], msg=name)
+
+
+@pytest.mark.parametrize("files", ["one file", "several"])
+def test_a_draft_of_the_hub_is_brought_before_it_is_known_by_its_tensors(
+    files: str, target: Path, tmp_path: Path
+) -> None:
+    head, brought = mtp_head(tmp_path / "head", target, "qwen"), tmp_path / "brought"
+    if files == "several":
+        names = dict.fromkeys(load_file(head / "model.safetensors"), "model-1-of-1.safetensors")
+        (head / "model.safetensors").rename(head / "model-1-of-1.safetensors")
+        (head / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        for pattern in allow_patterns:
+            for file in head.glob(pattern):
+                brought.mkdir(exist_ok=True)
+                shutil.copy(file, brought)
+        return str(brought)
+
+    with patch("huggingface_hub.snapshot_download", download):
+        opened = open_head("someone/something", target)
+        assert open_look_aheads("someone/something") is None
+    assert opened is not None
+    assert opened.kind.name == "mtp"
 
 
 def test_what_is_read_behind_its_own_states_is_decided_by_overlap(target: Path, teacher: Any, tmp_path: Path) -> None:
