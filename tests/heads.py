@@ -217,6 +217,38 @@ def with_mtp_layer(checkpoint: Path, seed: int = 0, scale: float = 0.1) -> Path:
     return checkpoint
 
 
+def with_mtp_of_qwen(checkpoint: Path, seed: int = 0, scale: float = 0.1, fused: bool = False, **fields: Any) -> Path:
+    """Give a checkpoint of Qwen3-Next or Qwen3.5 such a layer in its authors' names, like those of its own that attend.
+
+    Its experts lie apart, or `fused` in one tensor.
+    """
+    file, generator = checkpoint / "model.safetensors", torch.Generator().manual_seed(seed)
+    tensors, config = load_file(file), AutoConfig.from_pretrained(checkpoint).get_text_config()
+    size, like = config.hidden_size, f".layers.{config.layer_types.index('full_attention')}."
+
+    def random(*shape: int) -> torch.Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    for name in [name for name in tensors if like in name]:
+        own = tensors[name]
+        tensors[f"mtp.layers.0.{name.partition(like)[2]}"] = own + random(*own.shape)
+    tensors |= {f"mtp.{norm}.weight": random(size) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    tensors["mtp.fc.weight"] = random(size, 2 * size)
+    if fused:
+        experts = "mtp.layers.0.mlp.experts"
+        parts = {
+            part: torch.stack([tensors.pop(f"{experts}.{one}.{part}.weight") for one in range(config.num_experts)])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        }
+        tensors[f"{experts}.gate_up_proj"] = torch.cat([parts["gate_proj"], parts["up_proj"]], 1)
+        tensors[f"{experts}.down_proj"] = parts["down_proj"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    written = json.loads((checkpoint / "config.json").read_text())
+    written.get("text_config", written).update(fields)
+    (checkpoint / "config.json").write_text(json.dumps(written))
+    return checkpoint
+
+
 def dflash_head(
     folder: Path,
     target: Path,

@@ -2,7 +2,7 @@
 
 speculators      tensors `mtp_layers.0.…`; the fields of the layer lie in `transformer_layer_config`
 Qwen             tensors `mtp.…`; the fields are the model's own
-in a target      tensors `model.layers.N.…` behind its N layers, or `mtp.…`, which transformers reads
+in a target      tensors `model.layers.N.…` behind its N layers, or Qwen's, which transformers reads
 """
 
 import re
@@ -22,8 +22,9 @@ from ..hidden_states import LAST, Features, Last
 from ..quality import Sample
 from ..quantised import Dequantised, how_quantised
 from ..special.swapping import swapped
+from ..text_models import OTHERS
 from .check_head import check_head
-from .heads import HeadCheckpoint, LoadedHead, filled, weight_files
+from .heads import HeadCheckpoint, LoadedHead, filled, shapes_of, weight_files
 from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, LayerClasses, layer_config, refuse_unknown
 from .mtp import Mtp
 from .slots import loaded, measured
@@ -40,6 +41,8 @@ NAMES = {  # of ours, by those that others have
     "post_norm": ("final_layernorm", "norm"),
 }
 UNREAD = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # they are the target's
+COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+UNSAID = {"num_mtp_layers": 1, "mtp_layer_types": ["full_attention"]}  # what transformers does not know of Qwen's
 PLAIN, NORMED = "reads its own states before its norm", "reads its own states behind its norm"
 
 
@@ -98,16 +101,22 @@ class MtpOfTarget(MtpKind):
     """The layer that a target's own checkpoint has behind those of the target."""
 
     def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        return _count(fields) > 0
+        return _count(fields, shapes) > 0
 
     def _read(self, checkpoint: HeadCheckpoint, target: Any) -> tuple[Any, LayerClasses, dict[str, Tensor]]:
         name = checkpoint.name
-        _refuse_several(name, _count(checkpoint.fields))
+        _refuse_several(name, _count(checkpoint.fields, shapes_of(name, checkpoint.path)))
+        if _of_text(checkpoint.fields).get("mtp_use_dedicated_embeddings"):
+            raise ExportError(
+                f"the layer of MTP in {name} has an embedding of its own, expected one that reads the target's"
+            )
         settings = how_quantised(name, checkpoint.fields)
         made = None if settings is None else Dequantised(name, weight_files(name, checkpoint.path), settings)
+        unsaid = {} if hasattr(target.config, "num_mtp_layers") else UNSAID
         try:
-            config = target.config.get_mtp_config()
-            found: Any = _from_checkpoint_of(target, made)
+            with swapped(target.config, **unsaid):
+                config = target.config.get_mtp_config()
+                found: Any = _from_checkpoint_of(target, made)
         except Exception as error:  # transformers and safetensors each have their own
             if made is not None and made.failure is not None:
                 raise made.failure from error
@@ -117,7 +126,8 @@ class MtpOfTarget(MtpKind):
             raise ExportError(f"the layer of MTP in {name} is of another kind than this version can run")
         config._attn_implementation = "eager"
         layer = found.layers[0]
-        classes = LayerClasses(type(layer.mtp_block), type(layer.enorm), type(found.rotary_emb))
+        norm = type(target.get_decoder().norm)  # transformers takes one of the last layer, which may be recurrent
+        classes = LayerClasses(type(layer.mtp_block), norm, type(found.rotary_emb))
         return config, classes, dict(layer.state_dict())
 
 
@@ -127,7 +137,7 @@ def _from_checkpoint_of(target: Any, made: Dequantised | None) -> MtpModel:
     It knows by number the layers of published sizes alone, and takes nothing but files.
     """
     known = target._keys_to_ignore_on_load_unexpected or []
-    own = [*known, rf"(^|\.)layers\.{target.config.num_hidden_layers}\."]
+    own = [*(one for one in known if not OTHERS.search(one)), rf"(^|\.)layers\.{target.config.num_hidden_layers}\."]
     with ExitStack() as patches:
         patches.enter_context(swapped(target, _keys_to_ignore_on_load_unexpected=own))
         if made is not None:
@@ -150,9 +160,18 @@ class _Opened:
         pass
 
 
-def _count(fields: Mapping[str, Any]) -> int:
-    count = fields.get("num_nextn_predict_layers") or fields.get("num_mtp_layers") or 0
-    return count if isinstance(count, int) else 0
+def _of_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a model, those of its text model among them if it reads more."""
+    text = fields.get("text_config")
+    return {**fields, **text} if isinstance(text, dict) else fields
+
+
+def _count(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return how many such layers a checkpoint says that it has; Qwen3-Next has them and does not say so."""
+    text = _of_text(fields)
+    said = next((text[name] for name in COUNTS if text.get(name)), None)
+    stored = {key.split(".")[2] for key in shapes if key.startswith("mtp.layers.")}
+    return said if isinstance(said, int) else len(stored)
 
 
 def _refuse_several(name: str, count: Any) -> None:

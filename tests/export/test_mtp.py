@@ -22,18 +22,21 @@ from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.mtp_files import NORMED, PLAIN
 from trt_spec.export.kinds.slots import measured
 from trt_spec.export.oracle import hidden_states
+from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.quality import Sample
 from trt_spec.export.quiet import quiet_libraries
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..families import tiny_checkpoint
-from ..heads import mtp_head, with_mtp_layer
+from ..heads import mtp_head, with_mtp_layer, with_mtp_of_qwen
 from ..models import tiny_llama
 from ..quantised_models import KINDS, quantise
+from ..whole_models import whole_of
 
 VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
 SAMPLE = Sample(TOKENS, VOCAB)
+OTHERS = ("qwen3_5_moe_text", "qwen3_next")  # than the dense one
 FORMS: dict[str, dict[str, Any]] = {
     "speculators": {},
     "layers of Llama": {"kind": "llama"},
@@ -158,6 +161,120 @@ def test_a_layer_in_its_targets_checkpoint_says_what_transformers_says(glm: Path
     assert len(head.readings) == 2
 
 
+def described(raw: dict[str, torch.Tensor], config: Any, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Say what Qwen's layer makes of embeddings [L, hidden] beside hidden states, written out from its tensors.
+
+    What a norm multiplies by is stored less one.
+    """
+    weights = {name.removeprefix("mtp.").removesuffix(".weight"): value for name, value in raw.items()}
+    mlp, heads, size, length = "layers.0.mlp", config.num_attention_heads, config.head_dim, len(hidden)
+
+    def norm(name: str, given: torch.Tensor) -> torch.Tensor:
+        return given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * (1 + weights[name])
+
+    def product(name: str, given: torch.Tensor) -> torch.Tensor:
+        return given @ weights[name].T
+
+    def feed(part: str, given: torch.Tensor) -> torch.Tensor:
+        gate = torch.nn.functional.silu(product(f"{part}.gate_proj", given))
+        return product(f"{part}.down_proj", gate * product(f"{part}.up_proj", given))
+
+    def turned(given: torch.Tensor) -> torch.Tensor:  # [L, heads, size], a quarter of which is turned
+        half, theta = size // 8, config.rope_parameters["rope_theta"]
+        angles = torch.arange(1, length + 1)[:, None] / theta ** (torch.arange(half) / half)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        one, other, rest = given[..., :half], given[..., half : 2 * half], given[..., 2 * half :]
+        return torch.cat([one * cos - other * sin, other * cos + one * sin, rest], -1)
+
+    joined = torch.cat([norm("pre_fc_norm_embedding", embedded), norm("pre_fc_norm_hidden", hidden)], -1)
+    stream = product("fc", joined)
+    attention, read = "layers.0.self_attn", norm("layers.0.input_layernorm", stream)
+    query, gate = product(f"{attention}.q_proj", read).view(length, heads, 2, size).unbind(2)
+    key, value = (product(f"{attention}.{one}_proj", read).view(length, -1, size) for one in "kv")
+    query, key = turned(norm(f"{attention}.q_norm", query)), turned(norm(f"{attention}.k_norm", key))
+    key, value = (one.repeat_interleave(heads // key.shape[1], 1) for one in (key, value))
+    scores = torch.einsum("ihd,jhd->hij", query, key) / size**0.5
+    scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    answer = torch.einsum("hij,jhd->ihd", scores, value) * gate.sigmoid()
+    stream = stream + product(f"{attention}.o_proj", answer.flatten(1))
+    read = norm("layers.0.post_attention_layernorm", stream)
+    if f"{mlp}.gate" not in weights:
+        return norm("norm", stream + feed(mlp, read))
+    shares, chosen = product(f"{mlp}.gate", read).softmax(-1).topk(config.num_experts_per_tok)
+    shares = torch.zeros(length, config.num_experts).scatter_(1, chosen, shares / shares.sum(-1, keepdim=True))
+    found = [share[:, None] * feed(f"{mlp}.experts.{one}", read) for one, share in enumerate(shares.T)]
+    shared = product(f"{mlp}.shared_expert_gate", read).sigmoid() * feed(f"{mlp}.shared_expert", read)
+    return norm("norm", stream + sum(found) + shared)
+
+
+def qwen(kind: str, path: Path, fused: bool = False, **settings: Any) -> Path:
+    """A target with recurrent layers and such a layer; Qwen3-Next does not say that it has one."""
+    said = {} if kind == "qwen3_next" else {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    return with_mtp_of_qwen(tiny_checkpoint(kind, path, **settings), fused=fused, **said)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
+def test_a_layer_of_qwens_is_what_its_authors_describe(kind: str, tmp_path: Path) -> None:
+    target = qwen(kind, tmp_path / "target")
+    teacher = load_model(open_checkpoint(target), "float32")
+    head = loaded(target, target, teacher)
+    ids = torch.tensor([TOKENS])
+    features = head.features(hidden_states(teacher, ids)[0])[:, :-1]
+    [said] = head.module.unrolled(ids[:, 1:], features, 1)
+    raw = {name: value for name, value in load_file(target / "model.safetensors").items() if name.startswith("mtp.")}
+    expected = described(raw, teacher.config, teacher.get_input_embeddings()(ids[0, 1:]), features[0])
+    torch.testing.assert_close(said[0], expected, atol=1e-4, rtol=1e-4)
+    assert set(head.readings) == {NORMED, PLAIN}
+
+
+def test_experts_of_a_layer_of_qwens_may_lie_in_one_tensor(tmp_path: Path) -> None:
+    one, other = (qwen("qwen3_5_moe_text", tmp_path / str(fused), fused) for fused in (False, True))
+    apart, fused = (loaded(each, each, load_model(open_checkpoint(each), "float32")) for each in (one, other))
+    for name, weight in apart.module.state_dict().items():
+        torch.testing.assert_close(weight, fused.module.state_dict()[name], msg=name)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_the_layer_of_a_checkpoint_that_reads_more_is_that_of_its_text_model(kind: str, tmp_path: Path) -> None:
+    whole_of(kind, tmp_path / "target", num_experts=4, num_experts_per_tok=2)
+    plain = load_model(open_checkpoint(tmp_path / "target"), "float32").state_dict()
+    target = with_mtp_of_qwen(tmp_path / "target", mtp_num_hidden_layers=1)
+    teacher, raw = load_model(open_checkpoint(target), "float32"), load_file(target / "model.safetensors")
+    head = loaded(target, target, teacher)
+    assert all(torch.equal(weight, plain[name]) for name, weight in teacher.state_dict().items())
+    for name, theirs in (("eh_proj", "fc"), ("mtp_block.self_attn.q_norm", "layers.0.self_attn.q_norm")):
+        assert torch.equal(head.module.state_dict()[f"layer.{name}.weight"], raw[f"mtp.{theirs}.weight"])
+
+
+def test_a_target_whose_last_layer_is_recurrent_has_a_layer_with_the_norms_of_the_others(tmp_path: Path) -> None:
+    target = qwen("qwen3_5_text", tmp_path / "target", layer_types=["full_attention", "linear_attention"])
+    head = loaded(target, target, teacher := load_model(open_checkpoint(target), "float32"))
+    assert type(head.module.layer.enorm) is type(head.module.layer.post_norm) is type(teacher.get_decoder().norm)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind", ["qwen3_5_text", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in OTHERS)]
+)
+@pytest.mark.parametrize("weights", ["none", pytest.param("int8", marks=pytest.mark.exhaustive)])
+def test_a_target_of_qwens_drafts_for_itself(kind: str, weights: str, tmp_path: Path) -> None:
+    """Its table is its vocabulary projection, as those of the small ones are."""
+    target = qwen(kind, tmp_path / "target", tie_word_embeddings=True)
+    stored = Quantisation(weights)
+    report = export_bundle(
+        target, tmp_path / "bundle", target, text="abc def " * 40, weights=stored, draft_weights=stored
+    )
+    assert {"features", "tree", "draft's steps"} <= set(report.models[0].entry.check["errors"])
+    assert report.models[1].entry.check["worst_error"] < report.models[1].entry.check["tolerance"] / 10
+    prompt, params = [5, 9, 17], SamplingParams(max_new_tokens=24, ignore_eos=True)
+    with Decoder.open(tmp_path / "bundle") as decoder:
+        alone, line, tree = (decoder.generate([prompt], params, draft_length=k)[0] for k in (0, 3, "4/8"))
+    assert alone.token_ids == line.token_ids == tree.token_ids
+    assert line.speculation.proposed
+    assert tree.speculation.proposed
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.exhaustive)])
 def test_a_target_drafts_for_itself(kind: str, tmp_path: Path) -> None:
@@ -179,11 +296,16 @@ def test_a_target_drafts_for_itself(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("deepseek_v3", "fp8 blocks"), pytest.param("glm4_moe", "awq", marks=pytest.mark.exhaustive)],
+    [
+        ("deepseek_v3", "fp8 blocks"),
+        ("qwen3_next", "fp8 blocks"),
+        pytest.param("glm4_moe", "awq", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_layer_in_a_quantised_checkpoint_is_that_of_the_dequantised_one(kind: str, name: str, tmp_path: Path) -> None:
-    """DeepSeek-V3 is published in FP8, with a scale for each block."""
-    path = with_mtp_layer(tiny_checkpoint(kind, tmp_path / "target"))
+    """DeepSeek-V3 and Qwen3-Next are published in FP8, with a scale for each block."""
+    make = qwen if kind == "qwen3_next" else lambda *where: with_mtp_layer(tiny_checkpoint(*where))
+    path = make(kind, tmp_path / "target")
     plain = shutil.copytree(path, tmp_path / "plain")
     save_file(quantise(KINDS[name], path), plain / "model.safetensors", metadata={"format": "pt"})
     read, meant = (loaded(each, each, load_model(open_checkpoint(each), "float32")) for each in (path, plain))
@@ -274,6 +396,33 @@ OF_TARGET: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_target_whose_layer_cannot_be_read_is_refused_in_a_sentence(what: str, tmp_path: Path) -> None:
     damage, message = OF_TARGET[what]
     target = with_mtp_layer(tiny_checkpoint("glm4_moe", tmp_path / "glm"))
+    teacher = load_model(open_checkpoint(target), "float32")
+    damage(target)
+    with pytest.raises(ExportError, match=message):
+        loaded(target, target, teacher)
+
+
+OF_QWEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "left out when it was trained on": (
+        lambda path: edit(path, lambda each: [each.pop(key) for key in list(each) if key.startswith("mtp.")]),
+        "the layer of MTP in .* cannot be read: .* are missing",
+    ),
+    "a tensor missing": (
+        lambda path: edit(path, lambda each: each.pop("mtp.fc.weight")),
+        "the layer of MTP in .* cannot be read: .*eh_proj",
+    ),
+    "several": (lambda path: change(path, mtp_num_hidden_layers=2), "has 2 layers of MTP"),
+    "an embedding of its own": (
+        lambda path: change(path, mtp_use_dedicated_embeddings=True),
+        "the layer of MTP in .* has an embedding of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_QWEN)
+def test_a_layer_of_qwens_that_cannot_be_read_is_refused_in_a_sentence(what: str, tmp_path: Path) -> None:
+    damage, message = OF_QWEN[what]
+    target = qwen("qwen3_5_text", tmp_path / "target")
     teacher = load_model(open_checkpoint(target), "float32")
     damage(target)
     with pytest.raises(ExportError, match=message):

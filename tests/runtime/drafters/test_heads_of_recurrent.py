@@ -8,7 +8,7 @@ import pytest
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.row_cache import RowCache
 
-from ...heads import dflash_head, eagle3_head
+from ...heads import dflash_head, eagle3_head, with_mtp_of_qwen
 from ...kit.headed import Headed, in_a_bundle
 from ...kit.hybrids import ROWS, SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
 from ...kit.laws import CHOICES, CLOSE, ENOUGH, compared, room
@@ -18,19 +18,19 @@ MASK = 70  # that no text has
 
 @pytest.fixture(scope="module")
 def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Headed]]:
-    """Targets with heads of several kinds, each in one bundle."""
+    """Targets with a head that reads its own states and one that reads masks: Qwen3.5 has the former in its files."""
     made: dict[str, dict[str, Headed]] = {}
 
     def of(kind: str) -> dict[str, Headed]:
         if kind not in made:
             folder = tmp_path_factory.mktemp(kind)
             target = tiny_hybrid(kind, folder / "target", vocab_size=72)
-            heads = {
-                "eagle3": eagle3_head(
-                    folder / "eagle3", target, scale=0.25, norm_before_residual=False, norm_output=False
-                ),
-                "dflash": dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2),
-            }
+            if kind == "qwen3_5_text":
+                heads = {"mtp": with_mtp_of_qwen(target, mtp_num_hidden_layers=1)}
+            else:
+                fields = {"norm_before_residual": False, "norm_output": False}
+                heads = {"eagle3": eagle3_head(folder / "eagle3", target, scale=0.25, **fields)}
+            heads["dflash"] = dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2)
             made[kind] = in_a_bundle(folder / "bundle", target, heads)
         return made[kind]
 
@@ -44,26 +44,24 @@ def memory(headed: Headed, which: str) -> dict[str, Any]:
 
 
 @every_hybrid("qwen3_5_text")
-@pytest.mark.parametrize(("name", "which"), [("eagle3", "prefixes"), ("dflash", "short")])
 def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
-    hybrids: Callable[[str], dict[str, Headed]], kind: str, name: str, which: str
+    hybrids: Callable[[str], dict[str, Headed]], kind: str
 ) -> None:
     """In lines and trees, beside copies, after rounds without it, behind a found prefix that ends at a snapshot."""
-    headed = hybrids(kind)[name]
-    worst, drawn = compared(headed, shared=SHARED, **memory(headed, which))
-    assert drawn > ENOUGH
-    assert worst < CLOSE
+    for headed, which in zip(hybrids(kind).values(), ("prefixes", "short"), strict=True):
+        worst, drawn = compared(headed, shared=SHARED, **memory(headed, which))
+        assert drawn > ENOUGH
+        assert worst < CLOSE, headed.name
 
 
 @every_hybrid("qwen3_5_text")
 def test_a_greedy_text_is_transformers_whatever_rounds_did(
     hybrids: Callable[[str], dict[str, Headed]], kind: str
 ) -> None:
-    headed, prompts = hybrids(kind), some_prompts()
-    expected = expected_texts(headed["eagle3"].target)
-    for seed, (name, which) in enumerate((("eagle3", "short"), ("dflash", "prefixes"))):
-        choices = [(drafter.replace("head", name), length) for drafter, length in CHOICES]
-        assert greedy_texts(headed[name].bundle, prompts, choices, seed, **memory(headed[name], which)) == expected
+    for headed, which in zip(hybrids(kind).values(), ("short", "prefixes"), strict=True):
+        choices = [(drafter.replace("head", headed.name), length) for drafter, length in CHOICES]
+        found = greedy_texts(headed.bundle, some_prompts(), choices, **memory(headed, which))
+        assert found == expected_texts(headed.target)
 
 
 def late(self: Features, given: Any, first_row: int, start: Any) -> Callable[[], None]:
