@@ -135,7 +135,7 @@ class Plan:
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
         sizes = self.batch, self.draft_length, self.branches, self.levels, self.look_aheads, self.window, self.since
-        return *sizes, self.ragged, *own
+        return *sizes, self.turns, self.ragged, *own
 
     @cached_property
     def drafters(self) -> tuple[Source, ...]:

@@ -67,6 +67,19 @@ def test_the_text_is_that_of_plain_decoding(pairs, family: str, kind: str, rule:
         assert decoder.speculation.accepted
 
 
+def test_a_row_keeps_nothing_of_siblings_that_were_more_than_any_row_has_now(llama: Pair):
+    """Rounds of as many proposals: of three beside one token, then of one beside each of three."""
+    with Decoder.open(llama.bundle) as decoder:
+        requests = [decoder.submit([5 + i, 9], SAMPLED, drafter="random", draft_length=4) for i in range(2)]
+        for shapes in ((4, 4), ("1+3", 4), (4, "3+3")):
+            for request, shape in zip(requests, shapes, strict=True):
+                request.draft(shape, "random")
+            decoder.step()
+        assert not any(request.finished for request in requests)
+        for request in requests:
+            decoder.cancel(request)
+
+
 @pytest.mark.parametrize("rule", RULES | LENIENT)
 @pytest.mark.parametrize(
     "own", [("model", 3), ("model", "3+2"), ("model", "5+5"), ("model", "3/7"), ("model", "2x2x1"), ("random+model", 3)]
