@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import RequestError
+from ...engines import FEATURES, RequestError
 from ...runtime import SamplingParams
 from ...runtime.sources.source import read_source
 from ..example_sources import example_source
@@ -30,6 +30,7 @@ def load(subject: Subject, directory: Path) -> Any:
     from ...export.checkpoint import load_model, open_checkpoint
 
     checkpoint, promised = open_checkpoint(directory), subject.bundle.target.contract
+    promised = replace(promised, states=tuple(one for one in promised.states if one.name != FEATURES))  # the heads'
     found = checkpoint.shape.contract(promised.max_length, promised.dtype)
     if found != promised:
         differing = [

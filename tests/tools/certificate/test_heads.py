@@ -14,7 +14,7 @@ from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.runtime.round import round as round_
 from trt_spec.runtime.round.propose import propose
-from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
+from trt_spec.tools.certificate import checkpoint, distribution, rollback, same_text, semantics
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
@@ -85,6 +85,16 @@ FAULTS = {  # and in which model's cache they are seen
     ),
     "features of a node that fell": (lambda: patch.object(RowCache, "straighten", left_behind), "target"),
 }
+
+
+def test_a_target_that_keeps_features_is_compared_with_its_checkpoint(
+    headed: Pair, subject_of: Callable[..., Any]
+) -> None:
+    subject = subject_of(headed)
+    with Probes(subject) as probes:
+        found = list(checkpoint.check(subject, headed.checkpoint, probes, QUICK, lambda *_: None))
+    assert {one.case for one in found} == {"greedy text of transformers", "logits"}
+    assert all(one.passed for one in found), [one.detail for one in found]
 
 
 def test_what_heads_keep_is_what_reading_again_gives(headed: Pair, subject_of: Callable[..., Any]) -> None:
