@@ -227,7 +227,8 @@ class RecurrentCache(ScatterCache):
         sees, before = entries.sees[:, None], entries.before[:, None]  # [B, 1, N, N]
         own = entries.pending.shape[1]
         sums = decays @ entries.sees.transpose(1, 2).to(decays.dtype)  # [B, H, N]
-        apart = sums[..., :, None] - sums[..., None, :]
+        # A token that nobody reads may see others that are no path; no decay is above one there, either.
+        apart = (sums[..., :, None] - sums[..., None, :]).clamp(max=0)
         wanted = values
         if rates is not None:
             overlap = keys @ keys.transpose(2, 3) * torch.where(before, apart, -torch.inf).exp() * rates[..., None]
