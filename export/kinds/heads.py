@@ -124,8 +124,8 @@ def filled(head: Any, tensors: Mapping[str, Tensor], name: str, dtype: str) -> N
     head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
     tied: dict[int, nn.Parameter] = {}  # what a target has once, torch would trace twice
     for module in head.modules():
-        for name, weight in module.named_parameters(recurse=False):
-            setattr(module, name, tied.setdefault(weight.data_ptr(), weight.requires_grad_(False)))
+        for own, weight in module.named_parameters(recurse=False):
+            setattr(module, own, tied.setdefault(weight.data_ptr(), weight.requires_grad_(False)))
     head.eval()
 
 
