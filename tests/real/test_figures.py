@@ -13,7 +13,7 @@ from .chats import questions_to_learn_from
 from .conftest import Reference, command
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real")]
-COPIED, DRAFTED = "2,4", "1,2"  # draft lengths
+COPIED, DRAFTED, HEADED = "2,4", "1,2", "2,3"  # draft lengths
 SPOKEN = 48  # chats whose answers are counted in n-grams
 
 
@@ -42,17 +42,29 @@ def test_the_draft_agrees_more_often_than_before_and_changes_no_answer(
 
 
 def test_every_source_writes_the_text_of_transformers_and_this_is_how_fast(
-    bundle: Path, file: Path, draft: tuple[Path, dict[str, Any]], prompts: Path, home: Path
+    bundle: Path,
+    exported: Callable[..., tuple[Path, str]],
+    file: Path,
+    draft: tuple[Path, dict[str, Any]],
+    head: Path,
+    prompts: Path,
+    home: Path,
 ):
     checkpoints = {"model": ("--target-checkpoint", file, "--draft-checkpoint", draft[0])}
     checkpoints["lookup"] = checkpoints["model"][:2]
+    headed, _ = exported("none", head, "none")
     found = {}
-    for drafter, lengths in (("lookup", COPIED), ("suffix", COPIED), ("ngram", COPIED), ("model", DRAFTED)):
+    for drafter, lengths, opened in (
+        *((name, COPIED, bundle) for name in ("lookup", "suffix", "ngram")),
+        ("model", DRAFTED, bundle),
+        ("eagle3", HEADED, headed),
+        ("eagle3+suffix", HEADED, headed),
+    ):
         few = ("--prompts", prompts, "--max-new-tokens", 32, "--repeats", os.environ.get("REAL_REPEATS", "2"))
         peer = ("--compare", "hf", *checkpoints[drafter]) if drafter in checkpoints else ()
         out = home / f"bench-{drafter}.json"
         command(
-            "bench", "--bundle", bundle, "--drafter", drafter, "--draft-lengths", lengths, *few, *peer, "--json", out
+            "bench", "--bundle", opened, "--drafter", drafter, "--draft-lengths", lengths, *few, *peer, "--json", out
         )
         found[drafter] = json.loads(out.read_text())
     for result in found.values():
