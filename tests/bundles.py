@@ -17,7 +17,6 @@ from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle
 from trt_spec.engines.bundle import put_file
-from trt_spec.export.graph import write_fused
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters import DRAFTERS
@@ -132,7 +131,6 @@ def save_graph(graph: onnx.ModelProto, bundle: Path, role: str) -> None:
         size_threshold=64,
         convert_attribute=False,
     )
-    write_fused(bundle / role)
 
 
 def without_fused(bundle: Path, out: Path) -> Path:

@@ -13,7 +13,7 @@ import onnx_ir.passes.common as common
 
 from .nodes import CONTRIB, Nodes
 
-SIZES = 8  # of heads: the operator takes multiples
+SIZES = range(32, 129, 16)  # of heads: with these a token has the same bits whatever stands beside it
 TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
 
 
@@ -36,7 +36,7 @@ def _fits(node: ir.Node) -> bool:
     (heads, size), key, value = (_heads(one) for one in node.inputs[:3])
     written = all(_is_written_for_one(one) for one in node.inputs[1:3])
     users = [use.node.op_type for use in node.outputs[0].uses()]
-    return written and users == ["Transpose"] and key == value == (key[0], size) and size % SIZES == 0 < heads
+    return written and users == ["Transpose"] and key == value == (key[0], size) and heads > 0 and size in SIZES
 
 
 def _heads(value: ir.Value | None) -> tuple[int, int]:

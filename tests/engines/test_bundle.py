@@ -17,8 +17,7 @@ from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, resave
 
-IN_EACH = ("model.onnx", "onnxruntime.onnx", "weights.bin")
-FILES = [*(f"{name}/{file}" for name in ("target", "draft") for file in IN_EACH), "tokenizer.json"]
+FILES = ["target/model.onnx", "target/weights.bin", "draft/model.onnx", "draft/weights.bin", "tokenizer.json"]
 
 
 @pytest.fixture
@@ -146,10 +145,14 @@ def test_a_manifest_that_breaks_its_form_is_refused(bundle: Path, change: Callab
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_manifest_that_leaves_out_a_file_is_refused(bundle: Path, name: str):
+def test_a_manifest_that_leaves_out_a_file_every_bundle_has_is_refused(bundle: Path, name: str):
     edit(bundle, lambda fields: fields["files"].pop(name))
-    why = "is there" if "onnxruntime" in name else "every bundle has"  # which ONNX Runtime would run unseen
-    refused(bundle, f"does not list {re.escape(name)}, which {why}")
+    refused(bundle, f"does not list {re.escape(name)}, which every bundle has")
+
+
+def test_a_graph_that_onnx_runtime_would_run_and_nobody_vouches_for_is_refused(bundle: Path):
+    shutil.copy(bundle / "target/model.onnx", bundle / "target/onnxruntime.onnx")
+    refused(bundle, "does not list target/onnxruntime.onnx, which is there; remove that file")
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_bundle_whose_contract_promises_another_shape_is_refused(bundle: Path,
     replace(opened, models=opened.models | {"target": replace(opened.target, contract=contract)}).save()
     with pytest.raises(ContractError, match=message) as error:
         Decoder.open(bundle)
-    assert "target/onnxruntime.onnx" in str(error.value)
+    assert "target/model.onnx" in str(error.value)
 
 
 def test_a_graph_with_an_input_of_another_dtype_is_refused(bundle: Path):
@@ -218,9 +218,9 @@ def test_a_graph_with_an_output_too_many_is_refused(bundle: Path):
 
 
 def test_a_graph_that_onnx_runtime_cannot_read_is_refused(bundle: Path):
-    (bundle / "target/onnxruntime.onnx").write_bytes(b"no graph")
+    (bundle / "target/model.onnx").write_bytes(b"no graph")
     resave(bundle)
-    with pytest.raises(EngineError, match=r"ONNX Runtime cannot open .*target/onnxruntime.onnx") as error:
+    with pytest.raises(EngineError, match=r"ONNX Runtime cannot open .*target/model.onnx") as error:
         Decoder.open(bundle)
     assert "\n" not in str(error.value)
 
@@ -228,12 +228,12 @@ def test_a_graph_that_onnx_runtime_cannot_read_is_refused(bundle: Path):
 def test_weights_outside_the_bundle_are_refused(bundle: Path):
     """The graph itself may name files: ONNX Runtime must not follow them out of its folder."""
     shutil.copy(bundle / "target/weights.bin", bundle.parent / "weights.bin")
-    model = onnx.load(bundle / "target/onnxruntime.onnx", load_external_data=False)
+    model = onnx.load(bundle / "target/model.onnx", load_external_data=False)
     for weight in model.graph.initializer:
         for entry in weight.external_data:
             if entry.key == "location":
                 entry.value = "../../weights.bin"
-    (bundle / "target/onnxruntime.onnx").write_bytes(model.SerializeToString())
+    (bundle / "target/model.onnx").write_bytes(model.SerializeToString())
     resave(bundle)
     with pytest.raises(EngineError, match="ONNX Runtime cannot open"):
         Decoder.open(bundle)

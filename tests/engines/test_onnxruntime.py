@@ -3,17 +3,20 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 import onnxruntime
 import pytest
 import torch
-from trt_spec.engines import Bundle, EngineError, blank_cache, blank_step, make_step, open_engine, usable_cores
+from torch import Tensor
+from trt_spec.engines import Bundle, Engine, EngineError, blank_cache, blank_step, make_step, open_engine, usable_cores
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
 from trt_spec.runtime import Decoder
 
-from ..bundles import Pair, without_fused
+from ..bundles import Pair, export_pair, without_fused
+from ..models import tiny_llama
 from ..steps import feed, model_of
 
 NOT_IN_PLACE = "in-place optimization not activated"
@@ -124,15 +127,14 @@ RUN_WITH_EVERY_MESSAGE = """
 """
 
 
-def test_the_cache_is_updated_in_place(llama: Pair, tmp_path: Path):
+def test_the_cache_is_updated_in_place(llama: Pair):
     """ONNX Runtime says so when it is not; the second run proves that the message would have been seen."""
-    bundle = without_fused(llama.bundle, tmp_path / "bundle")  # whose writes are nodes of their own
-    shared = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, bundle, "shared")
+    shared = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, llama.bundle, "shared")
     assert shared.returncode == 0, shared.stderr[-2000:]
     assert shared.stdout.endswith("True\n")
     assert len(shared.stderr) > 1000, "every message must be on"
     assert NOT_IN_PLACE not in shared.stderr
-    apart = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, bundle, "copied")
+    apart = in_a_process_of_its_own(RUN_WITH_EVERY_MESSAGE, llama.bundle, "copied")
     assert apart.returncode == 0, apart.stderr[-2000:]
     assert NOT_IN_PLACE in apart.stderr
     assert apart.stdout.endswith("False\n")
@@ -279,33 +281,57 @@ def test_a_decoder_on_a_gpu_that_is_not_here_is_refused(llama: Pair):
         Decoder.open(llama.bundle, device="cuda")
 
 
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> list[Engine]:
+    """A model with heads of a size for which ONNX Runtime attends by an operator of its own, so and without."""
+    folder = tmp_path_factory.mktemp("grouped")
+    pair = export_pair(tiny_llama(folder / "checkpoint", head_dim=32), folder / "bundle")
+    assert (pair.bundle / "target" / "onnxruntime.onnx").exists()
+    both = (Bundle.open(one) for one in (pair.bundle, without_fused(pair.bundle, folder / "plain")))
+    return [open_engine("onnxruntime", one.graph("target"), one.target.contract) for one in both]
+
+
+def called(engine: Engine, starts: Sequence[int], tokens: Tensor, parents: Sequence[int], filled: int) -> list[Tensor]:
+    """The logits of a call, and the caches behind it, which held what `filled` draws."""
+    depths, ancestors = [0], torch.eye(len(parents) + 1, dtype=torch.bool)
+    for node, parent in enumerate(parents, 1):
+        depths.append(depths[parent] + 1)
+        ancestors[node] |= ancestors[parent]
+    inputs = {
+        "input_ids": tokens,
+        "start": torch.tensor(starts),
+        "depths": torch.tensor([depths] * len(starts)),
+        "ancestors": ancestors.repeat(len(starts), 1, 1),
+    }
+    draws = torch.Generator().manual_seed(filled)
+    cache = blank_cache(engine.contract, len(starts), 96)
+    for buffer in cache.values():
+        buffer.copy_(torch.randn(1, *buffer.shape[1:], generator=draws))
+    logits = torch.zeros(*tokens.shape, engine.contract.vocab_size)
+    make_step(engine, cache, inputs, {"logits": logits}).run()
+    return [logits, *cache.values()]
+
+
 @pytest.mark.parametrize("width", [1, 5, 30])
 @pytest.mark.parametrize("children", [1, 2])
 def test_its_own_operators_compute_what_the_graph_of_all_engines_computes(
-    llama: Pair, engine, tmp_path: Path, width: int, children: int
+    grouped: list[Engine], width: int, children: int
 ):
     """Three rows of unlike lengths, the last up to the end of its cache, each with a line or a tree of tokens."""
-    opened = Bundle.open(without_fused(llama.bundle, tmp_path / "bundle"))
-    plain = open_engine("onnxruntime", opened.graph("target"), opened.target.contract)
-    depths, ancestors = [0], torch.eye(width, dtype=torch.bool)
-    for node in range(1, width):
-        parent = (node - 1) // children
-        depths.append(depths[parent] + 1)
-        ancestors[node] |= ancestors[parent]
-    draws = torch.Generator().manual_seed(width)
-    inputs = {
-        "input_ids": torch.randint(64, (3, width), generator=draws),
-        "start": torch.tensor([0, 9, 64 - width]),
-        "depths": torch.tensor([depths] * 3),
-        "ancestors": ancestors.repeat(3, 1, 1),
-    }
-    buffers = blank_cache(plain.contract, 3, 64)
-    filled = {name: torch.randn(buffer.shape, generator=draws) for name, buffer in buffers.items()}
-    found = []
-    for one in (engine, plain):
-        cache = {name: buffer.clone() for name, buffer in filled.items()}
-        logits = torch.zeros(3, width, one.contract.vocab_size)
-        make_step(one, cache, inputs, {"logits": logits}).run()
-        found.append({"logits": logits, **cache})
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(tensor, found[1][name], atol=5e-5, rtol=0)
+    tokens = torch.randint(64, (3, width), generator=torch.Generator().manual_seed(width))
+    parents = [(node - 1) // children for node in range(1, width)]
+    ours, plain = (called(engine, [0, 9, 96 - width], tokens, parents, 1) for engine in grouped)
+    for own, expected in zip(ours, plain, strict=True):
+        torch.testing.assert_close(own, expected, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("width", [2, 5, 33])
+def test_its_own_operators_give_a_row_the_same_bits_beside_others_and_before_padding(grouped: list[Engine], width: int):
+    engine, wide = grouped[0], 40
+    tokens = torch.randint(64, (2, wide), generator=torch.Generator().manual_seed(width))
+    together, *caches = called(engine, [30, 7], tokens, [*range(wide - 1)], 2)
+    for row, start in enumerate([30, 7]):
+        alone, *own = called(engine, [start], tokens[row : row + 1, :width], [*range(width - 1)], 2)
+        assert torch.equal(alone[0], together[row, :width])
+        for buffer, beside in zip(own, caches, strict=True):
+            assert torch.equal(buffer[0, :, : start + width], beside[row, :, : start + width])

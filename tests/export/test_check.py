@@ -29,7 +29,7 @@ from ..mask_faults import (
 
 def spoilt(graph, folder: Path, spoil: Callable[[onnx.ModelProto], None]) -> Path:
     """A copy of the graph with a fault."""
-    shutil.copytree(graph.folder, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("onnxruntime.onnx"))
+    shutil.copytree(graph.folder, folder, dirs_exist_ok=True)
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     spoil(model)
     onnx.save(model, folder / "model.onnx")

@@ -100,13 +100,12 @@ def test_norms_and_rotations_are_single_nodes(graphs, family: str) -> None:
 
 def test_weights_lie_in_one_file_beside_a_small_graph(graphs, family: str) -> None:
     made = graphs(family)
-    assert sorted(file.name for file in made.folder.iterdir()) == ["model.onnx", "onnxruntime.onnx", "weights.bin"]
-    for file in (made.file, made.file.with_name("onnxruntime.onnx")):
-        for value in ir.load(file).graph.initializers.values():
-            tensor = value.const_value
-            if tensor.nbytes > SMALLEST_EXTERNAL:
-                assert isinstance(tensor, ir.ExternalTensor)
-                assert tensor.location == "weights.bin"
+    assert sorted(file.name for file in made.folder.iterdir()) == ["model.onnx", "weights.bin"]
+    for value in ir.load(made.file).graph.initializers.values():
+        tensor = value.const_value
+        if tensor.nbytes > SMALLEST_EXTERNAL:
+            assert isinstance(tensor, ir.ExternalTensor)
+            assert tensor.location == "weights.bin"
 
 
 def test_graph_names_its_dimensions_as_the_contract_does(graphs, family: str) -> None:

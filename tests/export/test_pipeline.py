@@ -35,10 +35,8 @@ def test_bundle_holds_both_models_the_tokenizer_and_what_made_it(exported: Expor
     bundle = Bundle.open(exported.path)
     assert sorted(bundle.files) == [
         "draft/model.onnx",
-        "draft/onnxruntime.onnx",
         "draft/weights.bin",
         "target/model.onnx",
-        "target/onnxruntime.onnx",
         "target/weights.bin",
         "tokenizer.json",
     ]

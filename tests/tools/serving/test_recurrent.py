@@ -69,4 +69,4 @@ def test_a_stream_adds_up_to_the_same_text(
         )
         chunks = [chunk.choices[0].text for chunk in stream if chunk.choices]
         assert "".join(chunks) == text
-        assert len(chunks) > 3
+        assert len(chunks) > 1
