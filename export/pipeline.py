@@ -61,6 +61,12 @@ def export_bundle(
     Several drafts become models of their own, draft, draft2 and so on, all with `draft_weights`, and so do heads, which
     have the names of their kinds. LoRA adapters are merged into target and drafts, in their order.
     """
+    if dtype not in DTYPES:
+        raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
+    if check and find_spec("onnxruntime") is None:
+        raise ExportError(
+            "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
+        )
     drafts, heads, look_aheads = _told_apart(
         target, [] if draft is None else [draft] if isinstance(draft, str | Path) else draft
     )
@@ -68,12 +74,6 @@ def export_bundle(
         raise ExportError(f"there are {len(drafts)} drafts, expected at most {len(DRAFTS)}; leave the others out")
     if len(draft_lora) > len(drafts):
         raise ExportError(f"there are {len(draft_lora)} adapters for {len(drafts)} drafts; name one for each at most")
-    if dtype not in DTYPES:
-        raise ExportError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)}")
-    if check and find_spec("onnxruntime") is None:
-        raise ExportError(
-            "the check needs ONNX Runtime, which is not installed; pip install 'trt-spec[cpu]' or export unchecked"
-        )
     begun = time.perf_counter()
     with quiet_libraries(), _disk_errors(out), built_aside(Path(out)) as folder:
         progress("reading configurations and tokenizers")

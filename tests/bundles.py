@@ -25,7 +25,7 @@ from trt_spec.tools.making.count_ngrams import count_ngrams
 
 from .kit.traces import sharing_traces
 
-exports = Path()  # where a run of the tests keeps the bundles that it has exported
+exports: Path | None = None  # where a run of the tests keeps the bundles that it has exported
 DRAFTERS_OF_A_PAIR = [name for name, kind in DRAFTERS.items() if kind.usual]
 
 
@@ -56,6 +56,7 @@ def export_pair(target: Path, out: Path, draft: Path | Sequence[Path] | None = N
     drafts = [] if draft is None else [draft] if isinstance(draft, Path) else draft
     for file in (file for folder in (target, *drafts) for file in sorted(folder.iterdir())):
         named.update(f"{file.parent.name}/{file.name}".encode() + file.read_bytes())
+    assert exports is not None, "conftest.py names a folder"
     kept = exports / named.hexdigest()
     with FileLock(kept.with_suffix(".lock")):
         if not kept.exists():

@@ -307,7 +307,7 @@ class Bundle:
         ]:
             if name not in expected:
                 raise BundleError(f"{path / MANIFEST} does not list {name}, which every bundle has; export it again")
-        for name in bundle.models:
+        for name in (*bundle.models, *bundle.encoders):
             if f"{name}/{FUSED}" not in expected and (path / name / FUSED).exists():
                 raise BundleError(f"{path / MANIFEST} does not list {name}/{FUSED}, which is there; remove that file")
         for name in expected:

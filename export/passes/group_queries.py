@@ -11,10 +11,9 @@ from typing import Any
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from .nodes import CONTRIB, Nodes
+from .nodes import CONTRIB, TURNED, Nodes
 
-SIZES = range(32, 129, 16)  # of heads: with these a token has the same bits whatever stands beside it
-TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
+SIZES = range(32, 129, 16)  # of heads: with these one of several tokens has the same bits whatever stands beside it
 
 
 def group_queries(model: ir.Model) -> int:
@@ -35,8 +34,9 @@ def _fits(node: ir.Node) -> bool:
         return False
     (heads, size), key, value = (_heads(one) for one in node.inputs[:3])
     written = all(_is_written_for_one(one) for one in node.inputs[1:3])
-    users = [use.node.op_type for use in node.outputs[0].uses()]
-    return written and users == ["Transpose"] and key == value == (key[0], size) and heads > 0 and size in SIZES
+    turned = [use.node for use in node.outputs[0].uses()]
+    known = node.inputs[3] is not None and len(turned) == 1 and _turns(turned[0])
+    return written and known and key == value == (key[0], size) and heads > 0 and size in SIZES
 
 
 def _heads(value: ir.Value | None) -> tuple[int, int]:
@@ -44,6 +44,10 @@ def _heads(value: ir.Value | None) -> tuple[int, int]:
     shape = value.shape if value is not None and value.shape is not None else (0, 0, 0, 0)
     heads, size = (dim if isinstance(dim, int) else 0 for dim in (shape[1], shape[3]))
     return heads, size
+
+
+def _turns(node: ir.Node) -> bool:
+    return node.op_type == "Transpose" and tuple(node.attributes["perm"].as_ints()) == TURNED
 
 
 def _is_written_for_one(cache: ir.Value | None) -> bool:
@@ -118,10 +122,7 @@ class _Rewrite:
             before, *angles = made.inputs
             asked = self._side_by_side(_known(before))
             return self._op(made.op_type, asked, *angles, **{**made.attributes, "num_heads": heads})
-        if made.op_type == "Transpose" and tuple(made.attributes["perm"].as_ints()) == TURNED:
-            rows = _known(made.inputs[0])
-        else:
-            rows = self._op("Transpose", value, perm=TURNED)
+        rows = _known(made.inputs[0]) if _turns(made) else self._op("Transpose", value, perm=TURNED)
         parted = rows.producer()
         if parted is not None and parted.op_type == "Reshape" and _holds(parted.inputs[0], heads * size):
             whole: ir.Value = _known(parted.inputs[0])

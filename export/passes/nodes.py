@@ -6,6 +6,7 @@ from typing import Any
 import onnx_ir as ir
 
 CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
+TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
 
 
 class Nodes:

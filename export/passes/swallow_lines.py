@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from .nodes import CONTRIB, Nodes
+from .nodes import CONTRIB, TURNED, Nodes
 
 QUERY, KEYS, VALUES, DECAYS, RATES = (f"recurrent_{name}" for name in ("query", "keys", "values", "decays", "rates"))
 ANSWER = "recurrent_answer"
 MARKS = (QUERY, KEYS, VALUES, DECAYS, RATES, ANSWER)
 STATE, PAST = "present_state_", "past_state_"
-TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
 
 
 def swallow_lines(model: ir.Model) -> int:

@@ -15,6 +15,7 @@ from .full import CacheFull
 from .snapshots import Snapshots
 from .source_rows import SourceRows
 
+LEAST_HALF = SLOTS // 2
 LEAST_BEFORE = 1  # token before the last committed one, which a draft reads again
 
 
@@ -51,6 +52,7 @@ class RowCache(KVCache):
     def resize(self, rows: int, capacity: int) -> None:
         """Reallocate, keeping what is valid."""
         half = self.memory.slots[0].shape[3] // 2 if self.memory.slots else 0  # until now
+        held = min(half, self.half)  # where there are fewer slots now, no row has any
         memory, live = self._allocate(rows, capacity), [row for row, length in enumerate(self.entries) if length]
         for new, old in zip(memory.tokens, self.memory.tokens, strict=bool(self.memory.tokens)):
             for row in live:
@@ -59,7 +61,7 @@ class RowCache(KVCache):
             new[:, live] = old[:, live]
         for new, old in zip(memory.slots, self.memory.slots, strict=bool(self.memory.slots)):
             for place, begin in ((0, 0), (half, self.half)):
-                new[:, live, :, begin : begin + half] = old[:, live, :, place : place + half]
+                new[:, live, :, begin : begin + held] = old[:, live, :, place : place + held]
         self._use(memory)
         self.rows, self.capacity = rows, capacity
 
@@ -88,6 +90,9 @@ class RowCache(KVCache):
         if self.snapshots is not None:
             self.snapshots.free(row)
         super().free(row)
+        if self.half > LEAST_HALF and not self._fixed and not self._used:  # wide rounds have made it so
+            self._widen(LEAST_HALF)
+            self.resize(self.rows, self.capacity)
 
     def wrote(self, row: int, begin: int, end: int, swallowed: int | None = None) -> None:
         super().wrote(row, begin, end, swallowed)
@@ -134,12 +139,17 @@ class RowCache(KVCache):
             rows, capacity = _ample_rows(max(1, self._used)), _ample(max(self.entries))
         if not self._affords(rows, capacity, half):
             raise CacheFull(f"the cache has no room for rounds of {tokens} tokens in {rows} rows; raise cache_bytes")
+        before = self.half
         self._widen(half)
-        self.resize(rows, capacity)
+        try:
+            self.resize(rows, capacity)
+        except CacheFull:
+            self._widen(before)
+            raise
 
     def _half_for(self, tokens: int) -> int:
         """Return how many slots one call may fill if it is to have room for so many tokens that may fall."""
-        return self.half if tokens + LEAST_BEFORE <= self.half else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
+        return max(self.half, _least_half(tokens))
 
     def _widen(self, half: int) -> None:
         self.half = half
@@ -184,7 +194,9 @@ class RowCache(KVCache):
         self._unused.append(block)
 
     def holds(self, lengths: Sequence[int], widest: int = 0) -> bool:
-        return self._fixed or self._affords(_ample_rows(len(lengths)), _ample(max(lengths)), self._half_for(widest))
+        alone = len(lengths) == 1  # it begins when no other has slots
+        half = _least_half(widest) if alone else self._half_for(widest)
+        return self._fixed or self._affords(_ample_rows(len(lengths)), _ample(max(lengths)), half)
 
     def _affords(self, rows: int, capacity: int, half: int) -> bool:
         """Whether the budget allows so many rows, with more slots than are set aside for each."""
@@ -223,6 +235,10 @@ class RowCache(KVCache):
                 "raise cache_bytes"
             )
         self.resize(rows, capacity)
+
+
+def _least_half(tokens: int) -> int:
+    return LEAST_HALF if tokens + LEAST_BEFORE <= LEAST_HALF else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
 
 
 def _ample_rows(rows: int) -> int:

@@ -90,6 +90,8 @@ def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrid
     budget = room(hybrid, 1200, len(wide))
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
     with Decoder.open(hybrid.bundle, max_batch=len(wide), cache_bytes=budget) as decoder:
+        cache, lengths = decoder.target.cache, range(32, 2000, 32)
+        widest, before = 0, [cache.holds([length]) for length in lengths]
         requests = [
             decoder.submit(prompt, params, drafter="model", draft_length=length)
             for prompt, length in zip(some_prompts(), 2 * wide, strict=True)
@@ -97,7 +99,10 @@ def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrid
         while decoder.step():
             states = [each for model in (decoder.target, *decoder.drafts) for each in model.cache.memory]
             assert sum(one.nbytes for each in states for one in each) <= budget
-        assert decoder.target.cache.half > SLOTS
+            widest = max(widest, cache.half)
+        assert widest > SLOTS
+        assert cache.half < SLOTS, "wide rounds that are over take nothing from later requests"
+        assert [cache.holds([length]) for length in lengths] == before
     assert [request.token_ids for request in requests] == hybrid.expected
 
 

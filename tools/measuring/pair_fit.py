@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines import GRANULE, Bundle, ExportError, PairError, blank_cache, blank_step, open_engines
+from ...engines import (
+    GRANULE,
+    Bundle,
+    Engine,
+    ExportError,
+    PairError,
+    blank_cache,
+    blank_step,
+    open_engines,
+    refuse_weights,
+)
 from ...export.agreement import difference, reads_alone, refuse_unequal
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.foreign import TEXT, WAYS, BothWays, CommonTokens, common_tokens, compare, in_words
@@ -142,7 +152,7 @@ def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, An
     tokens = _read(tokenizer, text, bundle.max_length)
     names = [bundle.names[0], draft or bundle.drafts[0]]
     entries = [bundle.models[name] for name in names]
-    engines = open_engines("onnxruntime", [(bundle.graph(name), bundle.models[name].contract) for name in names])
+    engines = _opened(bundle, names)
     sides = []
     for engine, entry in zip(engines, entries, strict=True):
         logits = engine_logits(engine, tokens)[:, : bundle.tokenizer.vocab_size]
@@ -151,6 +161,12 @@ def _bundle_sides(path: str, draft: str | None, text: str) -> tuple[dict[str, An
         )
     positions = [entry.contract.max_length for entry in entries]
     return {"source": "bundle", "notes": [], "positions": positions, "tokens": len(tokens)}, sides
+
+
+def _opened(bundle: Bundle, names: list[str]) -> list[Engine]:
+    for name in names:
+        refuse_weights("onnxruntime", name, bundle.models[name].weights)
+    return open_engines("onnxruntime", [(bundle.graph(name), bundle.models[name].contract) for name in names])
 
 
 def _bundle_of_own_tokens(bundle: Bundle, text: str) -> tuple[dict[str, Any], list[Side]]:
@@ -162,8 +178,7 @@ def _bundle_of_own_tokens(bundle: Bundle, text: str) -> tuple[dict[str, Any], li
     common = CommonTokens(*pairs, dict(known.roles), known.opening, known.vocab_size)
     tokens = _read(known.target, text, bundle.max_length)
     entries = [bundle.models[name] for name in (bundle.names[0], bundle.foreign)]
-    graphs = [(bundle.graph(name), bundle.models[name].contract) for name in (bundle.names[0], bundle.foreign)]
-    engines = open_engines("onnxruntime", graphs)
+    engines = _opened(bundle, [bundle.names[0], bundle.foreign])
     runs = [blank_step(one, blank_cache(one.contract, 1, GRANULE), 0, 1, 1, 1).run for one in engines]
     logits = engine_logits(engines[0], tokens)[:, : bundle.tokenizer.vocab_size]
     positions = [entry.contract.max_length for entry in entries]
