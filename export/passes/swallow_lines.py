@@ -21,14 +21,15 @@ def swallow_lines(model: ir.Model) -> int:
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     states = [value for value in graph.outputs if str(value.name).startswith(STATE)]
-    answers = [value for node in graph for value in node.outputs if _mark(value) == ANSWER]
     if not states:
         return 0
-    call = _Call(graph, inputs)
+    call, answers = _Call(graph, inputs), {}
+    for answer in [value for node in graph for value in node.outputs if _mark(value) == ANSWER]:
+        nodes, marks = _behind_marks(answer)
+        answers[marks[KEYS]] = answer, nodes, marks
     for state in states:
         nodes, marks = _behind_marks(state)
-        [answer] = [one for one in answers if _behind_marks(one)[1][KEYS] is marks[KEYS]]
-        more, others = _behind_marks(answer)
+        answer, more, others = answers[marks[KEYS]]
         line = call.along_a_line(marks | others, inputs[str(state.name).replace(STATE, PAST, 1)])
         _branch(graph, call.is_line, line, nodes | more, [answer, state])
     graph.extend(call.nodes)
