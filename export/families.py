@@ -188,10 +188,11 @@ def _shape_behind_source(config: Any) -> ModelShape:
 
 
 def _sizes_of_each(config: Any) -> tuple[tuple[int, int], ...]:
-    """Return the key heads and their size of each layer that keeps keys, where layers differ in them (Gemma 4)."""
+    """Return the key heads and their size of each layer that keeps keys, if layers differ so (Gemma 3n and 4)."""
+    shared = getattr(config, "num_kv_shared_layers", 0)  # those ask the keys of the last one of their type
+    kept = config.num_hidden_layers - shared
     if not getattr(config, "is_heterogeneous", False):
-        return ()
-    kept = config.num_hidden_layers - config.num_kv_shared_layers  # the others ask the last one of their type
+        return ((kv_heads_of(config), config.head_dim),) * kept if kept < config.num_hidden_layers else ()
     layers = [config.per_layer_config[layer] for layer in range(kept)]
     return tuple((layer.num_key_value_heads, layer.head_dim) for layer in layers)
 

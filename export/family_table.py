@@ -6,7 +6,7 @@ Found by exporting and checking a random checkpoint of each; see tests/export/te
 _WORKS = """
     afmoe apertus apertus1p5_text arcee aria_text axk1 beam biogpt bitnet bloom codegen cohere cohere2
     cohere2_moe cohere_compass_text ctrl cwm deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5
-    ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text gemma4_text
+    ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
     gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
     gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
     hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama llama4_text mellum minicpm3
@@ -27,7 +27,7 @@ _BEHIND_SOURCES = """
 
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
-        axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba gemma3n_text glm_moe_dsa hy_v4
+        axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba glm_moe_dsa hy_v4
         inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 mamba mamba2 minimax
         qwen4_exp_text recurrent_gemma rwkv xlstm zamba zaya
     """,
@@ -46,7 +46,7 @@ _REFUSED = {
         xlm xlm-roberta xlm-roberta-xl xlnet xmod
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
-        dots3_note emu3 fuyu gemma3n gemma4_assistant gemma4_unified_assistant git got_ocr2 hyperclovax mllama
+        dots3_note emu3 fuyu gemma4_assistant gemma4_unified_assistant git got_ocr2 hyperclovax mllama
         moss_transcribe_diarize phi4_multimodal qwen4_exp
     """,
     "its layers share one attention, each with keys and values of its own": """

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from .hidden_states import LAST, Features, all_features
 
+ASKED = ("wo", "altup")  # modules whose weights the one around them reads
+
 
 def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
     """Let a model that needs a source say texts behind the first."""
@@ -95,11 +97,11 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
     """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy.
 
     Those of a convolution belong to the recurrent layer around it, which reads them itself, and so do the last of a
-    feed-forward part of T5, which asks for their dtype.
+    feed-forward part of T5, which asks for their dtype, and the scale of Gemma 3n's updates.
     """
     hooks = []
     for module in model.modules():
-        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name == "wo"]
+        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name in ASKED]
         for owner in (module, *read):
             narrow = {name: weight for name, weight in owner._parameters.items() if _is_narrow(weight)}
             if narrow:

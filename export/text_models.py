@@ -7,6 +7,7 @@ from typing import Any
 READS_MORE = (
     "aria",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma4_unified",
     "idefics3",

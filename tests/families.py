@@ -64,6 +64,17 @@ MAMBA2 = {
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
     "initializer_range": 0.1,
 }
+GEMMA3N = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB,
+    "altup_num_inputs": 3,
+    "laurel_rank": 6,
+    "activation_sparsity_pattern": [0.6, 0.0, 0.6, 0.0],
+    "pad_token_id": 0,
+}
 GEMMA4 = {  # the last two layers ask the two before them
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -81,6 +92,7 @@ OWN = {  # what single families need besides, or instead
     "dots1": {"n_shared_experts": 1},
     "falcon": {"new_decoder_architecture": True},
     "flint": {"mlp_only_layers": [0]},
+    "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "gpt_neo": {"attention_types": [[["local", "global"], 1]], "window_size": 8},

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoModelForMultimodalLM
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
-from .families import DELTA_RULE, GEMMA4
+from .families import DELTA_RULE, GEMMA3N, GEMMA4
 from .models import write_tokenizer
 
 VOCAB = 64
@@ -38,7 +39,8 @@ def whole_of(kind: str, path: Path, **of_text: Any) -> Any:
     """Write a tiny random checkpoint that reads more than text, and return its model."""
     known = CONFIG_MAPPING[kind]
     own = known().get_text_config()
-    text = type(own)(**TEXT | (GEMMA4 | {"pad_token_id": 0} if kind.startswith("gemma4") else {})).to_dict()
+    more = GEMMA4 | {"pad_token_id": 0} if kind.startswith("gemma4") else GEMMA3N if kind == "gemma3n" else {}
+    text = type(own)(**TEXT | more).to_dict()
     if kind.startswith("qwen3_5"):
         text |= DELTA_RULE
     if kind.startswith(("qwen2_vl", "qwen2_5_vl")):
@@ -48,9 +50,25 @@ def whole_of(kind: str, path: Path, **of_text: Any) -> Any:
         for name, value in SMALL.items():
             if hasattr(getattr(config, part, None), name):
                 setattr(getattr(config, part), name, value)
+    if kind == "gemma3n":
+        return _without_eyes(config, path)
     maker = AutoModelForMultimodalLM if kind == "voxtral" else AutoModelForImageTextToText
     torch.manual_seed(0)
     model = maker.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(path)
     write_tokenizer(path, VOCAB)
     return model.language_model if kind == "llama4" else model  # whose whole fails on text in transformers 5.24
+
+
+def _without_eyes(config: Any, path: Path) -> Any:
+    """Write the text model as a part of a whole whose eyes are timm's, which is not installed."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config.text_config, dtype=torch.float32).eval()
+    parts = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    stored = {f"model.language_model.{name.removeprefix('model.')}": weight for name, weight in parts.items()}
+    stored["model.vision_tower.timm_model.conv_stem.weight"] = torch.ones(2)
+    config.architectures = ["Gemma3nForConditionalGeneration"]
+    config.save_pretrained(path)
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    write_tokenizer(path, VOCAB)
+    return model

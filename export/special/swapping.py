@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Factor:
-    """A number that hidden states are multiplied by: a constant of their dtype would be another in half precision."""
+    """A factor, or divisor, of hidden states: a constant of their dtype would be another in half precision."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -18,6 +18,9 @@ class Factor:
 
     def __rmul__(self, hidden: Tensor) -> Tensor:
         return (hidden.float() * self.number).to(hidden.dtype)
+
+    def __rtruediv__(self, hidden: Tensor) -> Tensor:
+        return (hidden.float() / self.number).to(hidden.dtype)
 
 
 @contextmanager
