@@ -427,6 +427,7 @@ def test_different_chat_templates_are_noted(tmp_path: Path) -> None:
     assert refuse_unequal(target, draft) == []
     other = replace(draft, chat_template="{{ messages }}")
     assert refuse_unequal(target, other) == ["the chat templates differ; the target's is used"]
+    assert refuse_unequal(other, draft) == [], "a draft that brings none has no other"
 
 
 def test_check_without_onnx_runtime_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
