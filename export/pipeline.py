@@ -76,7 +76,8 @@ def export_bundle(
         raise ExportError(f"there are {len(draft_lora)} adapters for {len(drafts)} drafts; name one for each at most")
     begun = time.perf_counter()
     with quiet_libraries(), _disk_errors(out), built_aside(Path(out)) as folder:
-        progress("reading configurations and tokenizers")
+        fetching = "" if Path(target).exists() else f", and fetching {target} unless it is here"
+        progress(f"reading configurations and tokenizers{fetching}")
         adapters = [lora, *draft_lora, *[None] * len(drafts)]
         opened = [open_checkpoint(*each) for each in zip([target, *drafts], adapters, strict=False)]
         read = [read_vocabulary(checkpoint) for checkpoint in opened]

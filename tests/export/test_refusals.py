@@ -224,6 +224,20 @@ def test_a_family_is_refused_before_any_weights_are_brought_from_the_hub(
     assert f"checkpoint hub/{refused} has the model type 'mamba', which cannot be exported" in sentence
 
 
+def test_what_is_fetched_is_said_before_it_is(llama: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert said == [f"reading configurations and tokenizers, and fetching {name} unless it is here"]
+        raise TimeoutError
+
+    with patch("huggingface_hub.snapshot_download", download), pytest.raises(ExportError, match="does not give it"):
+        export_bundle("someone/something", tmp_path / "bundle", progress=said.append)
+    with pytest.raises(ExportError, match="--max-length"):
+        export_bundle(llama, tmp_path / "bundle", progress=said.append, max_length=10**9)
+    assert said[1:] == ["reading configurations and tokenizers"]
+
+
 def test_path_that_is_neither_directory_nor_hub_name_is_refused(tmp_path: Path) -> None:
     for missing in (tmp_path / "missing", "./missing", "~/missing"):
         assert "is neither a directory here nor a model's name" in refusal(missing, out=tmp_path / "bundle")
