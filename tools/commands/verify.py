@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"take a minute, not minutes: total variation {QUICK.total_variation:g}; left out are "
-        f"{', '.join(QUICK.left_out)}",
+        help="take a minute for a pair like the demo's, not minutes: total variation "
+        f"{QUICK.total_variation:g}; left out are {', '.join(QUICK.left_out)}",
     )
     parser.add_argument(
         "--batch", type=positive, default=BATCH, metavar="N", help=f"the most rows decoded together (default {BATCH})"
