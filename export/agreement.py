@@ -48,7 +48,7 @@ def refuse_unequal(target: Vocabulary, draft: Vocabulary) -> list[str]:
     if set(target.eos_token_ids) != set(draft.eos_token_ids):
         own, other = sorted(target.eos_token_ids), sorted(draft.eos_token_ids)
         notes.append(f"texts end with {own}, as the target's do; the draft's: {other}")
-    if target.chat_template != draft.chat_template:
+    if draft.chat_template not in (None, target.chat_template):
         notes.append("the chat templates differ; the target's is used")
     return notes
 

@@ -12,7 +12,7 @@ import torch
 from ..engines import ExportError
 from ..engines.errors import first_line, one_line
 from .families import ModelShape, refuse_unsupported, shape_of
-from .family_table import BEHIND_SOURCES
+from .family_table import BEHIND_SOURCES, REFUSED
 from .gguf_files import forget, parsed_once
 from .lora import merged, require_adapter
 from .quantised import Dequantised, Kept, how_quantised
@@ -67,11 +67,19 @@ class Checkpoint:
 
 
 def find_config(name: str) -> tuple[Path, dict[str, Any]] | None:
-    """Find a checkpoint and read its config.json, nothing else; None if it has none of its own."""
+    """Find a checkpoint and read its config.json, nothing else; None if it has none of its own.
+
+    One of a type that cannot be exported is refused here, before anybody asks for its weights.
+    """
     if _gguf_file(name) is not None:
         return None
     path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
-    return (path, read_object(name, path / "config.json")) if (path / "config.json").is_file() else None
+    if not (path / "config.json").is_file():
+        return None
+    fields = read_object(name, path / "config.json")
+    if str(fields.get("model_type")) in REFUSED:
+        refuse_unsupported(name, fields)
+    return path, fields
 
 
 def require_weights(name: str, path: Path) -> None:

@@ -284,7 +284,7 @@ class Decoder:
         )
         refuse_long(request, (self.target, *self.drafts), self.bundle.capacity)
         seating = self._scheduler.seating
-        if not seating.can_hold(request.most_entries, request.drafting.widest):
+        if not seating.can_hold(request):
             raise RequestError(
                 f"prompt of {len(request.prompt)} tokens and max_new_tokens {request.params.max_new_tokens} need more "
                 "cache than cache_bytes allows; shorten either, or raise it"

@@ -5,11 +5,11 @@ rich is imported where it draws and nowhere else: loading it takes longer than m
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,12 @@ DUMB = ("dumb", "unknown")  # terminals that cannot move back to draw again
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
 Columns = Mapping[str, tuple[str, str]]  # by title: the key of a value and its format
-Show = Callable[[str], None]  # called with the name of each stage as it begins
+
+
+class Show(Protocol):
+    """Is called with the name of each stage as it begins, and with how much of the total it is."""
+
+    def __call__(self, stage: str, parts: int = 1, /) -> None: ...
 
 
 def table(
@@ -79,6 +84,11 @@ def in_bytes(size: float) -> str:
     return f"{size:.3g} {UNITS[unit]}"
 
 
+def in_time(seconds: float) -> str:
+    """Minutes, or seconds where few are left."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(5, 5 * round(seconds / 5))} s"
+
+
 def say(line: str) -> None:
     """Tell the user something on standard error, if it can be written to; standard output is for results."""
     with suppress(OSError):  # a full disk behind it must not end what works
@@ -91,13 +101,27 @@ def progress(
 ) -> Iterator[Show]:
     """Show each stage as it begins: on a terminal in a bar with the time left, elsewhere on a line.
 
-    The time left is an estimate that takes all stages to be equally long. With `ticking` the clock runs: the bar is
-    drawn again each second, and a line begins with the seconds so far. Without, nothing runs beside what is measured.
+    The time left is an estimate that takes all parts of the total to be equally long. With `ticking` the clock runs:
+    the bar is drawn again each second, and a line begins with the seconds so far. Without, nothing runs beside what is
+    measured, and a line begins with the share that is done and the time left.
     """
     console = console or _terminal(sys.stderr)
+    begun = 0  # the parts of all stages so far
     if console is None:
         began = perf_counter()
-        yield (lambda stage: say(f"[{perf_counter() - began:6.1f} s] {stage}")) if ticking else say
+
+        def line(stage: str, parts: int = 1, /) -> None:
+            nonlocal begun
+            seconds = perf_counter() - began
+            if ticking:
+                stage = f"[{seconds:6.1f} s] {stage}"
+            elif total:
+                left = f", about {in_time(seconds * max(0, total - begun) / begun)} left" if begun else ""
+                stage = f"[{min(1.0, begun / total):4.0%}{left}] {stage}"
+            say(stage)
+            begun += parts
+
+        yield line
         return
     from rich.progress import (
         BarColumn,
@@ -127,13 +151,12 @@ def progress(
         speed_estimate_period=inf,
     ) as bars:
         task = bars.add_task("", total=total)
-        begun = 0
 
-        def show(stage: str) -> None:
+        def show(stage: str, parts: int = 1, /) -> None:
             nonlocal begun
-            longest = None if total is None else max(total, begun + 1)
+            longest = None if total is None else max(total, begun + parts)
             bars.update(task, completed=begun, total=longest, description=stage, refresh=True)
-            begun += 1
+            begun += parts
 
         yield show
 

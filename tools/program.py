@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             if one.action.option_strings:
                 before += one.arguments()
             else:
-                one.action.default = one.value
+                one.action.default, one.action.nargs, one.action.required = one.value, "?", False
         for word in before:
             self._require_text(word, "a setting")
         found = self.read(argv, before)

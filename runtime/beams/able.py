@@ -34,7 +34,7 @@ def refuse_long(request: Request, models: Sequence[Model], capacity: int) -> Non
     params = request.params
     if params.num_beams == 1:
         return
-    needed = request.most_entries + request.drafting.widest
+    needed = request.most_entries + request.drafting.widest()
     if needed > capacity and any(model.engine.static_capacity for model in models):
         raise RequestError(
             f"num_beams {params.num_beams} and max_new_tokens {params.max_new_tokens} may need {needed} entries of a "

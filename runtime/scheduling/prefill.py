@@ -30,7 +30,7 @@ class Prefill:
         """
         fed: dict[int, int] = {}
         for row, entries in wanted.items():
-            chunk = _next_chunk(entries - model.cache.entries[row])
+            chunk = _next_chunk(entries - model.cache.entries[row], 0 if model.recurrent else NARROWEST)
             if chunk > 0 and (not fed or _fits(model, fed, row, chunk, budget)):
                 fed[row] = chunk
         if not fed:
@@ -80,7 +80,11 @@ def _fits(model: Model, fed: Mapping[int, int], row: int, chunk: int, budget: in
     return row - 1 in fed and entries[row] == entries[row - 1] and padded <= min(budget, PADDING * tokens)
 
 
-def _next_chunk(missing: int) -> int:
-    """Return how many tokens to read next, so that nothing narrow remains."""
+def _next_chunk(missing: int, narrowest: int = NARROWEST) -> int:
+    """Return how many tokens to read next, so that nothing narrow remains.
+
+    Recurrent layers read any chunk in parts, the last of which may be narrow, and their states are copied where a whole
+    chunk ends.
+    """
     rest = missing - PREFILL_WIDTH
-    return missing if rest <= 0 else PREFILL_WIDTH - max(0, NARROWEST - rest)
+    return missing if rest <= 0 else PREFILL_WIDTH - max(0, narrowest - rest)

@@ -89,9 +89,9 @@ class Seating:
                 request.finish("cancelled")
             request.cancelled = True
 
-    def can_hold(self, entries: int, widest: int) -> bool:
-        """Whether the caches can ever hold a request that commits so many entries, in rounds of up to the `widest`."""
-        return self._budget.admits([entries + widest], widest)
+    def can_hold(self, request: Request) -> bool:
+        """Whether the caches can ever hold a request."""
+        return self._have_memory([request])
 
     def admit(self) -> bool:
         """Give the next waiting request a row, if a row and the memory are free; return whether to ask again."""
@@ -127,8 +127,14 @@ class Seating:
         together = [joining, *(occupant.request for occupant in self.occupants)]
         if self._never_full and all(request.params.num_beams == 1 for request in together):
             return True
-        widest = max(request.drafting.widest for request in together)  # all rows of a round are as wide
-        return self._budget.admits([request.most_entries + widest for request in together], widest)
+        return self._have_memory(together)
+
+    def _have_memory(self, together: Sequence[Request]) -> bool:
+        """Whether requests fit together: all rows of a round are as wide, and slots are made for what is asked for."""
+        drafting = [request.drafting for request in together]
+        behind, longest = max(one.widest() for one in drafting), max(one.longest for one in drafting)
+        widest = max(one.widest(longest) for one in drafting)
+        return self._budget.admits([request.most_entries + behind for request in together], widest)
 
     def go_live(self, occupant: Occupant) -> None:
         """Let a request take part in the rounds, in the row behind the live ones."""

@@ -61,9 +61,15 @@ class Drafting:
         return length.length if isinstance(length, Shape) and length.is_number else length
 
     @property
-    def widest(self) -> int:
-        """The most tokens that its rounds verify, beside a neighbour with the longest line."""
-        return MAX_DRAFT_LENGTH * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond + self.ahead
+    def longest(self) -> int:
+        """The most proposals in one of its lines."""
+        if self.length is None:
+            return MAX_DRAFT_LENGTH
+        return self.length.longest if isinstance(self.length, EntropyRule) else self.length.length
+
+    def widest(self, longest: int = MAX_DRAFT_LENGTH) -> int:
+        """The most tokens that its rounds verify, beside neighbours whose lines have up to the `longest`."""
+        return longest * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond + self.ahead
 
 
 class Wanted(NamedTuple):

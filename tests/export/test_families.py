@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from trt_spec.engines import EngineError, ExportError
+from trt_spec.engines.bundle import FUSED
 from trt_spec.export import export_bundle
 from trt_spec.export.family_table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
 from trt_spec.export.text_models import READS_MORE
@@ -60,8 +61,10 @@ def test_the_table_knows_every_causal_model_of_transformers() -> None:
 )
 def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path: Path, kind: str) -> None:
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
-    [target] = export_bundle(checkpoint, tmp_path / "bundle").models
+    report = export_bundle(checkpoint, tmp_path / "bundle")
+    [target] = report.models
     assert target.entry.check["worst_error"] < 2e-4  # float32 rounding, on logits with a deviation of about 2
+    assert not [note for note in report.notes if FUSED in note], "no graph was left out"
     reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = [5, 9, 17, 5, 9]
     ids = torch.tensor([prompt])

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
+import onnx
 import pytest
 import sentencepiece
 import torch
@@ -19,6 +21,7 @@ from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.agreement import refuse_unequal
 from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.graph import write_fused
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE
 from trt_spec.export.vocabulary import read_vocabulary
@@ -215,6 +218,52 @@ def test_interrupted_export_leaves_an_existing_bundle_untouched(
     assert sorted(tmp_path.iterdir()) == neighbours
 
 
+def attend_too_sharply(node: onnx.NodeProto) -> None:
+    next(one for one in node.attribute if one.name == "scale").f *= 2
+
+
+def attend_by_what_is_not_there(node: onnx.NodeProto) -> None:
+    node.op_type = "GroupedQueryAttention"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (attend_too_sharply, "the target graph does not compute what its checkpoint computes: in the scenario"),
+        (attend_by_what_is_not_there, "GroupedQueryAttention"),
+        (None, ""),
+    ],
+)
+def test_a_graph_of_onnx_runtimes_own_that_fails_is_left_out_and_named_and_the_sound_one_stays(
+    tmp_path: Path, spoil: Callable[[onnx.NodeProto], None] | None, why: str
+) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1, head_dim=32, initializer_range=0.2)
+
+    def write_spoilt(folder: Path) -> dict[str, int]:
+        fired, file = write_fused(folder), folder / "onnxruntime.onnx"
+        model = onnx.load(file, load_external_data=False)
+        [node] = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+        if spoil is not None:
+            spoil(node)
+        onnx.save(model, file)
+        return fired
+
+    with patch("trt_spec.export.pipeline.write_fused", write_spoilt):
+        report = export_bundle(checkpoint, tmp_path / "bundle")
+    bundle = Bundle.open(report.path)
+    assert ("target/onnxruntime.onnx" in bundle.files) == (bundle.path / "target/onnxruntime.onnx").exists()
+    assert ("target/onnxruntime.onnx" in bundle.files) == (report.models[0].fired.get("group_queries") == 1)
+    assert ("target/onnxruntime.onnx" in bundle.files) == (spoil is None)
+    assert bundle.target.check["worst_error"] < bundle.target.check["tolerance"] / 10
+    said = [line for line in shown(report).splitlines() if "onnxruntime.onnx" in line]
+    assert len(said) == (spoil is not None)
+    for line in said:
+        assert line.startswith(
+            "note: target/onnxruntime.onnx was left out, and ONNX Runtime will run the slower model.onnx: "
+        )
+        assert why in line
+
+
 def test_end_tokens_come_from_the_generation_config_the_tokenizers_own_first(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "checkpoint")
     wrong: list[object] = [9999, "5", [5], None]
@@ -378,6 +427,7 @@ def test_different_chat_templates_are_noted(tmp_path: Path) -> None:
     assert refuse_unequal(target, draft) == []
     other = replace(draft, chat_template="{{ messages }}")
     assert refuse_unequal(target, other) == ["the chat templates differ; the target's is used"]
+    assert refuse_unequal(other, draft) == [], "a draft that brings none has no other"
 
 
 def test_check_without_onnx_runtime_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What cannot be exported is refused by name, in one sentence, before any weight is read."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,37 @@ def test_a_library_that_fails_without_a_word_is_refused_by_the_kind_of_its_error
         load_model(open_checkpoint(llama), "float32")
 
 
+@pytest.mark.parametrize("refused", ["target", "draft"])
+def test_a_family_is_refused_before_any_weights_are_brought_from_the_hub(
+    llama: Path, tmp_path: Path, refused: str
+) -> None:
+    for name in ("target", "draft"):
+        shutil.copytree(llama, tmp_path / "hub" / name)
+    change(tmp_path / "hub" / refused / "config.json", model_type="mamba")
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert "*.safetensors" not in allow_patterns, f"the weights of {name} are brought"
+        return str(tmp_path / name)
+
+    with patch("huggingface_hub.snapshot_download", download):
+        sentence = refusal("hub/target", out=tmp_path / "bundle", draft="hub/draft")
+    assert f"checkpoint hub/{refused} has the model type 'mamba', which cannot be exported" in sentence
+
+
+def test_what_is_fetched_is_said_before_it_is(llama: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert said == [f"reading configurations and tokenizers, and fetching {name} unless it is here"]
+        raise TimeoutError
+
+    with patch("huggingface_hub.snapshot_download", download), pytest.raises(ExportError, match="does not give it"):
+        export_bundle("someone/something", tmp_path / "bundle", progress=said.append)
+    with pytest.raises(ExportError, match="--max-length"):
+        export_bundle(llama, tmp_path / "bundle", progress=said.append, max_length=10**9)
+    assert said[1:] == ["reading configurations and tokenizers"]
+
+
 def test_path_that_is_neither_directory_nor_hub_name_is_refused(tmp_path: Path) -> None:
     for missing in (tmp_path / "missing", "./missing", "~/missing"):
         assert "is neither a directory here nor a model's name" in refusal(missing, out=tmp_path / "bundle")
@@ -322,4 +354,4 @@ def test_more_than_four_drafts_are_refused_before_any_weight_is_read(tmp_path: P
     draft = tiny_llama(tmp_path / "draft")
     (draft / "model.safetensors").unlink()
     with pytest.raises(ExportError, match="there are 5 drafts, expected at most 4; leave the others out"):
-        export_bundle(tmp_path / "missing", tmp_path / "bundle", draft=5 * [draft])
+        export_bundle(draft, tmp_path / "bundle", draft=5 * [draft])

@@ -120,6 +120,20 @@ def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrid
     assert [request.token_ids for request in requests] == hybrid.expected
 
 
+def test_as_many_requests_fit_as_the_rounds_that_they_ask_for_leave_room_for(
+    hybrids: Callable[[str], Hybrid],
+) -> None:
+    hybrid, params, together = hybrids("granitemoehybrid"), SamplingParams(max_new_tokens=30, ignore_eos=True), {}
+    for length in (3, 16):
+        with Decoder.open(hybrid.bundle, max_batch=ROWS, cache_bytes=room(hybrid, 500, ROWS)) as decoder:
+            requests = [decoder.submit(prompt, params, draft_length=length) for prompt in some_prompts()[:ROWS]]
+            together[length] = 0
+            while decoder.step():
+                together[length] = max(together[length], len(decoder.live))
+        assert [request.token_ids for request in requests] == hybrid.expected[:ROWS]
+    assert together[3] == ROWS > together[16]
+
+
 @pytest.mark.exhaustive
 def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid]) -> None:
     hybrid = hybrids("qwen3_5_text")

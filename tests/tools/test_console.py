@@ -59,10 +59,26 @@ def test_no_color_leaves_no_colour_in_what_is_drawn(monkeypatch):
 
 
 def test_a_plain_stream_gets_one_line_a_stage(capsys):
-    with progress("bench", total=3) as show:
+    with progress("bench") as show:
         show("warming up")
         show("repeat 1 of 2")
     assert capsys.readouterr() == ("", "warming up\nrepeat 1 of 2\n")
+
+
+def test_where_the_total_is_known_a_line_says_how_much_is_done_and_how_long_the_rest_takes(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("trt_spec.tools.console.perf_counter", lambda: now)
+    with progress("bench", total=14) as show:
+        for stage, parts in (("warming up", 1), ("warming up more", 1), ("repeat 1", 6), ("repeat 2", 6), ("more", 6)):
+            show(stage, parts)
+            now += 10 * parts
+    assert capsys.readouterr().err.splitlines() == [
+        "[  0%] warming up",
+        "[  7%, about 2 min left] warming up more",
+        "[ 14%, about 2 min left] repeat 1",
+        "[ 57%, about 60 s left] repeat 2",
+        "[100%, about 5 s left] more",
+    ]
 
 
 def test_a_ticking_stage_says_when_it_began(capsys):
@@ -94,6 +110,15 @@ def test_more_stages_than_were_expected_do_no_harm(terminal):
     assert "2/3" in drawn(terminal)
 
 
+def test_a_long_stage_counts_for_as_many_parts_as_it_has(terminal):
+    with progress("bench", total=7, console=terminal) as show:
+        show("warming up")
+        show("repeat 1 of 1", 6)
+        assert "1/7" in drawn(terminal)
+        show("one more", 2)
+    assert "7/9" in drawn(terminal)
+
+
 def test_a_long_stage_never_takes_the_place_of_the_numbers():
     narrow = Console(force_terminal=True, color_system=None, file=io.StringIO(), width=80)
     with progress("tune", total=2, console=narrow) as show:
@@ -115,7 +140,7 @@ def test_nothing_runs_beside_what_is_measured(terminal, ticking, monkeypatch):
 def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, kind, bar):
     monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr("sys.stderr", Terminal())
-    with progress("bench", total=1) as show:
+    with progress("bench") as show:
         show("one")
     assert ("\x1b" in sys.stderr.getvalue()) is bar
     assert (sys.stderr.getvalue() == "one\n") is not bar

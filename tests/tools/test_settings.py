@@ -45,6 +45,16 @@ def test_the_environment_alone_is_enough_and_names_the_file(run, tmp_path, monke
     assert alpha(run(*PLAN)) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"), [("bench", ["--bundle"]), ("inspect", []), ("tune", []), ("verify", []), ("serve", [])]
+)
+def test_what_has_no_flag_can_stand_in_the_environment_too(run, tmp_path, monkeypatch, command, flag):
+    monkeypatch.setenv("TRT_SPEC_BUNDLE", str(tmp_path / "nothing"))
+    assert_refused(run(command), f"bundle {tmp_path / 'nothing'} is not a directory")
+    if command != "serve":  # which may be told of a model instead
+        assert_refused(run(command, *flag, tmp_path / "other"), f"bundle {tmp_path / 'other'} is not a directory")
+
+
 def test_switches_lists_and_other_spellings(run, llama, tmp_path, monkeypatch):
     asked = ("generate", "--bundle", llama.bundle, "--prompt", "def main")
     written = json.loads(run(*asked, "--json", "--max-new-tokens", 9, "--ignore-eos").out)

@@ -28,8 +28,11 @@ def load(subject: Subject, directory: Path) -> Any:
     if find_spec("transformers") is None:
         raise RequestError("--checkpoint needs transformers, which is not installed; pip install 'trt-spec[export]'")
     from ...export.checkpoint import load_model, open_checkpoint
+    from ...export.quiet import quiet_libraries
 
-    checkpoint, promised = open_checkpoint(directory), subject.bundle.target.contract
+    with quiet_libraries():
+        checkpoint = open_checkpoint(directory)
+    promised = subject.bundle.target.contract
     promised = replace(promised, states=tuple(one for one in promised.states if one.name != FEATURES))  # the heads'
     found = checkpoint.shape.contract(promised.max_length, promised.dtype)
     if found != promised:
@@ -42,7 +45,8 @@ def load(subject: Subject, directory: Path) -> Any:
             f"checkpoint {directory} is not the one {subject.bundle.path} was exported from: it has "
             f"{', '.join(differing)}; name that of {subject.bundle.target.name}"
         )
-    return load_model(checkpoint, promised.dtype)
+    with quiet_libraries():
+        return load_model(checkpoint, promised.dtype)
 
 
 def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:

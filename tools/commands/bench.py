@@ -151,7 +151,9 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     measured = [Measured(setting) for setting in settings]
     theirs = [Theirs(one) for one in settings if peer and is_line(one)]
     compared = None
-    with ExitStack() as stack, progress("bench", total=(1 + arguments.repeats) * (len(measured) + len(theirs))) as show:
+    groups = len(prompts) // arguments.batch  # that take as long as a warm-up each
+    total = (1 + arguments.repeats * groups) * (len(measured) + len(theirs))
+    with ExitStack() as stack, progress("bench", total=total) as show:
         for setting in settings:
             show(f"warming up {setting}")
             measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
@@ -174,7 +176,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         bandwidth = read_bandwidth(arguments.device)
         for repeat in range(arguments.repeats):
             for name in sorted(turns):  # theirs right after ours
-                show(f"repeat {repeat + 1} of {arguments.repeats}, {name}")
+                show(f"repeat {repeat + 1} of {arguments.repeats}, {name}", groups)
                 turns[name]()
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)

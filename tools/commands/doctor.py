@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import ENGINES, usable_cores
-from ..console import in_bytes, table
+from ..console import in_bytes, progress, table
 from ..extras import PACKAGE, install_command, installed, requirements
 
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
@@ -65,7 +65,8 @@ def _run_pair(arguments: argparse.Namespace) -> int:
     if not arguments.target:
         raise RequestError("--draft and --text compare a draft with a target; name the --target as well")
     text = None if arguments.text is None else read_text(arguments.text, "text")
-    found = examine_pair(arguments.target, arguments.draft, text)
+    with progress("doctor", ticking=True) as show:
+        found = examine_pair(arguments.target, arguments.draft, text, show)
     print(json.dumps(found) if arguments.json else report(found))
     return 0
 

@@ -13,7 +13,7 @@ from ..flags.sampling import add_number, batch_size, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="B", type=Path, help="the folder that export-models wrote")
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the folder that export-models wrote")
     add_number(parser, "--batch", 1, "requests to decode together", batch_size)
     parser.add_argument(
         "--length", type=positive, metavar="L", help="tokens of each request (default: as many as the bundle allows)"

@@ -24,7 +24,7 @@ from ..certificate.effort import FULL, QUICK, Effort
 from ..certificate.probe import Probes
 from ..certificate.subject import Finding, Progress, Subject
 from ..certificate.time_left import TimeLeft
-from ..console import table
+from ..console import in_time, table
 from ..flags.engine import add_engine_flags, engine_name
 from ..flags.sampling import positive
 from ..whole_file import whole_file
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"take a minute, not minutes: total variation {QUICK.total_variation:g}; left out are "
-        f"{', '.join(QUICK.left_out)}",
+        help="take a minute for a pair like the demo's, not minutes: total variation "
+        f"{QUICK.total_variation:g}; left out are {', '.join(QUICK.left_out)}",
     )
     parser.add_argument(
         "--batch", type=positive, default=BATCH, metavar="N", help=f"the most rows decoded together (default {BATCH})"
@@ -191,12 +191,8 @@ class Lines:
             if stage != self._said or now - self._said_at > AGAIN:
                 self._said, self._said_at = stage, now
                 seconds = self._time_left.seconds(now - self._began)
-                left = "" if seconds is None else f", about {_in_words(seconds)} left"
+                left = "" if seconds is None else f", about {in_time(seconds)} left"
                 _say(f"[{self._time_left.share:4.0%}{left}] {stage}")
-
-
-def _in_words(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(5, 5 * round(seconds / 5))} s"
 
 
 def _say(line: str) -> None:

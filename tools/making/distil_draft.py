@@ -10,7 +10,7 @@ vocabulary projection as they are, so that its layers alone are learned.
 The target continues the lines of the prompt file at temperature 1; every tenth continuation is held out. The loss is
 KL(target ‖ draft), or with --reverse KL(draft ‖ target). Acceptance before and after is measured on what was held out.
 With --minutes the target writes for a third of them at most, and training ends when they are over, or after --steps.
-For a chat model the prompts should be chats as its template writes them, up to where the answer begins.
+For a chat model say --chat: the prompts are then what users ask, and become chats that the target answers.
 
 With --after A, the draft that a bundle has already, it learns most of what A misses, as SpecInfer tunes its drafts: for
 several in one round (export-models --draft A --draft OUT, --drafter model+model2). Say --after again for more.
@@ -39,9 +39,9 @@ from ...export.vocabulary import read_vocabulary
 from ..console import progress
 from ..flags.sampling import add_number
 from ..program import program
-from ..text_files import read_prompts
 from .cut_down import cut_down
 from .growing import LlamaSize
+from .prompts import add_prompts_flags, read_chosen_prompts
 from .training import (
     Windows,
     acceptance,
@@ -178,7 +178,7 @@ def sample(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the draft is written")
-    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
+    add_prompts_flags(parser)
     parser.add_argument("--draft", metavar="DIR_OR_ID", help="start from this checkpoint")
     parser.add_argument("--cut", type=int, metavar="N", help="start from the target cut down to N of its layers")
     parser.add_argument(
@@ -201,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments.prompts = read_prompts(arguments.prompts)
+    read_chosen_prompts(arguments)
     print(json.dumps(distil(**vars(arguments))))
     return 0
 

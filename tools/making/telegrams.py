@@ -13,14 +13,13 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
-from .train_pair import python_files, texts
+from .train_pair import library_files, python_files, texts
 
 SMALL = frozenset(("a", "an", "are", "be", "for", "in", "is", "of", "the", "to"))
 HELD_OUT = 20  # one sentence in so many, by its own hash, so that none is learned from another file
 ORDINARY = re.compile(r"[A-Z][a-z]*(?:[ ,;:'()-]+[A-Za-z]+){3,30}\.")
 BORDER = re.compile(r"(?<=\.)\s+(?=[A-Z])")
 PARAGRAPH = re.compile(r"\n\s*\n")
-INSTALLED = {"site-packages", "dist-packages"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -32,8 +31,7 @@ def telegram(sentence: str) -> str:
 
 def library_sentences() -> list[str]:
     """The ordinary sentences of the standard library, each once."""
-    library = Path(sysconfig.get_path("stdlib"))
-    return _sentences([file for file in python_files(library) if not INSTALLED & set(file.parts)])
+    return _sentences(library_files())
 
 
 def all_sentences() -> list[str]:

@@ -36,7 +36,6 @@ from ...export.vocabulary import read_vocabulary
 from ..console import progress
 from ..flags.sampling import add_number, positive
 from ..program import program
-from ..text_files import read_prompts
 from .heads import LESSONS
 from .heads.eagle3 import DRAFT_VOCAB
 from .heads.lesson import Lesson
@@ -46,6 +45,7 @@ from .heads.settings import OPTIONS, Settings, digest, flag
 from .heads.spoken import HELD_OUT, TOGETHER, Spoken
 from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
+from .prompts import add_prompts_flags, read_chosen_prompts
 from .training import NEGLIGIBLE, SAID, SAVED, WARM_UP, refuse_below, refuse_device, time_left
 
 WRITING = 1 / 5  # share of --minutes in which the target may write
@@ -255,7 +255,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", required=True, metavar="KIND", help=f"of head: {', '.join(LESSONS)}")
     parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the head is written")
-    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
+    add_prompts_flags(parser)
     for name, default, meaning in (
         ("samples", 2000, "rows that the target writes"),
         ("length", 256, "tokens of each, its prompt among them"),
@@ -277,7 +277,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments.prompts = read_prompts(arguments.prompts)
+    read_chosen_prompts(arguments)
     print(json.dumps(train_head(**vars(arguments))))
     return 0
 

@@ -44,14 +44,19 @@ DRAFT = LlamaSize(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)
 END = "<|endoftext|>"  # id 0, between files
 HELD_OUT = 20  # one file of the standard library in so many
 LARGEST_FILE = 200_000  # bytes; longer ones are tables
+INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that lie in the library's own
 
 
 def source_files() -> tuple[list[Path], list[Path]]:
     """The files to learn from, and those held out."""
-    library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
-    own = [file for file in python_files(library) if packages not in file.parents]
+    own = library_files()
     learned = [file for index, file in enumerate(own) if index % HELD_OUT]
-    return [*learned, *python_files(packages)], own[::HELD_OUT]
+    return [*learned, *python_files(Path(sysconfig.get_path("purelib")))], own[::HELD_OUT]
+
+
+def library_files() -> list[Path]:
+    """The files of the standard library, without packages that the interpreter keeps among them."""
+    return [file for file in python_files(Path(sysconfig.get_path("stdlib"))) if not INSTALLED & set(file.parts)]
 
 
 def python_files(folder: Path) -> list[Path]:

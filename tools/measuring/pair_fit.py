@@ -24,7 +24,7 @@ from ...export.agreement import difference, reads_alone, refuse_unequal
 from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.foreign import TEXT, WAYS, BothWays, CommonTokens, common_tokens, compare, in_words
 from ...export.kinds import open_any
-from ...export.pipeline import SAMPLE
+from ...export.pipeline import SAMPLE, Progress
 from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
 from ...export.quiet import quiet_libraries
 from ...export.vocabulary import Vocabulary, read_vocabulary
@@ -48,7 +48,9 @@ class Side:
     draws: bool = True  # what it proposes, from the softmax of its logits; else it is certain of that
 
 
-def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, Any]:
+def examine_pair(
+    target: str, draft: str | None, text: str | None, progress: Progress = lambda stage: None
+) -> dict[str, Any]:
     """Examine two checkpoints, or target and draft of one bundle, the first draft if none is named."""
     text = SAMPLE.read_text(encoding="utf-8") if text is None else text
     with quiet_libraries():
@@ -57,7 +59,8 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
         elif draft is None:
             raise PairError(f"{target} is not a bundle, and there is no --draft; name the checkpoint of a draft")
         else:
-            found, sides = _checkpoint_sides(target, draft, text)
+            found, sides = _checkpoint_sides(target, draft, text, progress)
+    progress("timing a token of each")
     ours, theirs = sides
     t_ms, d_ms = (median(times) for times in _interleaved([ours.one_token, theirs.one_token]))
     cost = d_ms / t_ms * found.get("own_tokens", 1.0)
@@ -71,7 +74,7 @@ def examine_pair(target: str, draft: str | None, text: str | None) -> dict[str, 
     return found
 
 
-def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any], list[Side]]:
+def _checkpoint_sides(target: str, draft: str, text: str, progress: Progress) -> tuple[dict[str, Any], list[Side]]:
     if (found := open_any(draft, target)) is not None:
         raise PairError(
             f"draft {draft} is a head of the kind {found[0]}, which export-models measures on its target as it "
@@ -80,16 +83,17 @@ def _checkpoint_sides(target: str, draft: str, text: str) -> tuple[dict[str, Any
     checkpoints = [open_checkpoint(name) for name in (target, draft)]
     vocabularies = [read_vocabulary(checkpoint) for checkpoint in checkpoints]
     if difference(*vocabularies) is not None and reads_alone(*checkpoints):
-        return _checkpoints_of_own_tokens(checkpoints, vocabularies, text)
+        return _checkpoints_of_own_tokens(checkpoints, vocabularies, text, progress)
     notes = refuse_unequal(*vocabularies)
     size = vocabularies[0].entry().vocab_size
     positions = [checkpoint.shape.positions for checkpoint in checkpoints]
     tokens = _read(vocabularies[0].tokenizer, text, min(positions))
-    sides = [_side(checkpoint, tokens, size) for checkpoint in checkpoints]
+    sides = [_side(checkpoint, tokens, size, progress) for checkpoint in checkpoints]
     return {"source": "checkpoints", "notes": notes, "positions": positions, "tokens": len(tokens)}, sides
 
 
-def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int) -> Side:
+def _side(checkpoint: Checkpoint, tokens: list[int], vocab_size: int, progress: Progress) -> Side:
+    progress(f"letting {checkpoint.name} read the text")
     model = load_model(checkpoint, "float32", vocab_size)
     return Side(checkpoint.name, checkpoint_logits(model, tokens)[:, :vocab_size], _one_token(model, tokens[-1]))
 
@@ -105,12 +109,13 @@ def _one_token(model: Any, token: int) -> Callable[[], object]:
 
 
 def _checkpoints_of_own_tokens(
-    checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary], text: str
+    checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary], text: str, progress: Progress
 ) -> tuple[dict[str, Any], list[Side]]:
     ours, own = vocabularies
     common, positions = common_tokens(ours, own), [checkpoint.shape.positions for checkpoint in checkpoints]
     tokens = _read(ours.tokenizer, text, min(positions))
-    target = _side(checkpoints[0], tokens, ours.entry().vocab_size)
+    target = _side(checkpoints[0], tokens, ours.entry().vocab_size, progress)
+    progress(f"letting {checkpoints[1].name} read the text, in both ways")
     model = load_model(checkpoints[1], "float32")
 
     def reads(ids: list[int]) -> Tensor:

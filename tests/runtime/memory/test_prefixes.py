@@ -151,6 +151,21 @@ def test_requests_at_random_say_what_they_say_alone_and_leave_no_block(decoder: 
         assert decoder.target.cache.pool.used == 0
 
 
+@pytest.mark.parametrize("length", [2 * EVERY + 1, 2 * EVERY + NARROWEST - 1])
+def test_a_recurrent_prompt_that_ends_soon_behind_a_copy_of_states_leaves_that(
+    hybrids: Callable[[str], Hybrid], length: int
+):
+    bundle, params = hybrids("lfm2").bundle, SamplingParams(max_new_tokens=4, ignore_eos=True)
+    [prompt] = random_prompts(64, [length + NARROWEST], seed=12)
+    with Decoder.open(bundle, prefix_bytes=bytes_of(bundle, 18)) as decoder:
+        [alone] = decoder.generate(prompt, params, draft_length=0)
+        decoder.prefixes.forget()
+        decoder.generate(prompt[:length], params)
+        [found] = decoder.generate(prompt, params, draft_length=0)
+    assert (alone.usage.cached_tokens, found.usage.cached_tokens) == (0, 2 * EVERY)
+    assert found.token_ids == alone.token_ids
+
+
 def test_after_an_error_nothing_is_found(decoder: Decoder, monkeypatch: pytest.MonkeyPatch):
     """An entry that was half written must never be read again."""
     [prompt] = random_prompts(64, [100], seed=11)

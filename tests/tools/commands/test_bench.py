@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from dataclasses import replace
 from statistics import median
@@ -138,7 +139,7 @@ def test_transformers_is_measured_apart_at_the_same_draft_lengths(compare, check
         assert 0 <= one["between_tokens_ms"]["p50"] <= one["between_tokens_ms"]["p99"]
     assert "transformers" in found["conditions"]["versions"]
     assert sum(line.startswith("transformers, K = ") for line in result.out.splitlines()) == 2
-    order = [line.removeprefix("repeat 1 of 1, ") for line in result.err.splitlines() if line.startswith("repeat")]
+    order = re.findall(r"^\[ *\d+%, about .* left\] repeat 1 of 1, (.*)$", result.err, re.MULTILINE)
     assert order == ["K = 0", "K = 0 in transformers", "K = 2", "K = 2 in transformers"]
 
 

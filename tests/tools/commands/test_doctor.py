@@ -80,7 +80,10 @@ def test_it_works_where_there_is_no_proc(run, monkeypatch):
 
 def test_a_pair_is_judged_from_its_checkpoints_and_from_its_bundle(run, unequal):
     draft = unequal.bundle.parent / "draft"
-    found = json.loads(run("doctor", "--target", unequal.checkpoint, "--draft", draft, "--json").out)
+    result = run("doctor", "--target", unequal.checkpoint, "--draft", draft, "--json")
+    reads = [f"letting {one} read the text" for one in (unequal.checkpoint, draft)]
+    assert [line.partition("] ")[2] for line in result.err.splitlines()] == [*reads, "timing a token of each"]
+    found = json.loads(result.out)
     exported = json.loads(run("doctor", "--target", unequal.bundle, "--json").out)
     for one in (found, exported):
         assert one["cost_ratio"] == one["draft_ms"] / one["target_ms"] > 0

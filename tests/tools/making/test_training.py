@@ -267,8 +267,9 @@ def test_a_hybrid_learns_what_the_demos_target_says_the_same_from_the_same_seed(
     refuse_unequal(read_vocabulary(open_checkpoint(str(TARGET))), read_vocabulary(opened))
 
 
-def test_held_out_files_are_never_learned_from():
+def test_held_out_files_are_never_learned_from_and_are_the_librarys_own():
     learned, held_out = source_files()
+    assert not [file for file in (*held_out, *own_files()[0]) if "site-packages" in file.parts]
     assert len(held_out) > 20
     assert not set(learned) & set(held_out)
     assert len(learned) > 19 * len(held_out)

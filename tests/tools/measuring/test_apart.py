@@ -92,8 +92,9 @@ def test_the_death_of_a_process_is_reported(echo):
 
 
 UNTIL_KILLED = """
-import sys
+import signal, sys
 from trt_spec.tools.measuring.apart import Apart
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 sys.path.insert(0, sys.argv[1])
 from echo_peer import Echo
 apart = Apart("Echo", Echo, 1)

@@ -1,0 +1,61 @@
+"""Questions become the chats that their target's template writes, whoever learns from the answers."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+from trt_spec.engines import RequestError
+from trt_spec.tools.making.prompts import add_prompts_flags, read_chosen_prompts
+
+from ...models import tiny_llama
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+QUESTIONS = ("what is a river", "name three")
+
+
+def chosen(target: Path, *flags: str) -> list[str]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--target")
+    add_prompts_flags(parser)
+    (target.parent / "asked.txt").write_text("\n".join(QUESTIONS))
+    arguments = parser.parse_args(["--target", str(target), "--prompts", str(target.parent / "asked.txt"), *flags])
+    read_chosen_prompts(arguments)
+    assert vars(arguments).keys() == {"target", "prompts"}
+    return arguments.prompts
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_questions_become_chats_with_one_beginning(tmp_path: Path, begins: bool):
+    """Whether the tokenizer writes the first token of a text by itself or not."""
+    target = tiny_llama(tmp_path / "target")
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    spec = json.loads((target / "tokenizer.json").read_text())
+    [first] = [token for token, number in spec["model"]["vocab"].items() if number == 0]
+    (target / "tokenizer_config.json").write_text(json.dumps({"bos_token": first}))
+    if begins:
+        token = {"SpecialToken": {"id": first, "type_id": 0}}
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        special = {first: {"id": first, "ids": [0], "tokens": [first]}}
+        spec["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [token, text],
+            "pair": [token, text],
+            "special_tokens": special,
+        }
+        (target / "tokenizer.json").write_text(json.dumps(spec))
+    theirs = AutoTokenizer.from_pretrained(target)
+    found = chosen(target, "--chat")
+    for one, question in zip(found, QUESTIONS, strict=True):
+        asked = [{"role": "user", "content": question}]
+        assert theirs(one).input_ids == theirs.apply_chat_template(asked, add_generation_prompt=True).input_ids
+    assert chosen(target) == list(QUESTIONS), "without --chat they are texts to continue"
+
+
+def test_a_target_without_a_template_is_refused(tmp_path: Path):
+    with pytest.raises(RequestError, match="has no chat template; leave out --chat"):
+        chosen(tiny_llama(tmp_path / "target"), "--chat")
