@@ -48,8 +48,17 @@ def hidden_states(model: Any, tokens: Tensor) -> tuple[dict[int, Tensor], Tensor
     """
     with computing_in_float32(model):
         said = model(tokens, use_cache=False, output_hidden_states=True)
-    numbered = {number: hidden.float() for number, hidden in enumerate(said.hidden_states)}
-    return numbered | {LAST: said.hidden_states[-1].float()}, said.logits.float()
+        read = states_read(model, tokens, said)
+    numbered = {number: hidden.float() for number, hidden in enumerate(read)}
+    return numbered | {LAST: read[-1].float()}, said.logits.float()
+
+
+def states_read(model: Any, tokens: Tensor, said: Any) -> tuple[Tensor, ...]:
+    """Return what each layer has read, and the last state, normed; Mamba-2's list begins behind its first layer."""
+    listed: tuple[Tensor, ...] = said.hidden_states
+    if model.config.model_type != "mamba2":
+        return listed
+    return (model.get_input_embeddings()(tokens), *listed[:-2], listed[-1])
 
 
 @torch.no_grad()
