@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from .hidden_states import LAST, Features, all_features
 
+# What a module asks for its dtype; all feed-forward parts of T5 ask `wo`.
+ASKED = {"Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
+
 
 def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
     """Let a model that needs a source say texts behind the first."""
@@ -89,12 +92,13 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
     """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy.
 
-    Those of a convolution belong to the recurrent layer around it, which reads them itself, and so do the last of a
-    feed-forward part of T5, which asks for their dtype.
+    Those of a convolution belong to the recurrent layer around it, which reads them itself, and so do those that the
+    module around them asks for their dtype.
     """
     hooks = []
     for module in model.modules():
-        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name == "wo"]
+        asked = ASKED.get(type(module).__name__, "wo")
+        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name == asked]
         for owner in (module, *read):
             narrow = {name: weight for name, weight in owner._parameters.items() if _is_narrow(weight)}
             if narrow:

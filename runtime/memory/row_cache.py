@@ -243,7 +243,8 @@ class RowCache(KVCache):
 
 
 def _least_half(tokens: int) -> int:
-    return LEAST_HALF if tokens + LEAST_BEFORE <= LEAST_HALF else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
+    enough = LEAST_HALF if tokens + LEAST_BEFORE <= LEAST_HALF else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
+    return min(enough, MOST_SLOTS // 2)
 
 
 def _ample(capacity: int) -> int:

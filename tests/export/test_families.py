@@ -35,7 +35,7 @@ REFUSED_BY_OPENVINO = {
 }
 WITH_NUMBERS = """
 bloom codegen deepseek_v3 doge falcon flint gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese gpt_oss gptj
-granite_swa granitemoe_swa lfm2 mpt xglm
+granite_swa granitemoe_swa lfm2 mamba2 mpt xglm zamba2
 """
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 

@@ -85,8 +85,11 @@ def test_prompts_are_read_together_and_no_padding_is_swallowed(
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
 
 
-def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrids: Callable[[str], Hybrid]) -> None:
-    hybrid, wide = hybrids("granitemoehybrid"), (2, 4, 16, "6/24")
+@pytest.mark.parametrize("kind", ["granitemoehybrid", pytest.param("mamba2", marks=pytest.mark.exhaustive)])
+def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(
+    hybrids: Callable[[str], Hybrid], kind: str
+) -> None:
+    hybrid, wide = hybrids(kind), (2, 4, 16, "6/24")
     budget = room(hybrid, 1200, len(wide))
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
     with Decoder.open(hybrid.bundle, max_batch=len(wide), cache_bytes=budget) as decoder:
@@ -118,8 +121,9 @@ def test_models_with_and_without_recurrent_layers_draft_for_each_other(tmp_path:
     plain = tiny_llama(tmp_path / "plain", VOCAB, **sizes)
     short = tiny_checkpoint("lfm2", tmp_path / "short", initializer_range=0.3)
     delta = tiny_checkpoint("qwen3_next", tmp_path / "delta")
-    for target, *drafts in ((plain, short, delta), (delta, plain, short)):
-        pair = export_pair(target, tmp_path / f"of {target.name}", drafts)
+    alone = tiny_checkpoint("mamba2", tmp_path / "alone")  # no layer attends
+    for target, *drafts in ((plain, short, delta), (delta, plain, short), (plain, alone, delta), (alone, plain, short)):
+        pair = export_pair(target, tmp_path / f"of {target.name} by {drafts[0].name}", drafts)
         prompt = [3, 5, 8, 13]
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 24}
         expected = pair.reference.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
