@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from trt_spec.engines import SLOTS
+from trt_spec.engines import SLOTS, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
+from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
+from trt_spec.tools.certificate.subject import Subject
+from trt_spec.tools.measuring.time_reading import reading_ms
 
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
@@ -113,6 +116,16 @@ def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(
 def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid]) -> None:
     hybrid = hybrids("qwen3_5_text")
     assert texts(hybrid, some_prompts()[:3], engine="torch") == hybrid.expected[:3]
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_never_attends_is_read_before_it_is_asked(hybrids: Callable[[str], Hybrid]) -> None:
+    hybrid, prompt = hybrids("mamba2"), some_prompts()[4]
+    with Probes(Subject(Bundle.open(hybrid.bundle), "onnxruntime", "cpu", batch=1)) as probes:
+        expected = hybrid.target(torch.tensor([prompt]), use_cache=False).logits[0, -1, :VOCAB]
+        assert torch.allclose(probes["target"].logits(prompt), expected, atol=CLOSE)
+    with Decoder.open(hybrid.bundle, max_batch=1) as decoder:
+        assert reading_ms(decoder, decoder.drafts[0]) != (0.0, 0.0)
 
 
 @pytest.mark.exhaustive
