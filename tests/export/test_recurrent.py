@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.zamba2 import modeling_zamba2
+from trt_spec.export import export_bundle
 from trt_spec.export.agreement import agreed_length
 from trt_spec.export.cache import Places
 from trt_spec.export.checkpoint import open_checkpoint
@@ -63,6 +64,15 @@ def test_each_use_of_a_shared_block_attends(tmp_path: Path) -> None:
     recurrent, attends = layers_in(config)
     assert [layer.number for layer in recurrent] == [0, 1, 2, 3, 4]
     assert attends == (0, 2, 3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "recurrent"), [("lfm2", "conv"), ("granitemoehybrid", "linear_attention")])
+def test_no_layer_of_any_family_needs_to_attend(tmp_path: Path, kind: str, recurrent: str) -> None:
+    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", layer_types=[recurrent] * 2)
+    [target] = export_bundle(checkpoint, tmp_path / "bundle").models
+    assert target.entry.contract.layers == 0
+    assert target.entry.check["worst_error"] < 2e-4
 
 
 @pytest.mark.exhaustive

@@ -113,8 +113,9 @@ def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(
 
 
 @pytest.mark.exhaustive
-def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid]) -> None:
-    hybrid = hybrids("qwen3_5_text")
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "mamba2", "zamba2"])
+def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid], kind: str) -> None:
+    hybrid = hybrids(kind)
     assert texts(hybrid, some_prompts()[:3], engine="torch") == hybrid.expected[:3]
 
 
