@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from trt_spec.engines import EngineError, ExportError
+from trt_spec.engines import ROW, EngineError, ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.family_table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
 from trt_spec.export.text_models import READS_MORE
@@ -59,6 +59,8 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint")
     [target] = export_bundle(checkpoint, tmp_path / "bundle").models
     assert target.entry.check["worst_error"] < 2e-4  # float32 rounding, on logits with a deviation of about 2
+    swallowing = [state for state in target.entry.contract.of_kind(ROW) if state.name.startswith("state")]
+    assert target.fired["swallow_lines"] == len(swallowing), "by ONNX Runtime's own operator, where there is one"
     reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = [5, 9, 17, 5, 9]
     ids = torch.tensor([prompt])
