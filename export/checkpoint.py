@@ -22,6 +22,7 @@ from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.spm", "*.txt"]
+MODEL_OPTIMIZER = "hf_quant_config.json"  # where older versions of it write what they have done
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
 UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
@@ -279,7 +280,12 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
         if (path / "adapter_config.json").is_file():
             raise ExportError(f"checkpoint {name} is an adapter; name its base model, and the adapter by --lora")
         raise ExportError(f"checkpoint {name} has no config.json, expected a checkpoint as transformers writes it")
-    return read_object(name, path / "config.json")
+    fields = read_object(name, path / "config.json")
+    if "quantization_config" not in fields and (path / MODEL_OPTIMIZER).is_file():
+        settings = read_object(name, path / MODEL_OPTIMIZER).get("quantization")
+        if isinstance(settings, dict) and settings.get("quant_algo"):  # else only its cache is to be quantised
+            fields["quantization_config"] = settings | {"quant_method": "modelopt"}
+    return fields
 
 
 def _typed_config(name: str, path: Path, gguf: str | None = None) -> Any:

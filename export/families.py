@@ -26,7 +26,8 @@ STATIC_ROTARY = (
     "proportional",
 )  # frequencies that do not depend on the sequence's length
 MOVING_ROTARY = ("dynamic", "longrope")  # frequencies that do not up to some length
-STATIC_LAYERS = ("full_attention", "sliding_attention")  # layers whose only state is rows of keys and values
+# Layers whose only state is rows of keys and values.
+STATIC_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 ENDLESS = 2048  # positions that are allowed where a model has no last one
@@ -224,6 +225,8 @@ def _window(config: Any, layer_types: set[str]) -> int | None:
     """Give the window of the layers that slide, or of all layers where a configuration does not tell them apart."""
     slides = "sliding_attention" in layer_types or getattr(config, "layer_types", None) is None
     window = getattr(config, "sliding_window", None) if slides else None
+    if "chunked_attention" in layer_types:  # within which tokens see each other, and no others
+        return int(config.attention_chunk_size)
     if "local" in getattr(config, "attention_layers", ()):  # of GPT-Neo
         window = config.window_size
     return window if getattr(config, "use_sliding_window", True) else None

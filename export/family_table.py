@@ -9,7 +9,7 @@ _WORKS = """
     ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text gemma4_text
     gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
     gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoeshared helium
-    hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minicpm3
+    hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder jais2 kolibri1 laguna llama llama4_text mellum minicpm3
     minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder mpt nanochat
     nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe sarvam_mla
     sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu
@@ -29,7 +29,7 @@ _BEHIND_SOURCES = """
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
         axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba gemma3n_text glm_moe_dsa hy_v4
-        inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 llama4_text mamba minimax
+        inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 mamba minimax
         qwen4_exp_text recurrent_gemma rwkv xlstm zamba zaya
     """,
     "its keys and values differ in size": """
@@ -47,7 +47,7 @@ _REFUSED = {
         xlm xlm-roberta xlm-roberta-xl xlnet xmod
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
-        dots3_note emu3 fuyu gemma3n gemma4_assistant gemma4_unified_assistant git got_ocr2 hyperclovax llama4 mllama
+        dots3_note emu3 fuyu gemma3n gemma4_assistant gemma4_unified_assistant git got_ocr2 hyperclovax mllama
         moss_transcribe_diarize phi4_multimodal qwen4_exp
     """,
     "its layers run several times for a token, each time with keys and values of their own": """

@@ -20,14 +20,28 @@ def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManage
 
 @torch.no_grad()
 def branch_logits(model: Any, branches: list[list[int]]) -> list[Tensor]:
-    """Compute the logits `[length, V]` of each token sequence, in one plain pass over all of them, without a cache."""
-    lengths = [len(branch) for branch in branches]
-    padded = torch.zeros(len(branches), max(lengths), dtype=torch.int64)  # causal: what follows a sequence is unseen
-    for row, branch in enumerate(branches):
-        padded[row, : len(branch)] = torch.tensor(branch)
+    """Compute the logits `[length, V]` of each token sequence in plain passes, without a cache."""
+    found: dict[int, Tensor] = {}
     with computing_in_float32(model):
-        logits = model(padded, use_cache=False).logits
-    return [logits[row, :length] for row, length in enumerate(lengths)]
+        for group in _of_like_lengths([len(branch) for branch in branches]):
+            longest = len(branches[group[-1]])
+            padded = torch.zeros(len(group), longest, dtype=torch.int64)  # causal: what follows a sequence is unseen
+            for row, number in enumerate(group):
+                padded[row, : len(branches[number])] = torch.tensor(branches[number])
+            logits = model(padded, use_cache=False).logits
+            found |= {number: logits[row, : len(branches[number])] for row, number in enumerate(group)}
+    return [found[number] for number in range(len(branches))]
+
+
+def _of_like_lengths(lengths: list[int]) -> list[list[int]]:
+    """Group the numbers of these lengths, shortest first, so that none is padded by more than a third of its own."""
+    groups: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if groups and 3 * lengths[number] <= 4 * lengths[groups[-1][0]]:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 @torch.no_grad()

@@ -155,12 +155,7 @@ class Script:
             start, before = self.length(row), self.branches[self.current[row]]
             parents, accepted = random_tree(self.random, real, deepest=real)
             tokens = [self.random.randrange(self.vocab) for _ in range(width)]
-            branches = [0] * real
-            for path in leaves_of(parents):
-                for node in path:
-                    branches[node] = len(self.branches)
-                self.branches.append(before + [tokens[node] for node in path])
-                self.rows.append(row)
+            branches = self._branch(row, before, parents, tokens)
             self.current[row] = branches[accepted[-1]]
             padded = parents + list(range(real - 1, width - 1))
             rows.append(RowCall(tokens, start, width - real, padded, branches, accepted))
@@ -169,29 +164,38 @@ class Script:
 
     def tails(self, first_row: int, widths: list[int]) -> None:
         """Write trees behind one another for two adjacent rows, each behind all that comes before; go on at a leaf."""
-        rows = first_row, first_row + 1
-        if any(self.length(row) + sum(widths) > self.max_length for row in rows):
+        rows, nodes = (first_row, first_row + 1), sum(widths)
+        if any(self.length(row) + nodes > self.max_length for row in rows):
             return
-        befores = [self.branches[self.current[row]] for row in rows]
-        parents, tokens = [list[int](), list[int]()], [list[int](), list[int]()]
-        for number, width in enumerate(widths):
-            calls = []
-            for place, (row, before) in enumerate(zip(rows, befores, strict=True)):
-                own, said, tail = parents[place], tokens[place], len(parents[place])
-                own += [self.random.randrange(-1, tail + node) for node in range(width)]
-                said += [self.random.randrange(self.vocab) for _ in range(width)]
-                branches, paths = [], paths_of(own)
-                for path in paths[tail:]:
-                    branches.append(len(self.branches))
-                    self.branches.append(before + [said[node] for node in path])
-                    self.rows.append(row)
-                accepted = None
-                if number == len(widths) - 1:
-                    deepest = max(range(tail, len(own)), key=lambda node: len(paths[node]))
-                    self.current[row], accepted = branches[deepest - tail], paths[deepest]
+        calls: list[list[RowCall]] = [[] for _ in widths]
+        for row in rows:
+            before, parents = self.branches[self.current[row]], list[int]()
+            for width in widths:
+                tail = len(parents)
+                parents += [self.random.randrange(-1, tail + node) for node in range(width)]
+            said = [self.random.randrange(self.vocab) for _ in range(nodes)]
+            branches = self._branch(row, before, parents, said)
+            last = range(nodes - widths[-1], nodes)
+            accepted = max((path for path in leaves_of(parents) if path[-1] in last), key=len)
+            self.current[row] = branches[accepted[-1]]
+            tail = 0
+            for call, width in zip(calls, widths, strict=True):
+                end = tail + width
+                path = accepted if end == nodes else None
                 start = len(before) + tail
-                calls.append(RowCall(said[tail:], start, 0, list(own), branches, accepted, tail=tail))
-            self.calls.append(Call(TAIL, first_row, calls))
+                call.append(RowCall(said[tail:end], start, 0, parents[:end], branches[tail:end], path, tail=tail))
+                tail = end
+        self.calls += [Call(TAIL, first_row, call) for call in calls]
+
+    def _branch(self, row: int, before: list[int], parents: list[int], tokens: list[int]) -> list[int]:
+        """Open a branch behind `before` for each leaf of a tree; return one that each node belongs to."""
+        branches = [0] * len(parents)
+        for path in leaves_of(parents):
+            for node in path:
+                branches[node] = len(self.branches)
+            self.branches.append(before + [tokens[node] for node in path])
+            self.rows.append(row)
+        return branches
 
     def look_ahead(self, ids: list[int]) -> None:
         """Write lines with look-aheads behind their first tokens for two adjacent rows, and go on within each line."""
@@ -217,6 +221,8 @@ def write_script(vocab: int, max_length: int, recurrent: bool = False, tails: bo
     script.call("chunked prefill", 0, chunk, [chunk // 2 + 1], read=True)
     for _ in range(3):
         script.call("single steps", 0, 1, [1])
+    for _ in range(2 if recurrent else 0):  # behind the second nothing is left to swallow
+        script.call("single steps that stand", 0, 1, [1], read=True)
     script.call("verify width", 0, 5, [5])
     script.call("rollback", 0, 5, [5], back=[4])
     script.call("rollback", 0, 2, [2], back=[1])
@@ -237,6 +243,6 @@ def write_script(vocab: int, max_length: int, recurrent: bool = False, tails: bo
     script.tree(TREE, 1, 7, [7, 5, 6])
     script.call(TREE, 1, 3, [3, 3, 3])
     if tails:
-        script.tails(1, [4, 5, 3])
-        script.call(TAIL, 1, 3, [3, 3])
+        script.tails(2, [4, 5, 3])
+        script.call(TAIL, 2, 3, [3, 3])
     return script

@@ -11,6 +11,7 @@ READS_MORE = (
     "gemma4_unified",
     "idefics3",
     "internvl",
+    "llama4",
     "llava",
     "llava_next",
     "mistral3",

@@ -174,6 +174,42 @@ def mxfp4_experts(weight: Tensor) -> Packed:
     return stored, meant.view_as(turned).mT.contiguous()
 
 
+def e2m1_matrix(weight: Tensor, group: int, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Round `[N, K]` to numbers of four bits, two a byte, under scales `[N, G]`, and give what they mean."""
+    parts = weight.view(len(weight), -1, group)
+    numbers = (parts / scales[..., None])[..., None].sub(torch.tensor(E2M1)).abs().argmin(-1)
+    meant = (torch.tensor(E2M1)[numbers] * scales[..., None]).view_as(weight)
+    packed = torch.zeros(len(weight), weight.shape[1] // 2, dtype=torch.uint8)
+    for n, k in np.ndindex(*packed.shape):
+        low, high = numbers.view_as(weight)[n, 2 * k : 2 * k + 2].tolist()
+        packed[n, k] = low + 16 * high
+    return packed, meant
+
+
+def nvfp4_matrix(weight: Tensor, divided: bool) -> Packed:
+    whole = 448 * 6 / weight.abs().max()
+    blocks = weight.view(len(weight), -1, 16)
+    scales = (blocks.abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn)
+    packed, meant = e2m1_matrix(weight, 16, scales.float() / whole)
+    if divided:
+        stored = {".weight_packed": packed, ".weight_global_scale": whole.view(1), ".input_global_scale": torch.ones(1)}
+    else:
+        stored = {".weight": packed, ".weight_scale_2": 1 / whole, ".input_scale": torch.ones(())}
+    return stored | {".weight_scale": scales}, meant
+
+
+def mxfp4_matrix(weight: Tensor) -> Packed:
+    exponents = (weight.view(len(weight), -1, 32).abs().amax(-1) / 6).log2().ceil()
+    packed, meant = e2m1_matrix(weight, 32, exponents.exp2())
+    return {".weight_packed": packed, ".weight_scale": (exponents + 127).byte()}, meant
+
+
+def modelopt_fp8(weight: Tensor) -> Packed:
+    scale = weight.abs().max() / 448
+    numbers = (weight / scale).to(torch.float8_e4m3fn)
+    return {".weight": numbers, ".weight_scale": scale, ".input_scale": scale}, numbers.float() * scale
+
+
 def groups_of(**weights: Any) -> dict[str, Any]:
     return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
 
@@ -237,6 +273,29 @@ KINDS = {
         | groups_of(num_bits=8, type="float", strategy="group", group_size=GROUP),
         fp8_groups,
         "compressed-tensors, 8 bits (E4M3), groups of 16",
+    ),
+    "compressed nvfp4": Kind(
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+        | groups_of(num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        lambda weight: nvfp4_matrix(weight, divided=True),
+        "compressed-tensors, 4 bits (E2M1), groups of 16",
+    ),
+    "compressed mxfp4": Kind(
+        {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
+        | groups_of(num_bits=4, type="float", strategy="group", group_size=32),
+        mxfp4_matrix,
+        "compressed-tensors, 4 bits (E2M1), groups of 32",
+    ),
+    "modelopt nvfp4": Kind(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        | groups_of(num_bits=4, type="float", group_size=16, dynamic=False),
+        lambda weight: nvfp4_matrix(weight, divided=False),
+        "modelopt, 4 bits (E2M1), groups of 16",
+    ),
+    "modelopt fp8": Kind(
+        {"quant_method": "modelopt", "quant_algo": "FP8"} | groups_of(num_bits=8, type="float", dynamic=False),
+        modelopt_fp8,
+        "modelopt, 8 bits (E4M3)",
     ),
     "gptq": Kind({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq_matrix, "gptq, 4 bits, groups of 16"),
     "gptq, symmetric": Kind(

@@ -18,7 +18,7 @@ def simplify(model: ir.Model) -> int:
         optimizer.fold_constants(
             model, onnx_shape_inference=True, input_size_limit=LARGEST_FOLDED, output_size_limit=LARGEST_FOLDED
         )
-        rewriter.rewrite(model, RULES)
+        rewriter.rewrite(model, _that_may_fit(model))
     ir.passes.Sequential(
         common.RemoveUnusedNodesPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -31,3 +31,9 @@ def simplify(model: ir.Model) -> int:
         common.ClearMetadataAndDocStringPass(),
     )(model)
     return before - len(model.graph)
+
+
+def _that_may_fit(model: ir.Model) -> list[rewriter.RewriteRule]:
+    """Return the rules whose operators a graph has: each of them is tried on every node."""
+    present = {None, *(node.op_identifier() for node in model.graph.all_nodes())}  # None: a rule takes any operator
+    return [rule for rule in RULES if present.issuperset(node.op_identifier() for node in rule._target_pattern)]

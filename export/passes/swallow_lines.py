@@ -1,7 +1,8 @@
 """Let ONNX Runtime's LinearAttention swallow what stands and answer, where the tokens of a call form a line.
 
-What a layer computes for any tree becomes the other branch of an `If`. It also reads prompts, which swallow their own
-tokens, and the later steps of a draft, which swallow none.
+What a layer computes for any tree becomes the other branch of an `If`, and that the other branch of a second one: the
+calls that they take are lines whose own tokens stand, all or none. What remains beside trees are the later steps of a
+draft, which swallow nothing, and prompts of unlike lengths that are read together.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,8 +31,12 @@ def swallow_lines(model: ir.Model) -> int:
     for state in states:
         nodes, marks = _behind_marks(state)
         answer, more, others = answers[marks[KEYS]]
-        line = call.along_a_line(marks | others, inputs[str(state.name).replace(STATE, PAST, 1)])
-        _branch(graph, call.is_line, line, nodes | more, [answer, state])
+        past = inputs[str(state.name).replace(STATE, PAST, 1)]
+        made: Sequence[ir.Value] = [answer, state]
+        by: Collection[ir.Node] = nodes | more
+        for stand, is_so in enumerate(call.is_line):
+            line = call.along_a_line(marks | others, past, bool(stand))
+            made, by = _branch(graph, is_so, line, by, made)
     graph.extend(call.nodes)
     graph.sort()
     model.opset_imports[CONTRIB] = 1
@@ -66,8 +71,11 @@ def _behind_marks(value: ir.Value) -> tuple[set[ir.Node], dict[str, ir.Value]]:
 
 def _branch(
     graph: ir.Graph, condition: ir.Value, line: ir.Graph, nodes: Collection[ir.Node], made: Sequence[ir.Value]
-) -> None:
-    """Move into a branch those of the nodes that nothing else needs; what they make, either branch makes."""
+) -> tuple[list[ir.Value], list[ir.Node]]:
+    """Move into a branch those of the nodes that nothing else needs; what they make, either branch makes.
+
+    Returns what is made now, and the node that makes it.
+    """
     moved = set[ir.Node]()
     for node in reversed([node for node in graph if node in nodes]):
         if all(value in made or {use.node for use in value.uses()} <= moved for value in node.outputs):
@@ -76,34 +84,40 @@ def _branch(
     found = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in made]
     for old, new in zip(made, found, strict=True):
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name = f"{old.name}.of_a_tree"
+        old.name = f"{old.name}.not_{line.name}"  # no two values of a model may have the same
     graph.remove(kept)
-    tree = ir.Graph((), made, nodes=kept, name=f"{found[0].name}.tree")
-    graph.append(ir.node("If", [condition], {"then_branch": line, "else_branch": tree}, outputs=found))
+    other = ir.Graph((), made, nodes=kept, name=f"not_{line.name}")
+    choice = ir.node("If", [condition], {"then_branch": line, "else_branch": other}, outputs=found)
+    graph.append(choice)
+    return found, [choice]
 
 
 class _Call:
-    """What all layers need to know of a call: whether this is for them, and which pending tokens there are."""
+    """What all layers need to know of a call: whether it is a line of which none stand, or all, and what is pending."""
 
     def __init__(self, graph: ir.Graph, inputs: Mapping[str, ir.Value]) -> None:
         self._graph, op = graph, Nodes(graph)
         depths, count, pending = (inputs[name] for name in ("depths", "count", "pending"))
         width, before = (op("Shape", value, start=1, end=2) for value in (depths, pending))
         own, number = (op("Range", op.stored(0), op("Squeeze", size), op.stored(1)) for size in (width, before))
-        said = [
-            op("Equal", inputs["ancestors"], op("LessOrEqual", own, op("Unsqueeze", own, op.stored([1])))),
-            op("Equal", depths, own),
-            op("Equal", inputs["fold"], count),
+        line = op("LessOrEqual", own, op("Unsqueeze", own, op.stored([1])))
+        places = [op("Equal", inputs["ancestors"], line), op("Equal", depths, own)]
+
+        def all_of(*said: ir.Value) -> ir.Value:
+            each = [op("ReduceMin", op("Cast", one, to=ir.DataType.INT32), keepdims=0) for one in said]
+            return op("Cast", op("Min", *each), to=ir.DataType.BOOL)
+
+        self.is_line = [
+            all_of(*places, op("Equal", inputs["fold"], swallowed)) for swallowed in (count, op("Add", count, width))
         ]
-        each = [op("ReduceMin", op("Cast", one, to=ir.DataType.INT32), keepdims=0) for one in said]
-        self.is_line = op("Cast", op("Min", *each), to=ir.DataType.BOOL)
         self._sizes = op("Concat", before, width, axis=0)
-        there = op("Less", number, op("Unsqueeze", count, op.stored([1])))
-        self._there = op("Unsqueeze", there, op.stored([2]))  # [B, P, 1]
+        pending = op("Less", number, op("Unsqueeze", count, op.stored([1])))
+        there = op("Concat", pending, op("Equal", depths, depths), axis=1)  # all of the own tokens
+        self._there = op("Unsqueeze", there, op.stored([2]))  # [B, N, 1]
         self.nodes = op.made
 
-    def along_a_line(self, marks: Mapping[str, ir.Value], state: ir.Value) -> ir.Graph:
-        """Swallow the pending tokens, then answer behind each of the call's own."""
+    def along_a_line(self, marks: Mapping[str, ir.Value], state: ir.Value, own_stand: bool) -> ir.Graph:
+        """Swallow the pending tokens, and answer behind each of the call's own, which are swallowed if they stand."""
         op = Nodes(self._graph)
         heads, _, size = _fixed(state)
 
@@ -115,23 +129,26 @@ class _Call:
             """Return of `[B, N, …]` the pending tokens' part and the own ones'."""
             return op.several(2, "Split", each, self._sizes, axis=1)
 
-        def real(each: ir.Value) -> ir.Value:
-            return op("Where", self._there, each, op.stored(0.0))
-
-        (old_keys, keys), (old_values, values) = (by_time(by_row(marks[name])) for name in (KEYS, VALUES))
-        gates = [by_time(op("Transpose", marks[name], perm=(0, 2, 1))) for name in (DECAYS, RATES) if name in marks]
-        rule = {"update_rule": "gated_delta" if RATES in marks else "gated", "scale": 1.0}
-        rule |= {"q_num_heads": heads, "kv_num_heads": heads}
-        if RATES not in marks:
-            old_keys = real(old_keys)  # nothing is added for what is not there
-
         def attend(*inputs: ir.Value) -> Sequence[ir.Value]:
-            return op.several(2, "LinearAttention", *inputs, domain=CONTRIB, **rule)
+            rule = "gated_delta" if RATES in marks else "gated"
+            counts = {"q_num_heads": heads, "kv_num_heads": heads}
+            return op.several(2, "LinearAttention", *inputs, domain=CONTRIB, update_rule=rule, scale=1.0, **counts)
 
-        _, after = attend(old_keys, old_keys, old_values, state, *(real(old) for old, _ in gates))
-        said, _ = attend(by_row(marks[QUERY]), keys, values, after, *(new for _, new in gates))
+        query, keys, values = (by_row(marks[name]) for name in (QUERY, KEYS, VALUES))
+        gates = [op("Transpose", marks[name], perm=(0, 2, 1)) for name in (DECAYS, RATES) if name in marks]
+        gates = [op("Where", self._there, each, op.stored(0.0)) for each in gates]
+        if RATES not in marks:  # nothing is added for what is not there
+            keys = op("Where", self._there, keys, op.stored(0.0))
+        (old_keys, own_keys), (old_values, own_values), *each = (by_time(one) for one in (keys, values, *gates))
+        if own_stand:
+            asked = op("Concat", old_keys, query, axis=1)  # nobody reads what the first are answered
+            answers, after = attend(asked, keys, values, state, *gates)
+            said = by_time(answers)[1]
+        else:
+            _, after = attend(old_keys, old_keys, old_values, state, *(old for old, _ in each))
+            said, _ = attend(query, own_keys, own_values, after, *(own for _, own in each))
         answer = op("Transpose", op("Reshape", said, op.stored([0, 0, heads, size])), perm=TURNED)
-        name = f"{marks[KEYS].name}.line"
+        name = f"{marks[KEYS].name}.{'standing' if own_stand else 'line'}"
         for number, value in enumerate(value for node in op.made for value in node.outputs):
             value.name = f"{name}.{number}"  # no two graphs of a model may have the same
         return ir.Graph((), (answer, after), nodes=op.made, name=name)

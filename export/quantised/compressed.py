@@ -1,4 +1,4 @@
-"""compressed-tensors: whole numbers, packed or a byte each, or FP8; scales for tensors, rows, groups or blocks."""
+"""compressed-tensors: whole numbers, packed or a byte each, FP8 or FP4; scales for tensors, rows, groups or blocks."""
 
 from typing import Any
 
@@ -6,16 +6,32 @@ import torch
 from torch import Tensor
 
 from ...engines import ExportError
+from . import nvfp4
 from .fp8 import OF_ACTIVATIONS, in_columns, scales_of
-from .method import Centred, Method, Parts, Settings, in_groups, refuse_shape, unpack
+from .method import Centred, Method, Parts, Settings, in_groups, powers_of_two, refuse_shape, unpack
+from .mxfp4 import halves
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mixed-precision",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
 PACKED_BITS = (4, 8)
+FLOATS: dict[Any, str] = {4: "E2M1", 8: "E4M3"}
+DIVISOR = ".weight_global_scale"  # of NVFP4: what its scales are to be divided by
 
 
 def matrix(parts: Parts, settings: Settings) -> Tensor:
     scales, zeros = parts[".weight_scale"], parts.get(".weight_zero_point")
-    if ".weight_packed" in parts:
+    if DIVISOR in parts:
+        return nvfp4.matrix(parts[".weight_packed"], scales, 1 / parts[DIVISOR].float())
+    if ".weight_packed" in parts and ".weight_shape" not in parts:
+        numbers, scales = _mxfp4(parts[".weight_packed"], scales)
+    elif ".weight_packed" in parts:
         numbers, zeros = _unpacked(parts, zeros)
     else:
         stored = parts[".weight"]
@@ -28,6 +44,10 @@ def matrix(parts: Parts, settings: Settings) -> Tensor:
 
 
 def centred(parts: Parts, settings: Settings) -> Centred | None:
+    if DIVISOR in parts:
+        return nvfp4.centred(parts[".weight_packed"], parts[".weight_scale"], 1 / parts[DIVISOR].float())
+    if ".weight_packed" in parts and ".weight_shape" not in parts:
+        return None
     scales, zeros = parts[".weight_scale"].float(), parts.get(".weight_zero_point")
     if ".weight_packed" in parts:
         numbers, zeros = _unpacked(parts, zeros)
@@ -44,6 +64,12 @@ def centred(parts: Parts, settings: Settings) -> Centred | None:
     if not grouped or ".weight_g_idx" in parts or zeros.shape != scales.shape:
         return None
     return Centred(numbers, zeros.to(torch.int8), scales, bits)
+
+
+def _mxfp4(packed: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+    if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
+        raise ExportError(f".weight_shape is not there, and {packed.dtype} with scales {exponents.dtype} is not FP4")
+    return halves(packed).flatten(1), powers_of_two(exponents)
 
 
 def _unpacked(parts: Parts, zeros: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -109,7 +135,7 @@ def words(settings: Settings) -> str:
 
 def _scheme(weights: dict[str, Any]) -> str:
     bits, kind, strategy = (weights.get(name) for name in ("num_bits", "type", "strategy"))
-    words = f"{bits} bits{' (E4M3)' if kind == 'float' else ''}"
+    words = f"{bits} bits{f' ({FLOATS.get(bits)})' if kind == 'float' else ''}"
     if weights.get("group_size"):
         return f"{words}, {in_groups(weights['group_size'])}"
     return f"{words}, one scale a {strategy}" if strategy else words
@@ -118,10 +144,13 @@ def _scheme(weights: dict[str, Any]) -> str:
 COMPRESSED_TENSORS = Method(
     needs=(
         frozenset({".weight_packed", ".weight_scale", ".weight_shape"}),
+        frozenset({".weight_packed", ".weight_scale", DIVISOR}),
+        frozenset({".weight_packed", ".weight_scale"}),
         frozenset({".weight", ".weight_scale"}),
     ),
     may_have=OF_ACTIVATIONS
-    | {".weight_zero_point", ".weight_g_idx", ".input_zero_point", ".output_scale", ".output_zero_point"},
+    | {".weight_zero_point", ".weight_g_idx", ".input_zero_point", ".output_scale", ".output_zero_point"}
+    | {".input_global_scale"},
     matrix=matrix,
     words=words,
     centred=centred,

@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
-from ..passes.quantise import BLOCK, SMALLEST_BLOCK, Blocks
+from ..passes import nvfp4
+from ..passes.quantise import BLOCK, FLOATS, SMALLEST_BLOCK, Blocks
 from .dequantise import Dequantised
+from .method import Centred
 
-BITS = {"int8": 8, "int4": 4, "fp8": 8}  # no numbers of a checkpoint become NVFP4 as they are
+BITS = {"int8": 8, "int4": 4, "fp8": 8, "nvfp4": 4}
 
 
 class Kept:
@@ -24,8 +26,12 @@ class Kept:
     def __call__(self, name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
         """Return a matrix `[K, N]` in blocks; None where rounding anew is what a graph needs."""
         found = self._stored.centred(name) if kind in BITS else None
-        if found is None or found.bits > BITS[kind] or found.numbers.is_floating_point() != (kind == "fp8"):
+        if found is None or found.bits > BITS[kind] or found.numbers.is_floating_point() != (kind in FLOATS):
             return None
+        if (found.whole is None) == (kind == "nvfp4"):
+            return None
+        if found.whole is not None:
+            return self._nvfp4(found, found.whole.to(dtype).float(), dtype)
         if not torch.equal(found.scales.to(dtype).float(), found.scales):
             return None
         if not bool(found.scales.all()):  # TensorRT refuses scales of zero
@@ -48,6 +54,15 @@ class Kept:
         return Blocks(
             numbers.T.contiguous(), of_blocks(found.scales), block, None if zeros is None else of_blocks(zeros)
         )
+
+    def _nvfp4(self, found: Centred, whole: Tensor, dtype: torch.dtype) -> Blocks | None:
+        """Keep numbers and scales; the one float that multiplies these is rounded as it will be stored."""
+        parts = found.scales.T.contiguous()
+        if whole < torch.finfo(dtype).smallest_normal or not bool((parts.float() > 0).all()):
+            return None
+        self.count += 1
+        scales = nvfp4.widened(parts, whole, dtype)
+        return Blocks(found.numbers.T.contiguous(), scales, nvfp4.BLOCK, made_of=(parts, whole))
 
 
 def _sizes() -> list[int]:

@@ -21,6 +21,7 @@ class Centred:
     zeros: Tensor  # [N, G] int8: zero points, less the same middle
     scales: Tensor  # [N, G] float32
     bits: int
+    whole: Tensor | None = None  # [] of NVFP4, whose scales are float8_e4m3fn, to be multiplied by this
 
 
 @dataclass(frozen=True)

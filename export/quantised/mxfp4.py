@@ -8,11 +8,15 @@ from .method import Method, Parts, Settings, powers_of_two, refuse_shape
 VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 
 
+def halves(packed: Tensor) -> Tensor:
+    """Read bytes `[…]` as two numbers each `[…, 2]`, the low half first."""
+    return VALUES[torch.stack((packed & 15, packed >> 4), -1).int()]
+
+
 def matrix(parts: Parts, settings: Settings) -> Tensor:
     blocks, exponents = parts["_blocks"], parts["_scales"]  # [E, N, K / 32, 16] and [E, N, K / 32], both bytes
     refuse_shape(exponents, tuple(blocks.shape[:-1]), "_scales")
-    numbers = VALUES[torch.stack((blocks & 15, blocks >> 4), -1).int()]  # [E, N, K / 32, 16, 2]: the low half is first
-    numbers *= powers_of_two(exponents)[..., None, None]
+    numbers = halves(blocks) * powers_of_two(exponents)[..., None, None]  # [E, N, K / 32, 16, 2]
     return numbers.flatten(2).mT.contiguous()  # [E, K, N]: these experts multiply from the left
 
 

@@ -5,6 +5,7 @@ from .bitsandbytes import BITSANDBYTES
 from .compressed import COMPRESSED_TENSORS
 from .fp8 import FP8
 from .gptq import GPTQ
+from .modelopt import MODELOPT
 from .mxfp4 import MXFP4
 
 METHODS = {
@@ -13,5 +14,6 @@ METHODS = {
     "compressed-tensors": COMPRESSED_TENSORS,
     "fp8": FP8,
     "gptq": GPTQ,
+    "modelopt": MODELOPT,
     "mxfp4": MXFP4,
 }

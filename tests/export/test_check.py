@@ -1,14 +1,14 @@
 """The built-in check must be seen to fail: each planted fault is one a real exporter has had."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from trt_spec.engines import ExportError
 from trt_spec.export.check import Reference, check_graph
 from trt_spec.export.scenarios import TAIL, Call
@@ -124,8 +124,17 @@ def take_trees_for_lines(model: onnx.ModelProto) -> None:
 
 def forget_what_is_pending(model: onnx.ModelProto) -> None:
     for line in lines_of(model):
-        first, second = (node for node in line if node.op_type == "LinearAttention")
-        second.input[3] = first.input[3]
+        first, *others = (node for node in line if node.op_type == "LinearAttention")
+        for second in others:
+            second.input[3] = first.input[3]
+
+
+def forget_what_is_read_to_stand(model: onnx.ModelProto) -> None:
+    for line in lines_of(model):
+        first, *others = (node for node in line if node.op_type == "LinearAttention")
+        if not others:
+            after, first.output[1] = first.output[1], "nobody_reads_this"
+            line.append(helper.make_node("Identity", [first.input[3]], [after]))
 
 
 def swallow_what_is_not_there(model: onnx.ModelProto) -> None:
@@ -133,19 +142,22 @@ def swallow_what_is_not_there(model: onnx.ModelProto) -> None:
         node.input[2] = node.input[1]
 
 
-def lines_of(model: onnx.ModelProto) -> list[Sequence[onnx.NodeProto]]:
-    """The nodes by which each recurrent layer answers a line."""
-    found = [
-        attribute.g.node
-        for node in nodes(model, "If")
-        for attribute in node.attribute
-        if attribute.name == "then_branch"
-    ]
+def lines_of(model: onnx.ModelProto) -> list[MutableSequence[onnx.NodeProto]]:
+    """The nodes by which each recurrent layer answers a line, whose tokens all stand or may all fall."""
+    found = []
+    for node in nodes(model, "If"):
+        branches = {attribute.name: attribute.g.node for attribute in node.attribute}
+        [inner] = (each for each in branches["else_branch"] if each.op_type == "If")
+        found += [branches["then_branch"]]
+        found += [attribute.g.node for attribute in inner.attribute if attribute.name == "then_branch"]
     assert found
     return found
 
 
-@pytest.mark.parametrize("spoil", [take_trees_for_lines, forget_what_is_pending, swallow_what_is_not_there])
+@pytest.mark.parametrize(
+    "spoil",
+    [take_trees_for_lines, forget_what_is_pending, forget_what_is_read_to_stand, swallow_what_is_not_there],
+)
 def test_check_refuses_lines_that_are_swallowed_wrongly(recurrent, tmp_path: Path, spoil) -> None:
     """In the graph of ONNX Runtime, where a branch answers lines and another all else."""
     shutil.copytree(recurrent.folder, tmp_path / "target")

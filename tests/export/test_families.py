@@ -29,13 +29,14 @@ REFUSED_BY_OPENVINO = {
     **dict.fromkeys(("bloom", "doge", "mpt"), "adds numbers to the scores"),
     "diffllama": "the values of its attention are not the entries of one state",
     **dict.fromkeys(("granite_swa", "gemma4_text", "gemma4_unified_text"), "is read by more than one attention"),
+    "llama4_text": "its attention has a mask by Equal",
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
     **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
     **dict.fromkeys(LATENT_FAMILIES, "the keys of its attention are not the entries of one state"),
 }
 WITH_NUMBERS = """
 bloom codegen deepseek_v3 doge falcon flint gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese gpt_oss gptj
-granite_swa granitemoe_swa lfm2 mamba2 mpt xglm zamba2
+granite_swa granitemoe_swa lfm2 llama4_text mamba2 mpt xglm zamba2
 """
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 

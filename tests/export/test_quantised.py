@@ -158,9 +158,10 @@ def change_settings(checkpoint: Path, **settings: Any) -> None:
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point is false"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128, expected two sizes"),
         (
-            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
-            "format is nvfp4-pack-quantized, expected pack-quantized",
+            {"quant_method": "compressed-tensors", "format": "marlin-24"},
+            "format is marlin-24, expected pack-quantized",
         ),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "by modelopt, and quant_algo is 'W4A8_AWQ', expected"),
         (
             {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
             "its zeros are left out",
@@ -209,6 +210,17 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
         f"{MLP}.* \\[2, 63\\], expected \\[2, 64",
     ),
     ("nf4", lambda stored: stored.update({f"{MLP}.weight.absmax": torch.ones(7)}), f"{MLP}.*absmax has the shape"),
+    ("compressed int4", lambda stored: stored.pop(f"{MLP}.weight_shape"), f"{MLP}.*weight_shape is not there, and"),
+    (
+        "modelopt nvfp4",
+        lambda stored: stored.pop(f"{MLP}.weight_scale_2"),
+        f"{MLP}.* is torch.uint8 beside scales, expected float8_e4m3fn",
+    ),
+    (
+        "modelopt nvfp4",
+        lambda stored: stored.update({f"{MLP}.pre_quant_scale": torch.ones(32)}),
+        f"the first is {MLP}.pre_quant_scale",
+    ),
     ("fp8 tensor", lambda stored: stored.clear(), "says that it is quantised by fp8, but no tensor is"),
 ]
 
@@ -280,6 +292,29 @@ def test_whole_numbers_in_groups_are_kept_bit_for_bit(tmp_path: Path, name: str,
         with Decoder.open(tmp_path / "bundle", engine=exact) as decoder:
             [output] = decoder.generate(PROMPT, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
         assert list(output.token_ids) == text_of(model)
+
+
+@pytest.mark.parametrize("name", ["modelopt nvfp4", pytest.param("compressed nvfp4", marks=pytest.mark.exhaustive)])
+def test_nvfp4_is_kept_bit_for_bit(tmp_path: Path, name: str) -> None:
+    checkpoint, model = write_quantised(KINDS[name], tmp_path)
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", weights=Quantisation("nvfp4", wide_head=True)).models
+    kept = f"{KINDS[name].words}: 14 of 14 matrices kept bit for bit, the others stored anew"
+    assert (target.entry.weights, target.entry.dequantised) == ("nvfp4", kept)
+    assert target.entry.check["quality"]["divergence"] < 1e-8
+    with Decoder.open(tmp_path / "bundle", engine="torch") as decoder:
+        [output] = decoder.generate(PROMPT, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
+    assert list(output.token_ids) == text_of(model)
+
+
+def test_settings_of_the_model_optimizer_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
+    kind = KINDS["modelopt nvfp4"]
+    checkpoint, model = write_quantised(kind, tmp_path)
+    fields = json.loads((checkpoint / "config.json").read_text())
+    settings = {name: fields["quantization_config"][name] for name in ("quant_algo", "config_groups")}
+    del fields["quantization_config"]
+    (checkpoint / "config.json").write_text(json.dumps(fields))
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    assert_read_as_meant(checkpoint, model)
 
 
 def wide_matrices(graph: Path) -> list[Tensor]:
