@@ -50,7 +50,8 @@ class ScatterCache(Cache):  # type: ignore[misc]
         return self.places
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return next(each for name, each in self.kept.items() if name.startswith("key_")).shape[2], 0
+        keys = (each for name, each in self.kept.items() if name.startswith("key_"))
+        return next((each.shape[2] for each in keys), 0), 0  # nobody attends: a mask that nobody reads
 
 
 def by_layer(past: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ STATIC_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 ENDLESS = 2048  # positions that are allowed where a model has no last one
+WEIGHTLESS = 2**18  # those where, besides, no token takes memory
 POSITIONS = {"bloom": "seq_length", "mpt": "max_seq_len"}  # where their number has another name
 
 
@@ -68,7 +69,7 @@ class ModelShape:
                 for name in ("key", "value")
             )
             return Contract(len(self.own), self.heads, states, self.vocab_size, max_length, dtype, (TAILS,))
-        states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim)
+        states = keys_and_values(self.layers, self.kv_heads, self.head_dim, dtype, self.value_dim) if self.heads else ()
         if self.source is not None:
             states += source_states(self.layers, self.heads, self.head_dim, dtype)
             can = (TAILS,) if self.source.sound else (TAILS, SOURCES)
@@ -130,7 +131,7 @@ def shape_of(name: str, config: Any) -> ModelShape:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     recurrent, attends = layers_in(config) if config.model_type in RECURRENT_FAMILIES else ((), ())
     if recurrent and not attends:
-        raise ExportError(f"checkpoint {name} has no layer that attends, expected one at least")
+        return _shape_without_attention(config, recurrent)
     for layer_type in sorted(layer_types.difference(STATIC_LAYERS)) if not recurrent else ():
         raise ExportError(
             f"checkpoint {name} has layers of the type {layer_type}, which keep another state than keys and values; "
@@ -162,6 +163,20 @@ def shape_of(name: str, config: Any) -> ModelShape:
         attends=attends,
         own=own,
         ends=ends,
+    )
+
+
+def _shape_without_attention(config: Any, recurrent: tuple[Layer, ...]) -> ModelShape:
+    """Read the shape of a model all of whose layers are recurrent."""
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        heads=0,
+        kv_heads=0,
+        head_dim=0,
+        vocab_size=config.vocab_size,
+        positions=getattr(config, "max_position_embeddings", None) or WEIGHTLESS,
+        window=None,
+        recurrent=recurrent,
     )
 
 

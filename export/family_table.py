@@ -15,9 +15,10 @@ _WORKS = """
     sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm youtu
 """
 
-# Some of their layers keep a recurrent state; in others a token has keys and values.
+# Some of their layers keep a recurrent state, or all do; in the others a token has keys and values.
 _RECURRENT = """
-    bamba falcon_h1 granitemoehybrid lfm2 lfm2_moe nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next
+    bamba falcon_h1 granitemoehybrid lfm2 lfm2_moe mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text
+    qwen3_next zamba2
 """
 
 # Decoders behind an encoder, which reads a source.
@@ -28,7 +29,7 @@ _BEHIND_SOURCES = """
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
         axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba glm_moe_dsa hy_v4
-        inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 mamba mamba2 minimax
+        inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 mamba minimax
         qwen4_exp_text recurrent_gemma rwkv xlstm zamba zaya
     """,
     "its keys and values differ in size": """
@@ -48,9 +49,6 @@ _REFUSED = {
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
         dots3_note emu3 fuyu gemma4_assistant gemma4_unified_assistant git got_ocr2 hyperclovax mllama
         moss_transcribe_diarize phi4_multimodal qwen4_exp
-    """,
-    "its layers share one attention, each with keys and values of its own": """
-        zamba2
     """,
     "its layers run several times for a token, each time with keys and values of their own": """
         dory hrm_text

@@ -72,7 +72,7 @@ def build_graph(
 def _refuse_other_attention(graph: ir.Model, contract: Contract) -> None:
     """Refuse a model with attention or a cache of its own, which would see neither our mask nor our buffers."""
     found = Counter(node.op_type for node in graph.graph)
-    if not contract.cache_names:
+    if not contract.kept:
         return
     written = found["TensorScatter"] - len(contract.aliases) + 2 * contract.layers
     if found["Attention"] < contract.layers or written != 2 * contract.layers:
@@ -127,7 +127,7 @@ def trace(
             address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
             outer = str(value.name).removeprefix("model.")  # the traced module is a wrapper
             value.name = own_names.get(address, outer)
-        if isinstance(contract, Contract) and contract.cache_names:
+        if isinstance(contract, Contract) and contract.kept:
             repeat_layers(graph.graph, model, contract.layers if is_head else depth_of(model))
     return graph
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from .hidden_states import LAST, Features, all_features
 
-ASKED = ("wo", "altup")  # modules whose weights the one around them reads
+# Whose weights a module reads, or asks for their dtype; all feed-forward parts of T5 ask `wo`.
+ASKED = {"Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head", "Gemma3nTextDecoderLayer": "altup"}
 
 
 def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
@@ -64,8 +65,17 @@ def hidden_states(model: Any, tokens: Tensor) -> tuple[dict[int, Tensor], Tensor
     """
     with computing_in_float32(model):
         said = model(tokens, use_cache=False, output_hidden_states=True)
-    numbered = {number: hidden.float() for number, hidden in enumerate(said.hidden_states)}
-    return numbered | {LAST: said.hidden_states[-1].float()}, said.logits.float()
+        read = states_read(model, tokens, said)
+    numbered = {number: hidden.float() for number, hidden in enumerate(read)}
+    return numbered | {LAST: read[-1].float()}, said.logits.float()
+
+
+def states_read(model: Any, tokens: Tensor, said: Any) -> tuple[Tensor, ...]:
+    """Return what each layer has read, and the last state, normed; Mamba-2's list begins behind its first layer."""
+    listed: tuple[Tensor, ...] = said.hidden_states
+    if model.config.model_type != "mamba2":
+        return listed
+    return (model.get_input_embeddings()(tokens), *listed[:-2], listed[-1])
 
 
 @torch.no_grad()
@@ -96,12 +106,13 @@ def continued_logits(model: Any, rows: Iterable[Tensor], tokens: list[int]) -> T
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
     """Widen each layer's weights while it runs, and only then, so that a half-precision model needs no second copy.
 
-    Those of a convolution belong to the recurrent layer around it, which reads them itself, and so do the last of a
-    feed-forward part of T5, which asks for their dtype, and the scale of Gemma 3n's updates.
+    Those of a convolution belong to the recurrent layer around it, which reads them itself, and so do those that the
+    module around them reads or asks for their dtype.
     """
     hooks = []
     for module in model.modules():
-        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name in ASKED]
+        asked = ASKED.get(type(module).__name__, "wo")
+        read = [one for name, one in module.named_children() if isinstance(one, nn.Conv1d) or name == asked]
         for owner in (module, *read):
             narrow = {name: weight for name, weight in owner._parameters.items() if _is_narrow(weight)}
             if narrow:

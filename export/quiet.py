@@ -8,7 +8,6 @@ from contextlib import contextmanager
 KNOWN_WARNINGS = (
     r".*LeafSpec.* is deprecated",  # torch.export uses what torch.utils deprecates
     r".*The axis name: .* will not be used",  # one axis name on several inputs is what we mean
-    r".*`past_key_values` is deprecated",  # its new name is not known to all versions that we support
 )
 
 

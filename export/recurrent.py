@@ -25,6 +25,7 @@ from ..engines import ROW, WINDOW, State
 from .cache import OPSET, Places, ScatterCache, written
 from .marks import marked
 from .passes.swallow_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
+from .repeating import layers_of
 
 DOUBLINGS = 8  # of the blocks in which the delta rule is solved: a path has at most 2 ** 8 tokens
 EPSILON = 1e-6  # of the norm of queries and keys
@@ -72,9 +73,13 @@ def layers_in(config: Any) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """Return the recurrent layers of a model with this configuration, and which layers have keys and values."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    each = [(module, layer_of(module)) for module in model.modules()]
-    attend = {module.layer_idx for module, layer in each if layer is None and hasattr(module, "k_proj")}
-    return tuple(layer for _, layer in each if layer is not None), tuple(sorted(attend))
+    found = (layer_of(module) for module in model.modules())
+    attend = [
+        place
+        for place, layer in enumerate(layers_of(model, config.num_hidden_layers))
+        if any(hasattr(part, "k_proj") and layer_of(part) is None for part in layer.modules())
+    ]
+    return tuple(layer for layer in found if layer is not None), tuple(attend)
 
 
 class Entries:

@@ -43,7 +43,8 @@ class _Kinds:
         if not isinstance(hidden, Tensor):
             return self._run(place, args, kwargs)
         self.seen += leaves
-        same = (hidden.dtype, hidden.dim(), repr(structure), *map(_identity, leaves[1:]))
+        others = (OWN_PLACE if type(leaf) is int and leaf == place else _identity(leaf) for leaf in leaves[1:])
+        same = (hidden.dtype, hidden.dim(), repr(structure), *others)
         kind = (self._described(place), same)
         if kind in self.traced:
             return self._again(place, hidden, self.traced[kind])

@@ -82,7 +82,7 @@ class Decoder:
             spread = SPREAD * [one.contract for one in opens[len(bundle.names) :]]  # of a draft with tokens of its own
             sized, behind = [*contracts, *spread], [*sources, *[0] * len(spread)]
             room = tokens_in(sized, cache_bytes, "cache_bytes", max_batch, sources=behind)
-            self._room = max_batch * bundle.capacity if room is None else room
+            self._room = max_batch * bundle.capacity if room is None else max(1, room)
             kept = (tokens_in(contracts, prefix_bytes, "prefix_bytes", kept=True) or 0) // BLOCK_TOKENS
             of_sources = (prefix_bytes or 0) // 2 // max(1, len(bundle.encoders))  # the other half is for their texts
             kept //= 2 if bundle.encoders else 1

@@ -44,6 +44,7 @@ LATENT = {  # all sizes differ, so that none is taken for another
     "qk_nope_head_dim": 10,
     "v_head_dim": 14,
 }
+SINGLE_STEPS_DIFFER = ("zamba2",)  # in transformers, which limits time steps from below in longer ones alone
 LARGER_HEADS = {"hidden_size": 64}  # for which TensorRT has fused kernels
 # Of recurrent layers; all sizes differ.
 DELTA_RULE = {
@@ -112,6 +113,18 @@ OWN = {  # what single families need besides, or instead
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128},
     "granitemoehybrid": MAMBA2 | {"layer_types": ["linear_attention", "full_attention"]},
     "nemotron_h": MAMBA2 | {"layer_types": ["linear_attention", "full_attention", "moe", "mlp"]},
+    "mamba2": MAMBA2 | {"num_heads": 4, "head_dim": 32, "state_size": 6},
+    "zamba2": MAMBA2
+    | {  # two blocks take turns in three layers
+        "num_hidden_layers": 5,
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid", "linear_attention"],
+        "num_mem_blocks": 2,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 3,
+        "use_mem_rope": True,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+    },
     "lfm2": LARGER_HEADS | {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": LARGER_HEADS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "modernbert-decoder": {"pad_token_id": 0, "local_attention": 16},

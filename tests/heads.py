@@ -21,7 +21,8 @@ LAYER_FIELDS = (
 
 def fields_of_layers(theirs: Any) -> dict[str, Any]:
     found = {name: value for name in LAYER_FIELDS if (value := getattr(theirs, name, None)) is not None}
-    return {"head_dim": theirs.hidden_size // theirs.num_attention_heads} | found
+    found = {"num_attention_heads": 4, "num_key_value_heads": 2} | found  # a target may not attend
+    return {"head_dim": theirs.hidden_size // found["num_attention_heads"]} | found
 
 
 def eagle3_head(

@@ -78,9 +78,10 @@ class Contract(Interface):
     capabilities: tuple[str, ...] = ()  # names of those that this graph has
 
     def __post_init__(self) -> None:
+        least = {"layers": 0, "heads": 0} if self.recurrent else {}  # perhaps none attends
         for name in ("layers", "heads", "vocab_size", "max_length"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
+            if type(value) is not int or value < least.get(name, 1):
                 raise ContractError(f"contract field {name} is {value!r}, expected a positive integer")
         for name in self.capabilities:
             if name not in CAPABILITIES:

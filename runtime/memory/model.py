@@ -74,7 +74,7 @@ class Model:
 
         That were masks, or a head's own states where its target's features belong.
         """
-        return bool((self._features or self._masks) and self.engine.contract.cache_names)
+        return bool((self._features or self._masks) and self.engine.contract.kept)
 
     @property
     def recurrent(self) -> bool:

@@ -136,7 +136,7 @@ class RowCache(KVCache):
             return
         rows, capacity = self.rows, self.capacity
         if not self._affords(rows, capacity, half):
-            rows, capacity = _ample_rows(max(1, self._used)), _ample(max(self.entries))
+            rows, capacity = self._ample_rows(max(1, self._used)), _ample(max(self.entries))
         if not self._affords(rows, capacity, half):
             raise CacheFull(f"the cache has no room for rounds of {tokens} tokens in {rows} rows; raise cache_bytes")
         before = self.half
@@ -196,20 +196,22 @@ class RowCache(KVCache):
     def holds(self, lengths: Sequence[int], widest: int = 0) -> bool:
         alone = len(lengths) == 1  # it begins when no other has slots
         half = _least_half(widest) if alone else self._half_for(widest)
-        return self._fixed or self._affords(_ample_rows(len(lengths)), _ample(max(lengths)), half)
+        return self._fixed or self._affords(self._ample_rows(len(lengths)), _ample(max(lengths)), half)
 
     def _affords(self, rows: int, capacity: int, half: int) -> bool:
         """Whether the budget allows so many rows, with more slots than are set aside for each."""
         if self._most_tokens is None:
             return True
         each = self.contract.cache_bytes_per_token
+        if not each:  # all slots are set aside
+            return self._most_tokens > 0
         more = rows * (2 * half - SLOTS) * sum(state.bytes for state in self.contract.of_kind(WINDOW))
         return rows * capacity * each + more <= self._most_tokens * each
 
     def fits(self, rows: int, capacity: int) -> bool:
         """Whether the buffers hold `rows` rows of `capacity` and are not far too large."""
-        enough = rows <= self.rows and capacity <= self.capacity
-        return enough and self.capacity <= 2 * _ample(capacity) and self.rows <= 4 * rows
+        long_enough = capacity <= self.capacity <= 2 * _ample(capacity) or not self.memory.tokens
+        return rows <= self.rows <= 4 * rows and long_enough
 
     def fit(self, rows: int, capacity: int) -> None:
         """Make room for `rows` rows of `capacity` and all valid entries; shrink buffers that are far too large."""
@@ -218,7 +220,7 @@ class RowCache(KVCache):
         rows, capacity = max(rows, self._used), max([capacity, *self.entries])
         if not self.fits(rows, capacity):
             try:
-                self._resize_within_budget(_ample_rows(rows), _ample(capacity))
+                self._resize_within_budget(self._ample_rows(rows), _ample(capacity))
             except CacheFull:
                 if rows > self.rows or capacity > self.capacity:  # else they are merely larger than they need be
                     raise
@@ -227,6 +229,9 @@ class RowCache(KVCache):
     def _used(self) -> int:
         """How many of the first rows there must be."""
         return max((row + 1 for row, length in enumerate(self.entries) if length), default=0)
+
+    def _ample_rows(self, rows: int) -> int:
+        return min(1 << (rows - 1).bit_length(), len(self.entries))
 
     def _resize_within_budget(self, rows: int, capacity: int) -> None:
         if not self._affords(rows, capacity, self.half):
@@ -238,11 +243,8 @@ class RowCache(KVCache):
 
 
 def _least_half(tokens: int) -> int:
-    return LEAST_HALF if tokens + LEAST_BEFORE <= LEAST_HALF else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
-
-
-def _ample_rows(rows: int) -> int:
-    return 1 << (rows - 1).bit_length()
+    enough = LEAST_HALF if tokens + LEAST_BEFORE <= LEAST_HALF else -(-(tokens + LEAST_BEFORE) // SLOTS) * SLOTS
+    return min(enough, MOST_SLOTS // 2)
 
 
 def _ample(capacity: int) -> int:

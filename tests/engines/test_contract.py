@@ -9,7 +9,9 @@ from pathlib import Path
 import onnx
 import pytest
 from trt_spec.engines import (
+    RECURRENT,
     ROW,
+    SLOTS,
     SOURCE,
     WINDOW,
     Bundle,
@@ -119,6 +121,16 @@ def test_an_engine_refuses_states_of_a_kind_that_it_does_not_take(llama: Pair, e
 def test_a_contract_of_impossible_numbers_is_refused(field: str, value):
     with pytest.raises(ContractError, match=f"contract field {field} is .*, expected a positive integer"):
         replace(CONTRACT, **{field: value})
+
+
+def test_of_recurrent_layers_alone_none_attends_and_no_token_takes_memory():
+    states = (State("tail_0", (3, 8), "float32", ROW), State("inputs_0", (1, 8), "float32", WINDOW))
+    contract = replace(CONTRACT, layers=0, heads=0, states=states, capabilities=(RECURRENT,))
+    assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
+    assert contract.cache_bytes(rows=2, tokens=1000) == 2 * 4 * (3 * 8 + SLOTS * 8)
+    assert not any("capacity" in spec.shape for spec in (*contract.inputs, *contract.outputs))
+    with pytest.raises(ContractError, match="contract field layers is -1"):
+        replace(contract, layers=-1)
 
 
 def test_a_contract_of_another_dtype_is_refused():

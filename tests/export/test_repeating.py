@@ -34,6 +34,7 @@ OTHERS = (
     ("gpt_neox", FOUR, 3),
     ("gpt_oss", ALTERNATING, 2),
     ("gemma3_text", ALTERNATING, 2),
+    ("zamba2", {}, 1),  # layers with attention have adapters of their own
 )
 
 

@@ -10,14 +10,16 @@ import torch
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
 
-from ..families import tiny_checkpoint
+from ..families import SINGLE_STEPS_DIFFER, tiny_checkpoint
 from .laws import VOCAB
 
 ROWS = 3  # that decode together
-LAYERS = {  # recurrent ones on both sides of one that attends
+LAYERS: dict[str, dict[str, Any]] = {  # recurrent ones on both sides of one that attends, or recurrent ones alone
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "mamba2": {},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "zamba2": {"layers_block_type": ["hybrid", "linear_attention", "hybrid"], "num_mem_blocks": 1},
 }
 SHARED = (1, 5, 40, 150, 190)  # tokens with which prompts begin alike: of the longest a part is found again
 
@@ -41,6 +43,7 @@ def some_prompts() -> list[list[int]]:
 def expected_texts(target: Any) -> list[list[int]]:
     """What transformers' model says greedily after `some_prompts`."""
     settings: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 30}
+    settings["use_cache"] = target.config.model_type not in SINGLE_STEPS_DIFFER
     if padding := [*range(VOCAB, target.config.vocab_size)]:
         settings["suppress_tokens"] = padding
     prompts = [torch.tensor([prompt]) for prompt in some_prompts()]

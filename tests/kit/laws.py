@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from trt_spec.engines import ROW, Bundle, Contract
 from trt_spec.runtime import Decoder, Output, SamplingParams
+from trt_spec.runtime.memory.budget import beside_tokens
 from trt_spec.runtime.memory.snapshots import EVERY
 
 VOCAB = 64  # tokens of the target
@@ -128,7 +129,7 @@ def room(drafted: Drafted, tokens: int, rows: int = 0) -> int:
     """Bytes for so many tokens, with copies of states among them, and for what so many rows have beside theirs."""
     contracts = _contracts(drafted)
     copies = sum(-(-state.bytes // EVERY) for one in contracts for state in one.of_kind(ROW))
-    return kept_bytes(drafted, tokens) + tokens * copies + rows * sum(one.cache_bytes_per_row for one in contracts)
+    return kept_bytes(drafted, tokens) + tokens * copies + rows * sum(map(beside_tokens, contracts))
 
 
 def _contracts(drafted: Drafted) -> list[Contract]:

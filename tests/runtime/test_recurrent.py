@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from trt_spec.engines import SLOTS
+from trt_spec.engines import SLOTS, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
+from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
+from trt_spec.tools.certificate.subject import Subject
+from trt_spec.tools.measuring.time_reading import reading_ms
 
 from ..bundles import export_pair
 from ..families import tiny_checkpoint
@@ -99,8 +102,11 @@ def test_a_round_without_proposals_leaves_nothing_to_swallow(hybrids: Callable[[
     assert 0 < max(left[2]) <= 3
 
 
-def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(hybrids: Callable[[str], Hybrid]) -> None:
-    hybrid, wide = hybrids("granitemoehybrid"), (2, 4, 16, "6/24")
+@pytest.mark.parametrize("kind", ["granitemoehybrid", pytest.param("mamba2", marks=pytest.mark.exhaustive)])
+def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(
+    hybrids: Callable[[str], Hybrid], kind: str
+) -> None:
+    hybrid, wide = hybrids(kind), (2, 4, 16, "6/24")
     budget = room(hybrid, 1200, len(wide))
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
     with Decoder.open(hybrid.bundle, max_batch=len(wide), cache_bytes=budget) as decoder:
@@ -135,9 +141,20 @@ def test_as_many_requests_fit_as_the_rounds_that_they_ask_for_leave_room_for(
 
 
 @pytest.mark.exhaustive
-def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid]) -> None:
-    hybrid = hybrids("qwen3_5_text")
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "mamba2", "zamba2"])
+def test_the_torch_engine_writes_the_same_text(hybrids: Callable[[str], Hybrid], kind: str) -> None:
+    hybrid = hybrids(kind)
     assert texts(hybrid, some_prompts()[:3], engine="torch") == hybrid.expected[:3]
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_never_attends_is_read_before_it_is_asked(hybrids: Callable[[str], Hybrid]) -> None:
+    hybrid, prompt = hybrids("mamba2"), some_prompts()[4]
+    with Probes(Subject(Bundle.open(hybrid.bundle), "onnxruntime", "cpu", batch=1)) as probes:
+        expected = hybrid.target(torch.tensor([prompt]), use_cache=False).logits[0, -1, :VOCAB]
+        assert torch.allclose(probes["target"].logits(prompt), expected, atol=CLOSE)
+    with Decoder.open(hybrid.bundle, max_batch=1) as decoder:
+        assert reading_ms(decoder, decoder.drafts[0]) != (0.0, 0.0)
 
 
 @pytest.mark.exhaustive
@@ -146,8 +163,9 @@ def test_models_with_and_without_recurrent_layers_draft_for_each_other(tmp_path:
     plain = tiny_llama(tmp_path / "plain", VOCAB, **sizes)
     short = tiny_checkpoint("lfm2", tmp_path / "short", initializer_range=0.3)
     delta = tiny_checkpoint("qwen3_next", tmp_path / "delta")
-    for target, *drafts in ((plain, short, delta), (delta, plain, short)):
-        pair = export_pair(target, tmp_path / f"of {target.name}", drafts)
+    alone = tiny_checkpoint("mamba2", tmp_path / "alone")  # no layer attends
+    for target, *drafts in ((plain, short, delta), (delta, plain, short), (plain, alone, delta), (alone, plain, short)):
+        pair = export_pair(target, tmp_path / f"of {target.name} by {drafts[0].name}", drafts)
         prompt = [3, 5, 8, 13]
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 24}
         expected = pair.reference.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()

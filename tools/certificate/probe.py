@@ -89,7 +89,7 @@ class Probe:
             read = read_source(source, [self._bundle.encoders[name].contract], self._bundle.tokenizer.vocab_size)
             encoder.read(dict.fromkeys(range(batch), (read.digest, read)))
         tokens = tokens[:end]
-        keeps = bool(self.engine.contract.cache_names)  # else there is nothing to read for
+        keeps = bool(self.engine.contract.kept)  # else there is nothing to read for
         for row in range(batch if keeps and len(tokens) else 0):
             self.model.prefill([row], [tokens])
 

@@ -15,7 +15,7 @@ REPEATS = 7
 
 def reading_ms(decoder: Decoder, model: Model) -> tuple[float, float]:
     """Return the milliseconds of a call that reads tokens of one row, and of each of its tokens."""
-    if not model.engine.contract.cache_names:
+    if not model.engine.contract.kept:
         return 0.0, 0.0  # heads that keep nothing
     many = min(PREFILL_WIDTH, decoder.bundle.capacity)
     few = min(FEW, many // 2)

@@ -594,7 +594,7 @@ def keys(bundle: Bundle, **settings: Any) -> list[PlanKey]:
     """The shapes of all roles; a draft's plans would be those of this same graph."""
     shapes = sorted({(role.width, role.rows, role.batch) for role in roles(options(**settings), ["draft"])})
     assert len(shapes) == 4, "verify, first, decode, prefill"
-    unfused = bundle.target.contract.of_kind(TOKEN)[0].shape[1] < 16
+    unfused = any(state.shape[1] < 16 for state in bundle.target.contract.of_kind(TOKEN)[:1])
     asked = replace(VERIFY, unfused_attention=unfused, source=bundle.longest_source("target"))
     return [replace(asked, width=width, rows=rows, batch=batch) for width, rows, batch in shapes]
 

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from trt_spec.engines import BLOCK_TOKENS, ROW, Contract, RequestError, State, keys_and_values
+from trt_spec.engines import (
+    BLOCK_TOKENS,
+    MOST_SLOTS,
+    RECURRENT,
+    ROW,
+    WIDEST_STEP,
+    WINDOW,
+    Contract,
+    RequestError,
+    State,
+    keys_and_values,
+)
 from trt_spec.runtime.memory.block_cache import BlockCache
 from trt_spec.runtime.memory.budget import tokens_in
 from trt_spec.runtime.memory.cache import KVCache
@@ -12,6 +23,15 @@ KEYS = (State("key_0", (2, 4), "float32"), State("value_0", (2, 6), "float32"))
 FEATURES, SUMMARY = State("features", (1, 8), "bfloat16"), State("summary", (3,), "float32", ROW)
 TOKENS_ONLY = Contract(1, 2, (*KEYS, FEATURES), vocab_size=8, max_length=256, dtype="float32")
 EVERYTHING = Contract(1, 2, (*KEYS, FEATURES, SUMMARY), vocab_size=8, max_length=256, dtype="float32")
+ALONE = Contract(
+    0,
+    0,
+    (SUMMARY, State("inputs_0", (1, 2), "float32", WINDOW)),
+    vocab_size=8,
+    max_length=10**6,
+    dtype="float32",
+    capabilities=(RECURRENT,),
+)
 ROWS = 3
 
 
@@ -128,6 +148,22 @@ def test_states_alike_lie_in_one_tensor():
     memory = RowCache(EVERYTHING, "cpu", 2, 2, 64).memory
     assert [list(one.shape) for one in memory.tokens] == [[1, 2, 2, 64, 4], [1, 2, 2, 64, 6], [1, 2, 1, 64, 8]]
     assert [list(one.shape) for one in memory.rows] == [[1, 2, 3]]
+
+
+def test_where_no_token_takes_memory_a_cache_grows_with_its_rows_alone_and_a_budget_is_for_the_widest_rounds():
+    each = 4 * (3 + MOST_SLOTS * 2)
+    assert tokens_in([ALONE], ROWS * each, "cache_bytes", rows=ROWS) is None
+    assert tokens_in([ALONE], ROWS * each - 1, "cache_bytes", rows=ROWS) == 0
+    assert tokens_in([ALONE, TOKENS_ONLY], each + 100 * 96, "cache_bytes", rows=1) == 100
+    assert not RowCache(ALONE, "cpu", ROWS, most_tokens=0).holds([1])
+    cache = RowCache(ALONE, "cpu", ROWS, most_tokens=1)
+    assert cache.holds(ROWS * [10**6], widest=WIDEST_STEP)
+    cache.fit(ROWS, 10)
+    cache.make_slots(WIDEST_STEP)
+    assert sum(buffer.nbytes for buffer in cache.buffers.values()) <= ROWS * each
+    before = cache.version
+    cache.fit(ROWS, 10**6)
+    assert cache.version == before, "its memory is where it was"
 
 
 def test_a_budget_sets_aside_what_rows_take_beside_their_tokens():

@@ -28,6 +28,7 @@ from trt_spec.tools.making.heads.teacher import Teacher
 from trt_spec.tools.making.train_head import train_head
 from trt_spec.tools.program import _Terminated
 
+from ...families import tiny_checkpoint
 from ...models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 SLOTTED = ("eagle3", "mtp")  # kinds that go step by step
@@ -64,6 +65,18 @@ def taught(target: str, folder: Path, kind: str = "eagle3", **changed: Any) -> t
     spoken = Spoken(folder, settings_of(target, kind, **changed), lesson.layers, lesson.teacher)
     spoken.write(lesson.teacher, [[5, 6, 7], [8, 9]], lambda: True)
     return lesson, spoken
+
+
+def test_a_target_that_never_attends_teaches_what_it_says_of_a_whole_text(tmp_path: Path):
+    target = str(tiny_checkpoint("mamba2", tmp_path / "target", num_hidden_layers=6, initializer_range=0.3))
+    lesson, spoken = taught(target, tmp_path / "spoken")
+    rows = spoken.rows([0, 9])
+    whole = lesson.teacher.read(rows.tokens, lesson.layers)
+    said = torch.cat([rows.hidden, rows.last[:, :, None]], 2)
+    assert torch.allclose(said, whole, rtol=1e-2, atol=1e-2 * float(whole.std())), "kept in half precision"
+    head = lesson.begin(spoken, settings_of(target))
+    assert head.config.num_attention_heads == 1
+    assert head.config.head_dim == 64
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LESSONS if kind != "pass"])

@@ -115,7 +115,7 @@ class PassLesson(Lesson[Ahead]):
                 inputs_embeds=embedded,
                 position_ids=positions[None].expand(batch, -1),
                 attention_mask=unseen,
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             )
         found: Tensor = states.logits.view(batch, len(slots), count, -1)

@@ -22,6 +22,7 @@ SLOTS = 3  # one in so many takes the later steps
 MEASURED = 32  # rows by which its beginning is scaled
 RIDGE = 0.01  # by which its first linear map is held back, beside inputs of size 1
 FAINT = 0.1  # of what begins at random
+USUAL = 64  # numbers of a head of attention
 EPSILON, THETA = 1e-6, 10000.0  # where the target names none
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -40,14 +41,15 @@ class SlotLesson(Lesson[Slots]):
     def layer(self, settings: Settings) -> dict[str, Any]:
         """The fields of a layer as large as the target's."""
         shape, (vocab_size, width) = self.teacher.checkpoint.shape, self.teacher.projection.shape
+        heads = shape.heads or max(1, width // USUAL)  # the target may not attend
         return {
             "vocab_size": vocab_size,
             "hidden_size": width,
             "intermediate_size": settings.mlp or 2 * width,
             "num_hidden_layers": 1,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
+            "num_attention_heads": heads,
+            "num_key_value_heads": shape.kv_heads or heads,
+            "head_dim": shape.head_dim or width // heads,
             "max_position_embeddings": shape.positions,
             "rms_norm_eps": getattr(self.teacher.config, "rms_norm_eps", EPSILON),
             "rope_parameters": {"rope_type": "default", "rope_theta": theta(self.teacher.config)},

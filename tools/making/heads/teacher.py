@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....engines import RequestError
 from ....export.checkpoint import Checkpoint, load_model
+from ....export.oracle import states_read
 
 PROBE = 16  # tokens on which the law is compared with the model's own logits
 ATTENTIONS = ("sdpa", "eager")  # the first that gives them
@@ -52,9 +53,8 @@ class Teacher:
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: Sequence[int], cache: Any = None) -> Tensor:
         """Return these hidden states of the tokens, and behind them the last one: [B, T, layers + 1, H]."""
-        hidden = self.model(
-            tokens, past_key_values=cache, use_cache=cache is not None, output_hidden_states=True
-        ).hidden_states
+        said = self.model(tokens, cache=cache, use_cache=cache is not None, output_hidden_states=True)
+        hidden = states_read(self.model, tokens, said)
         return torch.stack([*(hidden[layer] for layer in layers), hidden[-1]], 2)
 
     @torch.no_grad()
