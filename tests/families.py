@@ -34,7 +34,16 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
-LATENT_FAMILIES = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu")
+LATENT_FAMILIES = (
+    "axk1",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "kimi_linear",
+    "minicpm3",
+    "sarvam_mla",
+    "youtu",
+)
 LATENT = {  # all sizes differ, so that none is taken for another
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -85,6 +94,14 @@ OWN = {  # what single families need besides, or instead
     "gemma4_unified_text": GEMMA4,
     "gpt_neo": {"attention_types": [[["local", "global"], 1]], "window_size": 8},
     "helium": {"head_dim": 8},
+    "kimi_linear": LATENT
+    | LARGER_HEADS
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_head_dim": 6,
+        "linear_num_heads": 3,
+        "initializer_range": 0.1,
+    },
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA_RULE),
     "bamba": MAMBA2 | {"attn_layer_indices": [1]},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128},

@@ -119,7 +119,9 @@ class _Call:
             return op("Where", self._there, each, op.stored(0.0))
 
         (old_keys, keys), (old_values, values) = (by_time(by_row(marks[name])) for name in (KEYS, VALUES))
-        gates = [by_time(op("Transpose", marks[name], perm=(0, 2, 1))) for name in (DECAYS, RATES) if name in marks]
+        gates = [by_time(by_row(marks[DECAYS]))]
+        if RATES in marks:
+            gates.append(by_time(op("Transpose", marks[RATES], perm=(0, 2, 1))))
         rule = {"update_rule": "gated_delta" if RATES in marks else "gated", "scale": 1.0}
         rule |= {"q_num_heads": heads, "kv_num_heads": heads}
         if RATES not in marks:

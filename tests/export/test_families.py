@@ -30,12 +30,12 @@ REFUSED_BY_OPENVINO = {
     "diffllama": "the values of its attention are not the entries of one state",
     **dict.fromkeys(("granite_swa", "gemma4_text", "gemma4_unified_text"), "is read by more than one attention"),
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
-    **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
     **dict.fromkeys(LATENT_FAMILIES, "the keys of its attention are not the entries of one state"),
+    **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
 }
 WITH_NUMBERS = """
 bloom codegen deepseek_v3 doge falcon flint gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese gpt_oss gptj
-granite_swa granitemoe_swa lfm2 mpt xglm
+granite_swa granitemoe_swa kimi_linear lfm2 mpt xglm
 """
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 

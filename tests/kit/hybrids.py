@@ -16,6 +16,7 @@ from .laws import VOCAB
 ROWS = 3  # that decode together
 LAYERS = {  # recurrent ones on both sides of one that attends
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "kv_lora_rank": 28},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
 }
