@@ -216,6 +216,7 @@ class RecurrentCache(ScatterCache):
             found = found + bias
         if activation is not None:
             found = functional.silu(found)
+        found = found.to(inputs.dtype)  # where the weight has another
         ends = entries.tails(tail.shape[1])[:, :, None].expand(-1, -1, channels)
         self.kept[f"tail_{layer}"] = torch.gather(joined, 1, ends)
         self.convolved = found

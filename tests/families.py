@@ -36,6 +36,7 @@ SIZES = {
 }
 LATENT_FAMILIES = (
     "axk1",
+    "bailing_hybrid",
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
@@ -62,6 +63,12 @@ DELTA_RULE = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
+    "initializer_range": 0.1,
+}
+DELTA_BY_CHANNEL = {
+    **LATENT,
+    **LARGER_HEADS,
+    "layer_types": ["linear_attention", "full_attention"],
     "initializer_range": 0.1,
 }
 MAMBA2 = {
@@ -94,14 +101,8 @@ OWN = {  # what single families need besides, or instead
     "gemma4_unified_text": GEMMA4,
     "gpt_neo": {"attention_types": [[["local", "global"], 1]], "window_size": 8},
     "helium": {"head_dim": 8},
-    "kimi_linear": LATENT
-    | LARGER_HEADS
-    | {
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_head_dim": 6,
-        "linear_num_heads": 3,
-        "initializer_range": 0.1,
-    },
+    "bailing_hybrid": DELTA_BY_CHANNEL | {"head_dim": 6},
+    "kimi_linear": DELTA_BY_CHANNEL | {"linear_head_dim": 6, "linear_num_heads": 3},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA_RULE),
     "bamba": MAMBA2 | {"attn_layer_indices": [1]},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128},
@@ -109,6 +110,7 @@ OWN = {  # what single families need besides, or instead
     "nemotron_h": MAMBA2 | {"layer_types": ["linear_attention", "full_attention", "moe", "mlp"]},
     "lfm2": LARGER_HEADS | {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": LARGER_HEADS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm3": LARGER_HEADS | {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
     "modernbert-decoder": {"pad_token_id": 0, "local_attention": 16},
 }
 

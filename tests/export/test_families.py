@@ -34,8 +34,8 @@ REFUSED_BY_OPENVINO = {
     **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
 }
 WITH_NUMBERS = """
-bloom codegen deepseek_v3 doge falcon flint gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese gpt_oss gptj
-granite_swa granitemoe_swa kimi_linear lfm2 mpt xglm
+bailing_hybrid bloom codegen deepseek_v3 doge falcon flint gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese
+gpt_oss gptj granite_swa granitemoe_swa kimi_linear lfm2 mpt xglm
 """
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 
