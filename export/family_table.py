@@ -17,7 +17,7 @@ _WORKS = """
 
 # Some of their layers keep a recurrent state; in others a token has keys and values.
 _RECURRENT = """
-    bailing_hybrid bamba falcon_h1 granitemoehybrid kimi_linear lfm2 lfm2_moe lfm3 nemotron_h olmo_hybrid
+    bailing_hybrid bamba falcon_h1 granitemoehybrid kimi_linear lfm2 lfm2_moe lfm3 minimax nemotron_h olmo_hybrid
     qwen3_5_moe_text qwen3_5_text qwen3_next
 """
 
@@ -29,7 +29,7 @@ _BEHIND_SOURCES = """
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
         axk2 blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba gemma3n_text glm_moe_dsa hy_v4
-        inkling2_loop_text inkling2_text inkling_text jamba lara_mini llama4_text mamba mamba2 minimax
+        inkling2_loop_text inkling2_text inkling_text jamba lara_mini llama4_text mamba mamba2
         qwen4_exp_text recurrent_gemma rwkv xlstm zamba zaya
     """,
     "its keys and values differ in size": """

@@ -36,19 +36,20 @@ class Layer:
     """The sizes of a recurrent layer."""
 
     number: int
-    channels: int  # of its convolution
+    channels: int  # of its convolution, or of the keys and values that it keeps without one
     taps: int
     gates: int = 0  # numbers that decide of each token how it changes the state
     state: tuple[int, ...] = ()  # heads, size of a key, size of a value; a convolution alone has none
 
     def states(self, dtype: str) -> list[State]:
         """Return what it keeps: its state, the last inputs of its convolution before that, and of each token since."""
-        found = [
-            State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW),
-            State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW),
-        ]
+        found = []
+        if self.taps > 1:
+            found.append(State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW))
+        found.append(State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW))
         if self.state:
             found.append(State(f"state_{self.number}", self.state, "float32", ROW))
+        if self.gates:
             found.append(State(f"gates_{self.number}", (1, self.gates), "float32", WINDOW))
         return found
 
@@ -56,6 +57,9 @@ class Layer:
 def layer_of(module: nn.Module) -> Layer | None:
     """Read the sizes of a recurrent layer; None for another module."""
     each: Any = module
+    if hasattr(module, "slope_rate"):  # a constant decay of each head
+        heads, size = each.num_attention_heads, each.head_dim
+        return Layer(each.layer_idx, 2 * heads * size, 1, state=(heads, size, size))
     convolution = next((one for one in module.children() if isinstance(one, nn.Conv1d)), None)
     if convolution is None or not hasattr(module, "layer_idx"):
         return None

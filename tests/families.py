@@ -111,6 +111,7 @@ OWN = {  # what single families need besides, or instead
     "lfm2": LARGER_HEADS | {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": LARGER_HEADS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": LARGER_HEADS | {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
+    "minimax": LARGER_HEADS | {"layer_types": ["linear_attention", "full_attention"], "initializer_range": 0.1},
     "modernbert-decoder": {"pad_token_id": 0, "local_attention": 16},
 }
 

@@ -32,11 +32,13 @@ REFUSED_BY_OPENVINO = {
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
     **dict.fromkeys(LATENT_FAMILIES, "the keys of its attention are not the entries of one state"),
     **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
+    "minimax": "takes no state of the kind 'window'",
 }
 WITH_NUMBERS = """
 bailing_hybrid bloom codegen deepseek_v3 doge falcon flint gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese
-gpt_oss gptj granite_swa granitemoe_swa kimi_linear lfm2 mpt xglm
+gpt_oss gptj granite_swa granitemoe_swa kimi_linear lfm2 minimax mpt xglm
 """
+FORGETS = {"minimax"}  # whose cache in transformers does not know where it stands if the first layer is recurrent
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 
 
@@ -62,7 +64,8 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
     reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = [5, 9, 17, 5, 9]
     ids = torch.tensor([prompt])
-    expected = reference.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+    settings = {"do_sample": False, "max_new_tokens": 24, "use_cache": kind not in FORGETS}
+    expected = reference.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     with Decoder.open(tmp_path / "bundle") as decoder:
         [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
     assert list(output.token_ids) == expected[0, len(prompt) :].tolist()

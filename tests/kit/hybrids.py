@@ -18,6 +18,11 @@ LAYERS = {  # recurrent ones on both sides of one that attends
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "kv_lora_rank": 28},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "sliding_window": None,  # transformers' own cache forgets where it stands if the first layer is recurrent
+        "num_attention_heads": 2,
+    },
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
 }
 SHARED = (1, 5, 40, 150, 190)  # tokens with which prompts begin alike: of the longest a part is found again
