@@ -1,4 +1,4 @@
-"""A decay for each channel is exact in float32: what transformers computes in float64, along every path of a tree."""
+"""Decays are exact in float32: what transformers computes in float64, along every path of a tree."""
 
 from random import Random
 from typing import Any
@@ -21,9 +21,7 @@ LOGARITHMS = {
     "weak": lambda *sizes: -0.1 * torch.rand(sizes),
     "strong": lambda *sizes: -100 * torch.rand(sizes),
     "of all sizes": lambda *sizes: -torch.exp(4 * torch.randn(sizes)),  # of some more is forgotten than numbers can say
-    "strong, then weak": lambda *sizes: torch.cat([torch.full((*sizes[:2], 5, KEY), -999.9), -torch.rand(sizes)], 2)[
-        :, :, : sizes[2]
-    ],
+    "strong, then weak": lambda *sizes: torch.where(torch.arange(sizes[2])[:, None] < 5, -999.9, -torch.rand(sizes)),
 }
 
 
@@ -39,6 +37,7 @@ class Double:
 def along(path: list[int], state: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return what transformers answers at the end of each token on the way [B, H, S, dv], and the state behind it."""
     query, keys, values, decays, rates = (each[:, :, path].double().transpose(1, 2) for each in inputs)
+    decays = decays.expand(keys.shape)
     answers, after = modeling.recurrent_kimi_delta_attention(
         query * KEY**0.5, keys, values, decays, rates, initial_state=state.double(), output_final_state=True
     )
@@ -46,10 +45,11 @@ def along(path: list[int], state: Tensor, *inputs: Tensor) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("alike", [False, True], ids=["keys", "one key"])
+@pytest.mark.parametrize("channels", [1, KEY], ids=["a head", "a channel"])
 @pytest.mark.parametrize("kind", LOGARITHMS)
 @pytest.mark.parametrize("parents", [line_of(1), line_of(61), random_tree(Random(1), 17, 6)[0]], ids=len)
-def test_a_decay_for_each_channel_is_exact_along_every_path(
-    parents: list[int], kind: str, alike: bool, monkeypatch: pytest.MonkeyPatch
+def test_decays_of_heads_and_of_channels_are_exact_along_every_path(
+    parents: list[int], kind: str, channels: int, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(recurrent, "marked", lambda _, value: value)  # which is zero outside of a trace
@@ -57,7 +57,7 @@ def test_a_decay_for_each_channel_is_exact_along_every_path(
     query, keys = (normalize(torch.randn(1, HEADS, every, KEY), dim=-1) for _ in range(2))
     if alike:
         keys = keys[:, :, :1].expand_as(keys)
-    inputs = (query, keys, torch.randn(1, HEADS, every, VALUE), LOGARITHMS[kind](1, HEADS, every, KEY))
+    inputs = (query, keys, torch.randn(1, HEADS, every, VALUE), LOGARITHMS[kind](1, HEADS, every, channels))
     rates, state = torch.rand(1, HEADS, every), torch.randn(1, HEADS, KEY, VALUE)
     paths = paths_of(parents)
     ancestors = torch.tensor([[[node in path for node in range(width)] for path in paths]])
