@@ -6,6 +6,8 @@ tree: what others compute along a line is computed here along the ancestors of e
     S_i = e^{g_i} S + Σ_j e^{g_i − g_j} k_j w_jᵀ ,   o_i = S_iᵀ q_i        g: the sum of the logarithms of the decays
     w_i = β_i (v_i − (e^{g_i} S)ᵀ k_i − Σ_j e^{g_i − g_j} (k_j·k_i) w_j)   delta rule; j: the ancestors of i
     w_i = v_i                                                              without β: Mamba-2
+
+A decay may be of a channel of the keys alone: then e^g stands before that channel of the k or q beside it.
 """
 
 import sys
