@@ -11,6 +11,7 @@ import torch
 
 from ..engines import ExportError
 from ..engines.errors import first_line, one_line
+from . import special
 from .families import ModelShape, refuse_unsupported, shape_of
 from .family_table import BEHIND_SOURCES, REFUSED
 from .gguf_files import forget, parsed_once
@@ -193,6 +194,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             raise ExportError(
                 f"tensor {name} of checkpoint {checkpoint.name} holds numbers that are not finite; take a sound one"
             )
+    special.mend(model)
     if checkpoint.lora is not None:
         model = merged(model, checkpoint.lora)
     if source is not None:

@@ -17,8 +17,8 @@ _WORKS = """
 
 # Some of their layers keep a recurrent state, or all do; in the others a token has keys and values.
 _RECURRENT = """
-    bamba falcon_h1 granitemoehybrid lfm2 lfm2_moe mamba2 nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text
-    qwen3_next zamba2
+    bailing_hybrid bamba falcon_h1 granitemoehybrid kimi_linear lfm2 lfm2_moe lfm3 mamba2 minimax nemotron_h
+    olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba2
 """
 
 # Decoders behind an encoder, which reads a source.
@@ -28,8 +28,8 @@ _BEHIND_SOURCES = """
 
 _REFUSED = {
     "its layers keep a state that is not one row of keys and values for each token": """
-        axk2 bailing_hybrid blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba glm_moe_dsa hy_v4
-        inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm3 mamba minimax
+        axk2 blt deepseek_v32 deepseek_v4 dots3_note_text falcon_mamba glm_moe_dsa hy_v4
+        inkling2_loop_text inkling2_text inkling_text jamba lara_mini mamba
         qwen4_exp_text recurrent_gemma rwkv xlstm zamba zaya
     """,
     "its keys and values differ in size": """

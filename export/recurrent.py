@@ -6,6 +6,8 @@ tree: what others compute along a line is computed here along the ancestors of e
     S_i = e^{g_i} S + Σ_j e^{g_i − g_j} k_j w_jᵀ ,   o_i = S_iᵀ q_i        g: the sum of the logarithms of the decays
     w_i = β_i (v_i − (e^{g_i} S)ᵀ k_i − Σ_j e^{g_i − g_j} (k_j·k_i) w_j)   delta rule; j: the ancestors of i
     w_i = v_i                                                              without β: Mamba-2
+
+A decay may be of a channel of the keys alone: then e^g stands before that channel of the k or q beside it.
 """
 
 import sys
@@ -23,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from ..engines import ROW, WINDOW, State
 from .cache import OPSET, Places, ScatterCache, written
+from .decays import Decays
 from .marks import marked
 from .passes.swallow_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
 from .repeating import layers_of
@@ -36,19 +39,20 @@ class Layer:
     """The sizes of a recurrent layer."""
 
     number: int
-    channels: int  # of its convolution
+    channels: int  # of its convolution, or of the keys and values that it keeps without one
     taps: int
     gates: int = 0  # numbers that decide of each token how it changes the state
     state: tuple[int, ...] = ()  # heads, size of a key, size of a value; a convolution alone has none
 
     def states(self, dtype: str) -> list[State]:
         """Return what it keeps: its state, the last inputs of its convolution before that, and of each token since."""
-        found = [
-            State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW),
-            State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW),
-        ]
+        found = []
+        if self.taps > 1:
+            found.append(State(f"tail_{self.number}", (self.taps - 1, self.channels), dtype, ROW))
+        found.append(State(f"inputs_{self.number}", (1, self.channels), dtype, WINDOW))
         if self.state:
             found.append(State(f"state_{self.number}", self.state, "float32", ROW))
+        if self.gates:
             found.append(State(f"gates_{self.number}", (1, self.gates), "float32", WINDOW))
         return found
 
@@ -56,6 +60,9 @@ class Layer:
 def layer_of(module: nn.Module) -> Layer | None:
     """Read the sizes of a recurrent layer; None for another module."""
     each: Any = module
+    if hasattr(module, "slope_rate"):  # a constant decay of each head
+        heads, size = each.num_attention_heads, each.head_dim
+        return Layer(each.layer_idx, 2 * heads * size, 1, state=(heads, size, size))
     convolution = next((one for one in module.children() if isinstance(one, nn.Conv1d)), None)
     if convolution is None or not hasattr(module, "layer_idx"):
         return None
@@ -63,6 +70,9 @@ def layer_of(module: nn.Module) -> Layer | None:
     if hasattr(module, "num_v_heads"):
         state = (each.num_v_heads, each.head_k_dim, each.head_v_dim)
         return replace(layer, gates=2 * each.num_v_heads, state=state)
+    if hasattr(module, "forget_gate"):  # a decay of each channel of the keys
+        state = (each.num_heads, each.head_dim, each.head_dim)
+        return replace(layer, gates=each.num_heads * (each.head_dim + 1), state=state)
     if hasattr(module, "ssm_state_size"):
         state = (each.num_heads, each.ssm_state_size, each.head_dim)
         return replace(layer, gates=each.num_heads, state=state)
@@ -74,10 +84,11 @@ def layers_in(config: Any) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     found = (layer_of(module) for module in model.modules())
+    keeping = ("k_proj", "expand_kv")  # keys and values, or latents
     attend = [
         place
         for place, layer in enumerate(layers_of(model, config.num_hidden_layers))
-        if any(hasattr(part, "k_proj") and layer_of(part) is None for part in layer.modules())
+        if any(layer_of(part) is None and any(hasattr(part, name) for name in keeping) for part in layer.modules())
     ]
     return tuple(layer for layer in found if layer is not None), tuple(attend)
 
@@ -194,7 +205,7 @@ class RecurrentCache(ScatterCache):
         self.layer = layer_idx
         return inputs
 
-    def update_recurrent_state(self, state: None, *_: Any, **__: Any) -> None:
+    def update_recurrent_state(self, state: Tensor | None, *_: Any, **__: Any) -> None:
         return None
 
     def convolve(
@@ -216,6 +227,7 @@ class RecurrentCache(ScatterCache):
             found = found + bias
         if activation is not None:
             found = functional.silu(found)
+        found = found.to(inputs.dtype)  # where the weight has another
         ends = entries.tails(tail.shape[1])[:, :, None].expand(-1, -1, channels)
         self.kept[f"tail_{layer}"] = torch.gather(joined, 1, ends)
         self.convolved = found
@@ -227,32 +239,27 @@ class RecurrentCache(ScatterCache):
     ) -> tuple[Tensor, Tensor]:
         """Answer queries [B, H, S, dk] by keys and values [B, H, N, …]; return that, and the state behind what folds.
 
-        `decays` are logarithms [B, H, N]; the delta rule has `rates` [B, H, N].
+        `decays` are logarithms [B, H, N, 1 or dk]; the delta rule has `rates` [B, H, N].
         """
         entries = self.entries
         query, keys, values = marked(QUERY, query), marked(KEYS, keys), marked(VALUES, values)
         decays, rates = marked(DECAYS, decays), None if rates is None else marked(RATES, rates)
+        left = Decays(decays, entries.sees)
         own = entries.pending.shape[1]
-        sums = decays @ entries.sees.transpose(1, 2).to(decays.dtype)  # [B, H, N]
-        # Along a path sums only fall. Padding may see a token without those before it, and must stay a number.
-        apart = (sums[..., :, None] - sums[..., None, :]).clamp(max=0)
-        seen = torch.where(entries.sees[:, None], apart, -torch.inf).exp()  # [B, H, N, N]
+        overlap, asked = left.products(query, keys)
         wanted = values
         if rates is not None:
-            overlap = keys @ keys.transpose(2, 3) * seen * rates[..., None]
-            wanted = rates[..., None] * (values - sums.exp()[..., None] * (keys @ state))
+            overlap = overlap * rates[..., None]
+            wanted = rates[..., None] * (values - (left.of_state * keys) @ state)
             first, *others = entries.halves()
             number = torch.arange(overlap.shape[2])
             solved = torch.where(number == number[:, None], 1.0, 0.0) - torch.where(first, overlap, 0.0)
             for half in others:
                 solved = solved - solved @ torch.where(half, overlap, 0.0) @ solved
             wanted = solved @ wanted
-        before = sums[:, :, own:].exp()[..., None] * (query @ state)
-        answer = (query @ keys.transpose(2, 3) * seen[:, :, own:]) @ wanted + before
-        swallowed = entries.swallowed[:, None]  # [B, 1, N]
-        end = torch.where(swallowed, decays, 0.0).sum(-1, keepdim=True)  # [B, H, 1]
-        weight = torch.where(swallowed, end - sums, -torch.inf).exp()[..., None]
-        after = end.exp()[..., None] * state + (weight * keys).transpose(2, 3) @ wanted
+        answer = asked @ wanted + (left.of_state[:, :, own:] * query) @ state
+        of_base, of_keys = left.at_end(entries.swallowed)
+        after = of_base.transpose(2, 3) * state + (of_keys * keys).transpose(2, 3) @ wanted
         return marked(ANSWER, answer), after
 
     def delta_rule(
@@ -260,15 +267,17 @@ class RecurrentCache(ScatterCache):
         query: Tensor,  # [B, S, key heads, dk]
         key: Tensor,
         value: Tensor,  # [B, S, heads, dv]
-        g: Tensor,  # [B, S, heads]
+        g: Tensor,  # [B, S, heads], or of each channel [B, S, heads, dk]
         beta: Tensor,
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor]:
         layer, heads = self.layer, value.shape[2]
-        gates = torch.cat([g.float(), beta.float()], -1)
+        gates = torch.cat([g.float().flatten(2), beta.float()], -1)
         self.kept[f"gates_{layer}"], all_gates = self.entries.kept(self.kept[f"gates_{layer}"], gates)
-        decays, rates = torch.split(all_gates.transpose(1, 2), heads, 1)  # [B, heads, N]
+        decays, rates = torch.split(all_gates, [all_gates.shape[2] - heads, heads], 2)
+        decays = decays.view(*decays.shape[:2], heads, -1).transpose(1, 2)  # [B, heads, N, 1 or dk]
+        rates = rates.transpose(1, 2)  # [B, heads, N]
         assert self.convolved is not None
         keys, values = _split(self.convolved, query, key, value)[1:]
         queries = _by_head(query, query, heads)
@@ -278,7 +287,7 @@ class RecurrentCache(ScatterCache):
         queries = queries * query.shape[-1] ** -0.5
         answer, after = self.attend(queries, keys, values, decays, rates, self.kept[f"state_{layer}"])
         self.kept[f"state_{layer}"] = after
-        return answer.transpose(1, 2).contiguous().to(query.dtype), None
+        return answer.transpose(1, 2).contiguous().to(query.dtype), after
 
     def scan(
         self,
@@ -308,7 +317,7 @@ class RecurrentCache(ScatterCache):
         steps = steps.transpose(1, 2)  # [B, heads, N]
         queries, keys = _by_head(C, C, heads), _by_head(keys, B, heads)
         values = _by_head(inputs, hidden_states, heads) * steps[..., None]
-        decays = steps * A.float()[:, None]
+        decays = (steps * A.float()[:, None])[..., None]
         answer, after = self.attend(queries, keys, values, decays, None, self.kept[f"state_{layer}"])
         self.kept[f"state_{layer}"] = after
         answer = answer.transpose(1, 2)
@@ -337,6 +346,7 @@ def _normed(each: Tensor) -> Tensor:
 SWAPPED: dict[str, Callable[..., Any]] = {  # functions of a family's module, by what computes it here
     "causal_conv1d_fn": RecurrentCache.convolve,
     "torch_chunk_gated_delta_rule": RecurrentCache.delta_rule,
+    "chunk_kimi_delta_attention": RecurrentCache.delta_rule,
     "mamba2_chunk_scan": RecurrentCache.scan,
 }
 

@@ -34,7 +34,17 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
-LATENT_FAMILIES = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu")
+LATENT_FAMILIES = (
+    "axk1",
+    "bailing_hybrid",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "kimi_linear",
+    "minicpm3",
+    "sarvam_mla",
+    "youtu",
+)
 LATENT = {  # all sizes differ, so that none is taken for another
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -54,6 +64,12 @@ DELTA_RULE = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
+    "initializer_range": 0.1,
+}
+DELTA_BY_CHANNEL = {
+    **LATENT,
+    **LARGER_HEADS,
+    "layer_types": ["linear_attention", "full_attention"],
     "initializer_range": 0.1,
 }
 MAMBA2 = {
@@ -108,6 +124,8 @@ OWN = {  # what single families need besides, or instead
         "floor_scale": 8,
         "attn_scale": 0.5,
     },
+    "bailing_hybrid": DELTA_BY_CHANNEL | {"head_dim": 6},
+    "kimi_linear": DELTA_BY_CHANNEL | {"linear_head_dim": 6, "linear_num_heads": 3},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA_RULE),
     "bamba": MAMBA2 | {"attn_layer_indices": [1]},
     "falcon_h1": MAMBA2 | {"mamba_d_ssm": 128},
@@ -127,6 +145,8 @@ OWN = {  # what single families need besides, or instead
     },
     "lfm2": LARGER_HEADS | {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": LARGER_HEADS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm3": LARGER_HEADS | {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
+    "minimax": LARGER_HEADS | {"layer_types": ["linear_attention", "full_attention"], "initializer_range": 0.1},
     "modernbert-decoder": {"pad_token_id": 0, "local_attention": 16},
 }
 

@@ -47,7 +47,7 @@ def hybrid(kind: str, folder: Path) -> Hybrid:
     noise = torch.Generator().manual_seed(1)
     weights = load_file(draft / "model.safetensors")
     for name, weight in weights.items():
-        if weight.dim() > 1:
+        if weight.dim() > 1 and name.endswith("weight"):
             weights[name] = weight + NOISE * weight.std() * torch.randn(weight.shape, generator=noise)
     save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
     bundle = export_pair(target, folder / "bundle", draft).bundle

@@ -13,19 +13,20 @@ def fuse_norms(model: ir.Model) -> int:
 
 
 def _norm_in_one_dtype(graph: ir.Graph, node: ir.Node) -> None:
-    """Compute a norm of what is wider than its scale, as T5's is, in the wider dtype, and cast what it gives."""
-    hidden, scale = node.inputs
-    found = node.outputs[0]
-    assert hidden is not None
-    assert scale is not None
-    if hidden.dtype != ir.DataType.FLOAT or found.dtype in (hidden.dtype, None):
+    """Norm in float32 where what is normed or its scale is, as T5's and Kimi's are, and cast what is narrower."""
+    wide, found = ir.DataType.FLOAT, node.outputs[0]
+    narrow, dtypes = found.dtype, {value.dtype for value in (*node.inputs, found) if value is not None}
+    if narrow is None or wide not in dtypes:
         return
-    wide = ir.node("Cast", [scale], {"to": int(hidden.dtype)})
-    narrow = ir.node("Cast", [found], {"to": int(found.dtype)})
-    narrow.outputs[0].shape, narrow.outputs[0].type = found.shape, found.type
-    found.replace_all_uses_with(narrow.outputs[0])
-    narrow.replace_input_with(0, found)
-    found.dtype = hidden.dtype
-    node.replace_input_with(1, wide.outputs[0])
-    graph.insert_before(node, [wide])
-    graph.insert_after(node, [narrow])
+    for place, value in enumerate(node.inputs):
+        if value is not None and value.dtype != wide:
+            cast = ir.node("Cast", [value], {"to": int(wide)})
+            node.replace_input_with(place, cast.outputs[0])
+            graph.insert_before(node, [cast])
+    if narrow != wide:
+        cast = ir.node("Cast", [found], {"to": int(narrow)})
+        cast.outputs[0].shape, cast.outputs[0].type = found.shape, found.type
+        found.replace_all_uses_with(cast.outputs[0])
+        cast.replace_input_with(0, found)
+        found.dtype = wide
+        graph.insert_after(node, [cast])

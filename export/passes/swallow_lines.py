@@ -135,7 +135,9 @@ class _Call:
             return op.several(2, "LinearAttention", *inputs, domain=CONTRIB, update_rule=rule, scale=1.0, **counts)
 
         query, keys, values = (by_row(marks[name]) for name in (QUERY, KEYS, VALUES))
-        gates = [op("Transpose", marks[name], perm=(0, 2, 1)) for name in (DECAYS, RATES) if name in marks]
+        gates = [by_row(marks[DECAYS])]  # of heads, or of their channels
+        if RATES in marks:
+            gates.append(op("Transpose", marks[RATES], perm=(0, 2, 1)))
         gates = [op("Where", self._there, each, op.stored(0.0)) for each in gates]
         if RATES not in marks:  # nothing is added for what is not there
             keys = op("Where", self._there, keys, op.stored(0.0))

@@ -15,12 +15,23 @@ from . import gates, latents, moving_rotary
 @contextmanager
 def ready_to_trace(model: Any) -> Iterator[None]:
     """Prepare the model as its family's file says, if there is one, until the block ends."""
-    name = f"{__package__}.{model.config.model_type.replace('-', '_')}"
     with ExitStack() as stack:
-        if find_spec(name) is not None:
-            stack.enter_context(import_module(name).ready(model))
+        if (family := _file_of(model)) is not None:
+            stack.enter_context(family.ready(model))
         if getattr(model.config, "kv_lora_rank", None):
             stack.enter_context(latents.ready(model))
         stack.enter_context(moving_rotary.ready(model))
         stack.enter_context(gates.ready(model))
         yield
+
+
+def mend(model: Any) -> None:
+    """Give a model that was loaded the numbers which its family works out, if its file says that they get lost."""
+    family = _file_of(model)
+    if family is not None and hasattr(family, "mend"):
+        family.mend(model)
+
+
+def _file_of(model: Any) -> Any:
+    name = f"{__package__}.{model.config.model_type.replace('-', '_')}"
+    return None if find_spec(name) is None else import_module(name)

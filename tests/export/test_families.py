@@ -34,13 +34,16 @@ REFUSED_BY_OPENVINO = {
     ),
     "llama4_text": "its attention has a mask by Equal",
     **dict.fromkeys(EXPERTS.split(), "experts have three dimensions"),
-    **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
     **dict.fromkeys(LATENT_FAMILIES, "the keys of its attention are not the entries of one state"),
+    **dict.fromkeys(RECURRENT_FAMILIES, "takes no state of the kind 'row'"),
+    "minimax": "takes no state of the kind 'window'",
 }
 WITH_NUMBERS = """
-bloom codegen deepseek_v3 doge falcon flint gemma3n_text gemma4_text gpt2 gpt_bigcode gpt_neo gpt_neox_japanese
-gpt_oss gptj granite_swa granitemoe_swa lfm2 llama4_text mamba2 mpt xglm zamba2
+bailing_hybrid bloom codegen deepseek_v3 doge falcon flint gemma3n_text gemma4_text gpt2 gpt_bigcode gpt_neo
+gpt_neox_japanese gpt_oss gptj granite_swa granitemoe_swa kimi_linear lfm2 llama4_text mamba2 minimax mpt xglm
+zamba2
 """
+FORGETS = {"minimax"}  # whose cache in transformers does not know where it stands if the first layer is recurrent
 FUSED_IN_FIXED_SIZES = {"bitnet"}  # its norms, which round otherwise then: one model runs it at any size
 
 
@@ -70,7 +73,7 @@ def test_a_family_passes_the_check_and_its_greedy_text_is_transformers(tmp_path:
     reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = [5, 9, 17, 5, 9]
     ids = torch.tensor([prompt])
-    settings = {"do_sample": False, "max_new_tokens": 24, "use_cache": kind not in SINGLE_STEPS_DIFFER}
+    settings = {"do_sample": False, "max_new_tokens": 24, "use_cache": kind not in (*SINGLE_STEPS_DIFFER, *FORGETS)}
     expected = reference.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     with Decoder.open(tmp_path / "bundle") as decoder:
         [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")

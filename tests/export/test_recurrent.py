@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.zamba2 import modeling_zamba2
-from trt_spec.export import export_bundle
+from trt_spec.export import export_bundle, recurrent
 from trt_spec.export.agreement import agreed_length
 from trt_spec.export.cache import Places
 from trt_spec.export.checkpoint import open_checkpoint
@@ -24,16 +24,17 @@ WIDTH, PENDING, HEADS, KEY, VALUE = 6, 2, 2, 4, 3
 DECAY = -60.0  # the logarithm of one; of two more there is no number for what they would be worth the other way
 
 
-@pytest.mark.parametrize("rule", ["delta rule", "Mamba-2"])
-def test_a_token_that_sees_no_path_leaves_the_others_as_they_are(rule: str) -> None:
+@pytest.mark.parametrize("rule", ["delta rule", "delta rule by channel", "Mamba-2"])
+def test_a_token_that_sees_no_path_leaves_the_others_as_they_are(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is where a row has fewer branches than its neighbours: nodes of an earlier round stand among others."""
     torch.manual_seed(0)
+    monkeypatch.setattr(recurrent, "marked", lambda _, value: value)  # which is zero outside of a trace
     query, keys, values = (
         torch.nn.functional.normalize(torch.randn(1, HEADS, count, size), dim=-1)
         for count, size in ((WIDTH, KEY), (PENDING + WIDTH, KEY), (PENDING + WIDTH, VALUE))
     )
-    decays = torch.full((1, HEADS, PENDING + WIDTH), DECAY)
-    rates = torch.full_like(decays, 0.5) if rule == "delta rule" else None
+    decays = torch.full((1, HEADS, PENDING + WIDTH, KEY if rule.endswith("by channel") else 1), DECAY)
+    rates = None if rule == "Mamba-2" else torch.full((1, HEADS, PENDING + WIDTH), 0.5)
     state, ones = torch.randn(1, HEADS, KEY, VALUE), torch.ones(1, dtype=torch.int64)
 
     def answered(seen_by_last: list[bool]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +46,7 @@ def test_a_token_that_sees_no_path_leaves_the_others_as_they_are(rule: str) -> N
         return RecurrentCache(places, entries, {}).attend(query, keys, values, decays, rates, state)
 
     line, none = answered([True] * WIDTH), answered([False] * (WIDTH - 2) + [True, True])
+    assert line[0].any()
     assert torch.equal(line[1], none[1]), "the state swallows pending tokens alone"
     torch.testing.assert_close(none[0][:, :, :-1], line[0][:, :, :-1])
     assert none[0].isfinite().all()

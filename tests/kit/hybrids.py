@@ -16,8 +16,14 @@ from .laws import VOCAB
 ROWS = 3  # that decode together
 LAYERS: dict[str, dict[str, Any]] = {  # recurrent ones on both sides of one that attends, or recurrent ones alone
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "kv_lora_rank": 28},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "mamba2": {},
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "sliding_window": None,  # transformers' own cache forgets where it stands if the first layer is recurrent
+        "num_attention_heads": 2,
+    },
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "zamba2": {"layers_block_type": ["hybrid", "linear_attention", "hybrid"], "num_mem_blocks": 1},
 }

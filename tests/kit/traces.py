@@ -18,9 +18,11 @@ def traced_once(
 ) -> ir.Model:
     """Do what `trace` does, with the trace of an earlier model of this configuration where there is one.
 
-    Those of heads and of their targets, and of what has to do with sources, hold more than a configuration says.
+    Those of heads and of their targets, and of what has to do with sources, hold more than a configuration says; those
+    of latents hold weights that are made of a model's.
     """
-    if features or not isinstance(contract, Contract) or contract.of_kind(CALL) or contract.of_kind(SOURCE):
+    plain = isinstance(contract, Contract) and not (contract.of_kind(CALL) or contract.of_kind(SOURCE))
+    if features or not plain or getattr(model.config, "kv_lora_rank", None):
         return TRACE(model, contract, positions, features or {})
     sizes = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]
     asked = repr((model.config.to_dict() | {"_name_or_path": ""}, contract, positions, sizes))
