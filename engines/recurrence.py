@@ -2,8 +2,7 @@
 
 The states of a row have swallowed its first `base` tokens. The tokens behind these lie in one half of the row's slots,
 one after another. The first call of a round swallows them and writes its own tokens to the other half; calls that go on
-behind it only add to that half. A call swallows its own tokens, too, where all of them stand: those of prompts, and the
-one of a round without proposals. So a row is truncated by its length alone, and nothing that may still fall is ever
+behind it only add to that half. So a row is truncated by its length alone, and nothing that may still fall is ever
 swallowed.
 """
 

@@ -209,9 +209,7 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence
     if recurrence is None or not engine.contract.recurrent:
         make_step(engine, rows, inputs, {"logits": logits}).run()
     else:
-        left = inputs["start"] - recurrence.base[call.first_row : call.first_row + len(call.rows)]
-        pending = HALF if left.any() else 0
-        inputs["pending"] = torch.zeros(len(call.rows), pending, dtype=torch.int64, device=engine.device)
+        inputs["pending"] = torch.zeros(len(call.rows), HALF, dtype=torch.int64, device=engine.device)
         step = make_step(engine, rows, inputs, {"logits": logits})
         read = torch.tensor([row.read for row in call.rows], device=engine.device)
         if call.goes_on:

@@ -221,8 +221,6 @@ def write_script(vocab: int, max_length: int, recurrent: bool = False, tails: bo
     script.call("chunked prefill", 0, chunk, [chunk // 2 + 1], read=True)
     for _ in range(3):
         script.call("single steps", 0, 1, [1])
-    for _ in range(2 if recurrent else 0):  # behind the second nothing is left to swallow
-        script.call("single steps that stand", 0, 1, [1], read=True)
     script.call("verify width", 0, 5, [5])
     script.call("rollback", 0, 5, [5], back=[4])
     script.call("rollback", 0, 2, [2], back=[1])

@@ -98,11 +98,6 @@ class KVCache(ABC):
             self.bases[row] = begin if swallowed is None else swallowed
         self.entries[row] = end
 
-    def swallowed(self, row: int) -> None:
-        """Note that the states of a row, if it has some, stand for all its entries; another round may be under way."""
-        if self.memory.rows:
-            self.bases[row] = self.entries[row]
-
     def free(self, row: int) -> None:
         self.entries[row] = self.bases[row] = 0
         if self.sources is not None:

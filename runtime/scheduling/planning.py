@@ -109,11 +109,6 @@ class Planner:
             self._plan = replace(self._plan, live=entries, since=since)
         return self._plan
 
-    @property
-    def reads_what_stands(self) -> bool:
-        """Whether the target reads in the last plan's rounds what stands for good."""
-        return self._plan.reads_what_stands
-
     def repeats(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> bool:
         """Whether the last plan also fits the next round of the same rows, whatever this round decides."""
         if self.shares is None or any(source.reads_outputs for one in self.shares for source, _ in one.lines):
@@ -142,7 +137,7 @@ class Planner:
         if not self._recurrent:
             return 1
         found = (model.cache.since(row) for model in self._recurrent for row in range(live))
-        return max(0 if self.reads_what_stands else 1 + self._plan.draft_length, *found)
+        return max(1 + self._plan.draft_length, *found)
 
     def _within_reach(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
         """Leave out what the target's widest step has no room for behind the longest line.

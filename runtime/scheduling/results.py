@@ -87,8 +87,6 @@ class Results:
     def note_writes(self, row: int, before: int, share: Share, result: RowResult) -> None:
         """Note what target and drafts hold of a row that had so many tokens `before` the round."""
         self._target.cache.wrote(row, before - 1, before + result.accepted)
-        if self._planner.reads_what_stands:
-            self._target.cache.swallowed(row)
         for source, _ in share.lines:
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line;
                 # a head has to see again what it has proposed itself

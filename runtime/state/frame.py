@@ -49,9 +49,9 @@ class Frame:
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
         elif not plan.look_aheads:
-            read = 1 if plan.reads_what_stands else None
-            given = input_ids, self.position[1], logits, self.live, self.widths
-            self.verify = target.step(0, *given, tree=self.tree, since=self.since, read=read)
+            self.verify = target.step(
+                0, input_ids, self.position[1], logits, self.live, self.widths, tree=self.tree, since=self.since
+            )
         else:
             ahead = LookAheads(input_ids, plan.look_aheads, target.engine.contract.vocab_size, self.tree)
             step = target.step(0, ahead.ids, self.position[1], logits, self.live, tree=ahead, since=self.since)

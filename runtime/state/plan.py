@@ -113,11 +113,6 @@ class Plan:
         return max(self.branches, (len(self.lines) - 1) * self.draft_length)
 
     @cached_property
-    def reads_what_stands(self) -> bool:
-        """Whether the target reads nothing but the last committed token of each row."""
-        return not (self.draft_length or self.beyond or self.look_aheads)
-
-    @cached_property
     def turns(self) -> int:
         """The most nodes that may follow the same tokens."""
         return max(len(self.lines), self.leaves.children, *(level.children for level in self.levels))

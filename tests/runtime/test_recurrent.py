@@ -89,20 +89,6 @@ def test_prompts_are_read_together_and_no_padding_is_swallowed(
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
 
 
-def test_a_round_without_proposals_leaves_nothing_to_swallow(hybrids: Callable[[str], Hybrid]) -> None:
-    """So that the next reads one token alone; behind a round of proposals it still reads what stands of them."""
-    with Decoder.open(hybrids("granitemoehybrid").bundle, max_batch=1) as decoder:
-        request = decoder.submit(some_prompts()[0], SamplingParams(max_new_tokens=20, ignore_eos=True), draft_length=2)
-        left = {0: set[int](), 2: set[int]()}
-        for length in (2, 2, 0, 0, 0, 2, 2, 0, 0):
-            request.draft(length, "model")
-            decoder.step()
-            left[length].add(decoder.target.cache.since(0))
-    assert left[0] == {0}
-    assert 0 < max(left[2]) <= 3
-
-
-@pytest.mark.parametrize("kind", ["granitemoehybrid", pytest.param("mamba2", marks=pytest.mark.exhaustive)])
 def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(
     hybrids: Callable[[str], Hybrid], kind: str
 ) -> None:
