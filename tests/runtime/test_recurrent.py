@@ -89,6 +89,7 @@ def test_prompts_are_read_together_and_no_padding_is_swallowed(
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
 
 
+@pytest.mark.parametrize("kind", ["granitemoehybrid", pytest.param("mamba2", marks=pytest.mark.exhaustive)])
 def test_caches_take_no_more_than_their_budget_however_wide_rounds_become(
     hybrids: Callable[[str], Hybrid], kind: str
 ) -> None:
