@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter", choices=DEMO_DRAFTS, default="model", help="a model of its own, or a head (default model)"
     )
     add_number(parser, "--draft-length", DEFAULT_DRAFT_LENGTH, "tokens to propose in each round", letter="K")
-    add_number(parser, "--repeats", 5, "timed runs with and without the draft")
+    add_number(parser, "--repeats", 3, "timed runs with and without the draft")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
