@@ -23,6 +23,7 @@ from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.spm", "*.txt"]
+OF_CACHES = (".k_scale", ".v_scale")  # what others read who keep keys and values in eight bits
 MODEL_OPTIMIZER = "hf_quant_config.json"  # where older versions of it write what they have done
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
 GGUF = ".gguf"
@@ -117,7 +118,7 @@ def _open_checkpoint(name: str) -> Checkpoint:
     reads_more = None
     if config.model_type in READS_MORE:
         reads_more, config = config.model_type, text_config_of(config)
-    if quantised is not None:
+    if "quantization_config" in fields:
         config.__dict__.pop("quantization_config", None)  # transformers shall build the ordinary model
     shape = shape_of(name, config)
     require_weights(name, path)
@@ -176,7 +177,8 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
     extra = sorted(
         key
         for key in report["unexpected_keys"]
-        if not (checkpoint.reads_more and OTHERS.search(key))
+        if not key.endswith(OF_CACHES)
+        and not (checkpoint.reads_more and OTHERS.search(key))
         and not (getattr(checkpoint.config, "num_mtp_layers", 0) and behind.match(key))
     )
     if any(key.startswith("v_head.") for key in extra):
@@ -293,7 +295,7 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
     fields = read_object(name, path / "config.json")
     if "quantization_config" not in fields and (path / MODEL_OPTIMIZER).is_file():
         settings = read_object(name, path / MODEL_OPTIMIZER).get("quantization")
-        if isinstance(settings, dict) and settings.get("quant_algo"):  # else only its cache is to be quantised
+        if isinstance(settings, dict):
             fields["quantization_config"] = settings | {"quant_method": "modelopt"}
     return fields
 

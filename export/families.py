@@ -203,7 +203,7 @@ def _shape_behind_source(config: Any) -> ModelShape:
 
 
 def _sizes_of_each(config: Any) -> tuple[tuple[int, int], ...]:
-    """Return the key heads and their size of each layer that keeps keys, if layers differ so (Gemma 3n and 4)."""
+    """Return the key heads and their size of each layer that keeps keys, if not all keep the same (Gemma 3n, 4)."""
     shared = getattr(config, "num_kv_shared_layers", 0)  # those ask the keys of the last one of their type
     kept = config.num_hidden_layers - shared
     if not getattr(config, "is_heterogeneous", False):

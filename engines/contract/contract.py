@@ -82,7 +82,8 @@ class Contract(Interface):
         for name in ("layers", "heads", "vocab_size", "max_length"):
             value = getattr(self, name)
             if type(value) is not int or value < least.get(name, 1):
-                raise ContractError(f"contract field {name} is {value!r}, expected a positive integer")
+                expected = "a whole number" if name in least else "a positive integer"
+                raise ContractError(f"contract field {name} is {value!r}, expected {expected}")
         for name in self.capabilities:
             if name not in CAPABILITIES:
                 raise ContractError(

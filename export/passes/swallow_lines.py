@@ -1,8 +1,7 @@
 """Let ONNX Runtime's LinearAttention swallow what stands and answer, where the tokens of a call form a line.
 
-What a layer computes for any tree becomes the other branch of an `If`, and that the other branch of a second one: the
-calls that they take are lines whose own tokens stand, all or none. What remains beside trees are the later steps of a
-draft, which swallow nothing, and prompts of unlike lengths that are read together.
+Two `If`s choose: a line whose tokens all stand, a line whose tokens may all fall, else any tree, by the plain form.
+That also computes the later steps of a draft, which swallow nothing, and prompts of unlike lengths read together.
 """
 
 from collections.abc import Collection, Mapping, Sequence

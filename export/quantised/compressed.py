@@ -27,6 +27,8 @@ DIVISOR = ".weight_global_scale"  # of NVFP4: what its scales are to be divided 
 
 def matrix(parts: Parts, settings: Settings) -> Tensor:
     scales, zeros = parts[".weight_scale"], parts.get(".weight_zero_point")
+    if ".weight_packed" in parts and ".weight_shape" not in parts and (zeros is not None or ".weight_g_idx" in parts):
+        raise ExportError("it has zero points or groups in another order, which FP4 has not")
     if DIVISOR in parts:
         return nvfp4.matrix(parts[".weight_packed"], scales, 1 / parts[DIVISOR].float())
     if ".weight_packed" in parts and ".weight_shape" not in parts:

@@ -28,6 +28,8 @@ def how_quantised(name: str, fields: Mapping[str, Any]) -> dict[str, Any] | None
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     if method is None and isinstance(settings, dict) and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         method = "bitsandbytes"
+    if method == "modelopt" and not settings.get("quant_algo"):
+        return None  # only its cache was to be quantised
     if method not in METHODS:
         raise ExportError(
             f"checkpoint {name} is quantised by {method or 'some method'}, expected {', '.join(METHODS)}; export the "

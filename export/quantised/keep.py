@@ -16,12 +16,13 @@ class Kept:
 
     def __init__(self, stored: Dequantised) -> None:
         self._stored = stored
-        self.count = 0
+        self.count, self.rounded = 0, 0  # matrices, and those of them whose scales are rounded
 
     def __str__(self) -> str:
         if self.count == 0:
             return "dequantised and stored anew"
-        return f"{self.count} of {self._stored.matrices} matrices kept bit for bit, the others stored anew"
+        kept = "kept, their scales rounded" if self.rounded else "kept bit for bit"
+        return f"{self.count} of {self._stored.matrices} matrices {kept}, the others stored anew"
 
     def __call__(self, name: str, kind: str, dtype: torch.dtype) -> Blocks | None:
         """Return a matrix `[K, N]` in blocks; None where rounding anew is what a graph needs."""
@@ -31,7 +32,7 @@ class Kept:
         if (found.whole is None) == (kind == "nvfp4"):
             return None
         if found.whole is not None:
-            return self._nvfp4(found, found.whole.to(dtype).float(), dtype)
+            return self._nvfp4(found, dtype)
         if not torch.equal(found.scales.to(dtype).float(), found.scales):
             return None
         if not bool(found.scales.all()):  # TensorRT refuses scales of zero
@@ -55,13 +56,16 @@ class Kept:
             numbers.T.contiguous(), of_blocks(found.scales), block, None if zeros is None else of_blocks(zeros)
         )
 
-    def _nvfp4(self, found: Centred, whole: Tensor, dtype: torch.dtype) -> Blocks | None:
-        """Keep numbers and scales; the one float that multiplies these is rounded as it will be stored."""
+    def _nvfp4(self, found: Centred, dtype: torch.dtype) -> Blocks | None:
+        """Keep the numbers; their scales are rounded as a graph computes them in half precision."""
+        assert found.whole is not None
+        whole = found.whole.to(dtype).float()
         parts = found.scales.T.contiguous()
         if whole < torch.finfo(dtype).smallest_normal or not bool((parts.float() > 0).all()):
             return None
         self.count += 1
         scales = nvfp4.widened(parts, whole, dtype)
+        self.rounded += not torch.equal(scales, parts.float() * found.whole)
         return Blocks(found.numbers.T.contiguous(), scales, nvfp4.BLOCK, made_of=(parts, whole))
 
 

@@ -7,7 +7,7 @@ from . import fp8, nvfp4
 from .method import Centred, Method, Parts, Settings
 
 FACTOR = ".weight_scale_2"
-WORDS = {"FP8": "8 bits (E4M3)", "NVFP4": nvfp4.WORDS}
+WORDS = {"FP8": "8 bits (E4M3)", "NVFP4": nvfp4.WORDS, "W4A16_NVFP4": nvfp4.WORDS}
 
 
 def matrix(parts: Parts, settings: Settings) -> Tensor:
@@ -25,7 +25,7 @@ def centred(parts: Parts, settings: Settings) -> Centred | None:
 def words(settings: Settings) -> str:
     algorithm = settings.get("quant_algo")
     if algorithm not in WORDS:
-        raise ExportError(f"quant_algo is {algorithm!r}, expected {' or '.join(WORDS)}")
+        raise ExportError(f"quant_algo is {algorithm!r}, expected {', '.join(WORDS)}")
     return WORDS[algorithm]
 
 

@@ -89,7 +89,8 @@ class Request:
     def draft(self, length: DraftLength, drafter: str) -> None:
         """Change draft length and drafter from the next round on; if one is refused, both stay as they were.
 
-        Where wider rounds no longer fit into `cache_bytes`, the youngest request gives up its place.
+        Where wider rounds no longer fit into `cache_bytes`, the youngest request gives up its place. One that is alone
+        ends with an error that says so.
         """
         self.drafting = self._check(length, drafter, self.params)
 

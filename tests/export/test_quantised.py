@@ -221,6 +221,11 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
         lambda stored: stored.update({f"{MLP}.pre_quant_scale": torch.ones(32)}),
         f"the first is {MLP}.pre_quant_scale",
     ),
+    (
+        "compressed nvfp4",
+        lambda stored: stored.update({f"{MLP}.weight_zero_point": torch.ones(64, 2)}),
+        f"{MLP}.* zero points or groups in another order",
+    ),
     ("fp8 tensor", lambda stored: stored.clear(), "says that it is quantised by fp8, but no tensor is"),
 ]
 
@@ -315,6 +320,34 @@ def test_settings_of_the_model_optimizer_may_be_in_a_file_of_their_own(tmp_path:
     (checkpoint / "config.json").write_text(json.dumps(fields))
     (checkpoint / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
     assert_read_as_meant(checkpoint, model)
+
+
+def test_nvfp4_in_half_precision_says_that_its_scales_are_rounded(tmp_path: Path) -> None:
+    kind = KINDS["modelopt nvfp4"]
+    checkpoint, _ = write_quantised(kind, tmp_path)
+    how = {"dtype": "bfloat16", "weights": Quantisation("nvfp4", wide_head=True)}
+    [target] = export_bundle(checkpoint, tmp_path / "bundle", **how).models
+    said = f"{kind.words}: 14 of 14 matrices kept, their scales rounded, the others stored anew"
+    assert target.entry.dequantised == said
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+def test_a_checkpoint_whose_cache_alone_is_quantised_is_read_as_any_other(tmp_path: Path, in_config: bool) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    plain = load_model(open_checkpoint(checkpoint), "float32")
+    settings = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    if in_config:
+        fields = json.loads((checkpoint / "config.json").read_text())
+        fields["quantization_config"] = {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8}}
+        (checkpoint / "config.json").write_text(json.dumps(fields))
+    else:
+        (checkpoint / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    stored = load_file(checkpoint / "model.safetensors")
+    stored |= {f"model.layers.0.self_attn.{one}_proj.{one}_scale": torch.ones(1) for one in "kv"}
+    save_file(stored, checkpoint / "model.safetensors", {"format": "pt"})
+    opened = open_checkpoint(checkpoint)
+    assert opened.quantised is None
+    assert text_of(load_model(opened, "float32")) == text_of(plain)
 
 
 def wide_matrices(graph: Path) -> list[Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from trt_spec.engines import SLOTS, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.memory.model import Model
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
@@ -87,6 +88,20 @@ def test_prompts_are_read_together_and_no_padding_is_swallowed(
                         assert apart.abs().max() < CLOSE * beside[:, row].abs().max()  # decays are summed otherwise
         alone = [decoder.generate([prompt], params, draft_length=0)[0] for prompt in prompts]
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def test_a_request_alone_ends_when_its_rounds_become_too_wide_for_the_memory(hybrids: Callable[[str], Hybrid]) -> None:
+    hybrid = hybrids("granitemoehybrid")
+    with Decoder.open(hybrid.bundle, max_batch=1, cache_bytes=room(hybrid, 150, 1)) as decoder:
+        params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+        request = decoder.submit(some_prompts()[0], params, drafter="model", draft_length=3)
+        for _ in range(3):
+            decoder.step()
+        request.draft(16, "model")
+        while decoder.step():
+            pass
+        assert isinstance(request.error, CacheFull)
+        assert "no room for rounds of 17 tokens" in str(request.error)
 
 
 @pytest.mark.parametrize("kind", ["granitemoehybrid", pytest.param("mamba2", marks=pytest.mark.exhaustive)])

@@ -122,7 +122,7 @@ def _report(found: dict[str, Any]) -> str:
         ("architecture", lambda m: m["architecture"]),
         ("parameters", lambda m: f"{m['parameters']:,}"),
         ("dtype", lambda m: m["dtype"]),
-        ("layers that attend", lambda m: str(m["layers"])),
+        ("layers that keep keys", lambda m: str(m["layers"])),
         ("heads", lambda m: str(m["heads"])),
         ("vocabulary", lambda m: f"{m['vocab_size']:,}"),
         *([("look-aheads", lambda m: str(m["look_aheads"]))] if any(m["look_aheads"] for m in models) else []),

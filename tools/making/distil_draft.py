@@ -41,7 +41,7 @@ from ..flags.sampling import add_number
 from ..program import program
 from .cut_down import cut_down
 from .growing import LlamaSize
-from .prompts import add_prompts_flags, read_chosen_prompts
+from .prompts import add_prompts_flags, read_chosen_prompts, token_ids
 from .training import (
     Windows,
     acceptance,
@@ -97,7 +97,7 @@ def distil(
     with quiet_libraries(), built_aside(out) as folder:
         checkpoint = open_checkpoint(target)
         vocabulary = read_vocabulary(checkpoint)
-        ids = [ids for prompt in prompts if (ids := vocabulary.tokenizer.encode(prompt).ids)]
+        ids = token_ids(vocabulary.tokenizer, prompts)
         longest = max(map(len, ids), default=0)
         if not 0 < longest <= checkpoint.shape.positions - length:
             raise RequestError(

@@ -1,7 +1,10 @@
 """The flags that say what a target shall continue, so that others learn from it."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from ...engines import EngineError, RequestError
 from ...export.checkpoint import open_checkpoint
@@ -9,6 +12,10 @@ from ...export.quiet import quiet_libraries
 from ...export.vocabulary import read_vocabulary
 from ..extras import install_command
 from ..text_files import read_prompts
+
+
+class Chats(list[str]):
+    """Texts in which a template has written whatever tokens begin and end them."""
 
 
 def add_prompts_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +34,13 @@ def read_chosen_prompts(arguments: argparse.Namespace) -> None:
         arguments.prompts = as_chats(arguments.prompts, arguments.target)
 
 
-def as_chats(asked: list[str], target: str) -> list[str]:
+def token_ids(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of each prompt that has some."""
+    adds = not isinstance(prompts, Chats)
+    return [ids for prompt in prompts if (ids := tokenizer.encode(prompt, add_special_tokens=adds).ids)]
+
+
+def as_chats(asked: Sequence[str], target: str) -> Chats:
     """Write each question as a chat that the target is to answer."""
     try:
         from ..serving.templates import ChatTemplate
@@ -37,7 +50,5 @@ def as_chats(asked: list[str], target: str) -> list[str]:
         vocabulary = read_vocabulary(open_checkpoint(target))
     if vocabulary.chat_template is None:
         raise RequestError(f"checkpoint {target} has no chat template; leave out --chat")
-    tokenizer = vocabulary.tokenizer
-    template = ChatTemplate(vocabulary.chat_template, tokenizer, vocabulary.entry())
-    begins = "".join(map(tokenizer.id_to_token, tokenizer.encode("").ids))  # which tokenizing adds again
-    return [template.render([{"role": "user", "content": one}]).removeprefix(begins) for one in asked]
+    template = ChatTemplate(vocabulary.chat_template, vocabulary.tokenizer, vocabulary.entry())
+    return Chats(template.render([{"role": "user", "content": one}]) for one in asked)

@@ -45,7 +45,7 @@ from .heads.settings import OPTIONS, Settings, digest, flag
 from .heads.spoken import HELD_OUT, TOGETHER, Spoken
 from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
-from .prompts import add_prompts_flags, read_chosen_prompts
+from .prompts import add_prompts_flags, read_chosen_prompts, token_ids
 from .training import NEGLIGIBLE, SAID, SAVED, WARM_UP, refuse_below, refuse_device, time_left
 
 WRITING = 1 / 5  # share of --minutes in which the target may write
@@ -74,8 +74,7 @@ def train_head(
     refuse_foreign(out)
     with quiet_libraries():
         checkpoint = open_checkpoint(target)
-        tokenizer = read_vocabulary(checkpoint).tokenizer
-        ids = [ids for prompt in prompts if (ids := tokenizer.encode(prompt).ids)]
+        ids = token_ids(read_vocabulary(checkpoint).tokenizer, prompts)
         _refuse_lengths(ids, settings.length, checkpoint.shape.positions)
         folder = out.with_name(f".{out.name}.training")
         begun = restore_progress(folder, settings) or Progress()

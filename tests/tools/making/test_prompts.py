@@ -5,14 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from trt_spec.engines import RequestError
-from trt_spec.tools.making.prompts import add_prompts_flags, read_chosen_prompts
+from trt_spec.tools.making.prompts import add_prompts_flags, read_chosen_prompts, token_ids
 
 from ...models import tiny_llama
 
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 QUESTIONS = ("what is a river", "name three")
@@ -30,10 +31,11 @@ def chosen(target: Path, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_questions_become_chats_with_one_beginning(tmp_path: Path, begins: bool):
-    """Whether the tokenizer writes the first token of a text by itself or not."""
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
+def test_questions_become_chats_with_one_beginning(tmp_path: Path, begins: bool, written: str):
+    """Whether the tokenizer writes the first token of a text by itself or not, and the template or not."""
     target = tiny_llama(tmp_path / "target")
-    (target / "chat_template.jinja").write_text(TEMPLATE)
+    (target / "chat_template.jinja").write_text(written + TEMPLATE)
     spec = json.loads((target / "tokenizer.json").read_text())
     [first] = [token for token, number in spec["model"]["vocab"].items() if number == 0]
     (target / "tokenizer_config.json").write_text(json.dumps({"bos_token": first}))
@@ -50,9 +52,10 @@ def test_questions_become_chats_with_one_beginning(tmp_path: Path, begins: bool)
         (target / "tokenizer.json").write_text(json.dumps(spec))
     theirs = AutoTokenizer.from_pretrained(target)
     found = chosen(target, "--chat")
-    for one, question in zip(found, QUESTIONS, strict=True):
+    ids = token_ids(Tokenizer.from_file(str(target / "tokenizer.json")), found)
+    for one, question in zip(ids, QUESTIONS, strict=True):
         asked = [{"role": "user", "content": question}]
-        assert theirs(one).input_ids == theirs.apply_chat_template(asked, add_generation_prompt=True).input_ids
+        assert one == theirs.apply_chat_template(asked, add_generation_prompt=True).input_ids
     assert chosen(target) == list(QUESTIONS), "without --chat they are texts to continue"
 
 
