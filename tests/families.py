@@ -54,6 +54,13 @@ LATENT = {  # all sizes differ, so that none is taken for another
     "qk_nope_head_dim": 10,
     "v_head_dim": 14,
 }
+# What they are made of others have as well, in every layer.
+FORMS_OF_OTHERS = """
+arcee axk1 cohere cohere2_moe cwm dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe flex_olmo gemma glm glm4
+glm4_moe gpt-sw3 granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 internlm3 iquestcoder
+jais2 laguna ministral ministral3 mistral mixtral nemotron olmo olmo2 olmo3 olmoe persimmon phi qwen2 qwen2_moe
+qwen3 sarvam_mla sarvam_moe seed_oss smollm3 stablelm starcoder2 vaultgemma youtu
+"""
 SINGLE_STEPS_DIFFER = ("zamba2",)  # in transformers, which limits time steps from below in longer ones alone
 LARGER_HEADS = {"hidden_size": 64}  # for which TensorRT has fused kernels
 # Of recurrent layers; all sizes differ.

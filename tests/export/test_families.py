@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.cli import main
 
 from ..engines.parity import assert_engine_agrees
-from ..families import LATENT_FAMILIES, SINGLE_STEPS_DIFFER, tiny_checkpoint
+from ..families import FORMS_OF_OTHERS, LATENT_FAMILIES, SINGLE_STEPS_DIFFER, tiny_checkpoint
 
 IN_DEFAULT_TIER = ("qwen3_moe", "deepseek_v3", "lfm2")  # the first three families have tests of their own
 
@@ -54,10 +55,17 @@ def test_the_table_knows_every_causal_model_of_transformers() -> None:
     assert all(REFUSED.values())
 
 
+def in_its_tier(kind: str) -> Any:
+    if kind in IN_DEFAULT_TIER:
+        return kind
+    by_hand = kind in FORMS_OF_OTHERS.split()
+    return pytest.param(kind, marks=pytest.mark.families if by_hand else pytest.mark.exhaustive)
+
+
 @pytest.mark.parametrize(
     "kind",
     [
-        kind if kind in IN_DEFAULT_TIER else pytest.param(kind, marks=pytest.mark.exhaustive)
+        in_its_tier(kind)
         for kind in WORKS
         if kind not in BEHIND_SOURCES  # which have tests of their own
     ],
