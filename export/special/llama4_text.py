@@ -25,7 +25,7 @@ def ready(model: Any) -> Iterator[None]:
         found: Tensor = torch.stack((each.cos(), each.sin()), -1) * rotary.attention_scaling
         return found
 
-    def scaled(attention: Any, _: Any, query: Tensor) -> Tensor:  # [B, S, heads · D]
+    def scaled(attention: Any, query: Tensor) -> Tensor:  # [B, S, heads · D]
         steps = torch.floor((positions.float() + 1.0) / attention.floor_scale)
         factors: Tensor = torch.log1p(steps) * attention.attn_scale + 1.0
         return (query * factors[..., None]).to(query.dtype)
@@ -39,7 +39,7 @@ def ready(model: Any) -> Iterator[None]:
             if attention.attn_temperature_tuning and not attention.use_rope:
                 stack.enter_context(swapped(attention, attn_temperature_tuning=False))
                 hook = attention.q_proj.register_forward_hook(
-                    lambda _, given, query, attention=attention: scaled(attention, given, query)
+                    lambda _projection, _given, query, attention=attention: scaled(attention, query)
                 )
                 stack.callback(hook.remove)
         yield

@@ -53,6 +53,7 @@ def test_the_table_knows_every_causal_model_of_transformers() -> None:
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | set(BEHIND_SOURCES)
     assert set(WORKS) | set(REFUSED) == known - set(READS_MORE)
     assert all(REFUSED.values())
+    assert set(FORMS_OF_OTHERS.split()) <= set(WORKS)
 
 
 def in_its_tier(kind: str) -> Any:
