@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..state.indexing import pick
+from ..state.place import on_host
 from ..state.plan import Plan
 from ..state.proposal import Noise, Proposal
 from ..state.rows import Rows
@@ -60,7 +61,7 @@ def descend(
         law = torch.where(going[:, None], pick(p, stands), law)
         path = verdict.path.scatter(1, (verdict.next_index + 1).clamp_(max=k), stands[:, None])
         verdict.put(going, verdict.accepted + 1, path)
-        if step + 1 == plan.deepest or (law.device.type == "cpu" and not bool(going.any())):
+        if step + 1 == plan.deepest or (on_host(law.device) and not bool(going.any())):
             break
         passed = tokens.gather(1, (stands - 1).clamp_(min=0)[:, None])
         same = (said == passed) & asked & going[:, None]

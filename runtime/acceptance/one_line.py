@@ -20,13 +20,14 @@ from ..state.proposal import Noise, Proposal
 from ..state.rows import Rows
 from ..state.verdict import Verdict
 from .block import Chances, judge_blocks, share_of_q
+from .sums import rising_sums
 
 NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     """Draw tokens [A, 1] by uniforms u [A, 1] from unnormalised weights [A, V], never a token of weight zero."""
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    cumulative = rising_sums(weights, torch.float64)
     return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
 
 

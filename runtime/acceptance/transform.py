@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..state.place import on_host
 from ..state.plan import Plan, ReadingFilter
 from ..state.proposal import Ahead
 from ..state.rows import Columns, Rows
@@ -62,6 +63,6 @@ def keep_likeliest(scores: Tensor, columns: Columns, cuts: Sequence[Cut]) -> Ten
 
 
 def ascending(scores: Tensor) -> Tensor:
-    if scores.device.type == "cpu":  # numpy's vectorised sort takes a tenth of torch's time
+    if on_host(scores.device):  # numpy's vectorised sort takes a tenth of torch's time
         return torch.from_numpy(np.sort(scores.numpy(), axis=-1))
     return scores.sort(dim=-1).values

@@ -102,7 +102,7 @@ def draw(rows: Rows, plan: Plan, frame: Frame, noise: Noise, number: int, growth
             for (asked, _), doubt in zip(each[1:], doubts[1:], strict=True):
                 doubts[0] = torch.where(asked[:, None] > 0, doubt, doubts[0])
             entropies.append(doubts[0])
-            if frame.on_cpu and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
+            if frame.on_host and bool((torch.cat(entropies, 1) > rows.entropy_limit[:, None]).any(1).all()):
                 break
         scores = draft_transform(logits, rows, plan, drawn_so_far(i, plan, line))
         laws = scores.softmax(-1) if plan.probabilities else None

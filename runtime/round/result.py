@@ -44,12 +44,17 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
 
 
-def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None = None) -> list[RowResult]:
-    """Read a round's table; check the next tokens by the target's `logits` if given, else the device has done it."""
+def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None, rows: Sequence[int]) -> list[RowResult]:
+    """Read these rows of a round's table.
+
+    Check their next tokens by the target's `logits` if given, else the device has done it.
+    """
     width, k = plan.draft_length + 1, plan.draft_length
     results = []
     numbers = None if logits is None else logits.numpy()
-    for index, row in enumerate(table.tolist()):
+    told = table.tolist()
+    for index in rows:
+        row = told[index]
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
         # The node after which the next token comes.
         last, beside = (int(row[at]), int(row[at + 1])) if plan.is_tree else (accepted, 0)

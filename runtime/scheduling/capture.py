@@ -31,8 +31,9 @@ class Flight(NamedTuple):
     replayed: bool
     logits: Tensor | None  # on the CPU, where nothing has checked them yet
 
-    def results(self) -> list[RowResult]:
-        return read_table(self.table(), self.plan, self.logits)
+    def results(self, rows: Sequence[int]) -> list[RowResult]:
+        """Return the results of these rows; nothing is read of a row that has ended, so it cannot fail."""
+        return read_table(self.table(), self.plan, self.logits, rows)
 
 
 class Rounds:
@@ -70,7 +71,7 @@ class Rounds:
         """Run a round that is never replayed."""
         clock = self._clock = self._clock or Clock(rows.length.device)
         table = tabulated_round(rows, plan, frame, span, clock)
-        return Flight(plan, lambda: table, clock, False, frame.target_logits if frame.on_cpu else None)
+        return Flight(plan, lambda: table, clock, False, frame.target_logits if frame.on_host else None)
 
     def forget(self) -> None:
         self._seen.clear()

@@ -39,19 +39,20 @@ def neighbours(occupants: Sequence[Occupant]) -> Iterator[list[Occupant]]:
 def refresh_uniforms(rows: Rows, plan: Plan, occupants: Sequence[Occupant]) -> None:
     """Make the uniforms of a round that begins at the known length, or beyond it after a round in flight.
 
-    All that a request may need of a block are made at once; neighbours with the same lengths share one call.
+    All of a block are made at once, since a row that has ended in the round in flight draws once more; neighbours with
+    the same lengths share one call.
     """
     if not plan.draws:
         return
     lacking: dict[range, list[Occupant]] = {}  # by the lengths
     for occupant in occupants:
-        length, longest = occupant.request.length, occupant.request.longest
+        length = occupant.request.length
         for block in (length // BLOCK, (length + plan.draft_length + 1) // BLOCK):
             made, for_trees = occupant.uniform_blocks[block % 2]
             if made != block or (plan.is_tree and not for_trees):
                 occupant.uniform_blocks[block % 2] = block, plan.is_tree
-                lengths = range(max(length, block * BLOCK), min(longest, (block + 1) * BLOCK))
+                lengths = range(max(length, block * BLOCK), (block + 1) * BLOCK)
                 lacking.setdefault(lengths, []).append(occupant)
     for lengths, those in lacking.items():
-        for some in neighbours(those) if lengths else ():
+        for some in neighbours(those):
             rows.fill_uniforms(some[0].row, len(some), lengths, plan.is_tree)

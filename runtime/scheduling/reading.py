@@ -136,7 +136,8 @@ class Reading:
         frame = self._frames.of(plan, prefilled=True)
         frame.target_logits.copy_(given)
         rows, span = self._rows.view(plan.batch, occupants[0].row), max(request.length for request in requests) + 1
-        for occupant, result in zip(occupants, self._rounds.run(rows, plan, frame, span).results(), strict=True):
+        results = self._rounds.run(rows, plan, frame, span).results(range(len(occupants)))
+        for occupant, result in zip(occupants, results, strict=True):
             self._results.give(occupant, share, result)
             occupant.request.report()
 

@@ -28,14 +28,10 @@ class Results:
         """Give a round's results to its requests; a request that had already ended gets nothing."""
         shares = self._planner.shares
         assert shares is not None
-        results = flight.results()
+        going = [row for row, occupant in enumerate(live) if not occupant.request.finished]
+        decided = [(live[row], shares[row], one) for row, one in zip(going, flight.results(going), strict=True)]
         if self._rules.controller is not None:
             self._rules.controller.count([one.chooser for one in live], [share.length for share in shares])
-        decided = [
-            (occupant, share, result)
-            for occupant, share, result in zip(live, shares, results, strict=True)
-            if not occupant.request.finished
-        ]
         for occupant, share, result in decided:
             self.commit(occupant, share, result)
         times = flight.clock.parts()

@@ -17,6 +17,7 @@ from ..memory.model import Model, preceded
 from ..memory.row_cache import RowCache
 from .indexing import counting
 from .look_aheads import LookAheads
+from .place import on_host
 from .plan import LEAST_WINDOW, Plan, Prepared
 from .rows import Rows
 from .tree import Tree
@@ -28,7 +29,7 @@ class Frame:
 
     def __init__(self, plan: Plan, target: Model, *, prefilled: bool = False) -> None:
         batch, k, device = plan.batch, plan.draft_length, target.engine.device
-        self.on_cpu = device == "cpu"
+        self.on_host = on_host(device)
         self.draft_length, self.batch, self.live, self.since = k, batch, plan.live, plan.since
         self._target = target
         self._growing = plan.drafts if plan.levels else ()  # models that read trees, too
@@ -115,7 +116,7 @@ class Frame:
         verdict = self.verdict
         if isinstance(verdict, TreeVerdict):
             off_line = verdict.last != verdict.accepted
-            if not self.on_cpu or bool(off_line.any()):
+            if not self.on_host or bool(off_line.any()):
                 for model in (self._target, *self._growing):
                     assert isinstance(model.cache, RowCache), "an engine that takes trees reads rows"
                     model.cache.straighten(self.position[1], verdict.path)

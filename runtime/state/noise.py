@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
+from .place import on_host
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -61,7 +62,7 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 def gumbels(seed: Tensor, index: Tensor, size: int) -> Tensor:
     """Return noise [A, W, size] for the tokens at `index` [A, W]; one seed [A, 2] gives one noise per index."""
     blocks = torch.arange(-(-size // 4), device=index.device)
-    at_once = max(1, CACHED // index.numel()) if index.device.type == "cpu" else len(blocks)
+    at_once = max(1, CACHED // index.numel()) if on_host(index.device) else len(blocks)
     pieces = [gumbel(_words(seed, index, some)) for some in torch.split(blocks, at_once)]
     return (torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0])[..., :size]
 

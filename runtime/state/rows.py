@@ -11,6 +11,7 @@ from torch import Tensor
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP
 from .indexing import pick
 from .noise import LINE, MOST_BRANCHES, MOST_LINES, constants, uniforms
+from .place import on_host
 from .shapes import Shape
 
 OPENING = 4  # tokens at the end of a prompt that are repeated before its source
@@ -41,7 +42,7 @@ class Rows:
     seed: Tensor  # [M, 2] int64, 32-bit words
     noise_scale: Tensor  # [M] float32, 0 for greedy rows
     lenience: Tensor  # [M] float32, 1 is lossless
-    uniforms: Tensor  # [M, 2 · BLOCK, 65, 2] float64, for rounds that begin at a length of an even or odd block
+    uniforms: Tensor  # [M, 2 · BLOCK, 65, 2] float64 in (0, 1), for rounds that begin in an even or odd block
     columns: Columns  # of filters and drafters
 
     @classmethod
@@ -53,7 +54,7 @@ class Rows:
             return torch.zeros(rows, *size, device=device)
 
         tokens = whole(length)
-        room = copied + OPENING if copied and device != "cpu" else 0  # on a GPU what is recorded must not move
+        room = copied + OPENING if copied and not on_host(device) else 0  # on a GPU what is recorded must not move
         constants(tokens.device)
         return cls(
             tokens=tokens,
@@ -72,7 +73,7 @@ class Rows:
             seed=whole(2),
             noise_scale=real(),
             lenience=real(),
-            uniforms=torch.zeros(rows, 2 * BLOCK, WIDEST_STEP, 2, dtype=torch.float64, device=device),
+            uniforms=torch.full((rows, 2 * BLOCK, WIDEST_STEP, 2), 0.5, dtype=torch.float64, device=device),
             columns=columns,
         )
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .indexing import at_nodes, counting
+from .place import on_host
 
 
 class Winners:
@@ -14,15 +15,15 @@ class Winners:
 
     def __init__(self, logits: Tensor, tokens: Tensor) -> None:
         self.logits, self.tokens = logits, tokens
-        self._on_cpu = logits.device.type == "cpu"
-        if self._on_cpu:  # numpy's vectorised search takes a tenth of torch's time
+        self._on_host = on_host(logits.device)
+        if self._on_host:  # numpy's vectorised search takes a tenth of torch's time
             self._logits, self._tokens = logits.numpy(), tokens.numpy()
 
     def pick(self, scores: Tensor, gumbel: Tensor | None) -> Tensor:
         """Pick the best; return the scores with noise that they were picked by."""
         if gumbel is not None:
             scores = scores + gumbel
-        if self._on_cpu:
+        if self._on_host:
             (self._logits if scores is self.logits else scores.numpy()).argmax(-1, self._tokens)
         else:
             torch.argmax(scores, -1, out=self.tokens)

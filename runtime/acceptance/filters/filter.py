@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...state.place import on_host
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..parameters import Parameters
@@ -70,4 +71,4 @@ def widened(tensor: Tensor, size: int) -> Tensor:
 
 def wide(rows: int, vocab_size: int, device: str) -> Tensor:
     """Make a column with a number for each token; on the CPU it stays empty until the first request needs it."""
-    return torch.zeros(rows, 0 if device == "cpu" else vocab_size, device=device)
+    return torch.zeros(rows, 0 if on_host(device) else vocab_size, device=device)

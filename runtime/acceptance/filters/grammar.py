@@ -10,6 +10,7 @@ from torch import Tensor
 from ....engines import RequestError
 from ...grammars.grammar import Grammar
 from ...grammars.guide import ANYTHING, GUIDES, Bits, bytes_for
+from ...state.place import on_host
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..checks import require
@@ -72,7 +73,7 @@ class Allowed(Change):
 def exclude(scores: Tensor, bits: Bits) -> Tensor:
     """Return scores [A, W, V] that are -inf for all tokens but those of `bits` [A, W, B]."""
     vocab_size, device = scores.shape[2], scores.device
-    if device.type == "cpu":  # few operations on few bytes: code and data are cold after a model has read its weights
+    if on_host(device):  # few operations on few bytes: code and data are cold after a model has read its weights
         highest = HIGHEST.take(bits, 0).reshape(*bits.shape[:2], -1)[..., :vocab_size]
         return torch.minimum(scores, torch.from_numpy(highest))
     sent = torch.from_numpy(bits).to(device)  # an eighth of a byte for each token

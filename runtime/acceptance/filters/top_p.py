@@ -10,6 +10,7 @@ from ....engines import WIDEST_STEP
 from ...state.rows import Columns
 from ..checks import real, require
 from ..parameters import Parameters
+from ..sums import rising_sums
 from .filter import Cut
 
 
@@ -32,5 +33,5 @@ class TopP(Cut):
 
     def threshold(self, ordered: Tensor, kept: Tensor, columns: Columns) -> Tensor:
         unlikely = columns["unlikely"][:, : ordered.shape[1]].contiguous()
-        dropped = torch.searchsorted(kept.softmax(-1).cumsum(-1), unlikely, right=True)
+        dropped = torch.searchsorted(rising_sums(kept.softmax(-1), kept.dtype), unlikely, right=True)
         return ordered.gather(2, dropped.clamp_(max=ordered.shape[2] - 1))

@@ -201,12 +201,12 @@ class Diced:
         self.choose = random.Random(3)
         self.plans: list[Plan] = []
 
-    def __call__(self, table: Tensor, plan: Plan, logits: Tensor | None) -> list[RowResult]:
+    def __call__(self, table: Tensor, plan: Plan, logits: Tensor | None, rows: Sequence[int]) -> list[RowResult]:
         assert table.device.type == "lazy"
         assert logits is None
         self.plans.append(plan)
         k = plan.draft_length
-        accepted = [self.choose.randint(0, k) for _ in range(plan.batch)]
+        accepted = [self.choose.randint(0, k) for _ in rows]
         return [
             RowResult(count, k, 0, [5 + i % 3 for i in range(count + 1)], [], None, (0.5,) * k) for count in accepted
         ]
