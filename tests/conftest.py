@@ -18,11 +18,19 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 
 import pytest  # noqa: E402
 from _pytest.nodeid import coerce_node_id  # noqa: E402
+from trt_spec.export.passes.quantise import Quantisation  # noqa: E402
 
 from . import bundles  # noqa: E402
 from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
+from .families import tiny_checkpoint  # noqa: E402
+from .foreign import merging_draft  # noqa: E402
+from .heads import dflash_head, eagle3_head, look_aheads, mtp_head, parallel_heads  # noqa: E402
 from .hybrids import Hybrid, hybrid  # noqa: E402
+from .kit.headed import Headed, in_a_bundle  # noqa: E402
 from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
+from .source_models import noisy_copy, tiny_behind_source  # noqa: E402
+
+KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
 
 # A tied random Gemma2 repeats its last token for ever.
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
@@ -134,3 +142,77 @@ def telegrams(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     shipped = ROOT / "tools" / "demo_pair"
     bundle = tmp_path_factory.mktemp("telegrams") / "bundle"
     return export_pair(shipped / "telegram-750k", bundle, shipped / "telegram-400k", max_length=256)
+
+
+@pytest.fixture(scope="session")
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
+    """A target with heads of all kinds, all in one bundle."""
+    folder = tmp_path_factory.mktemp("headed")
+    target = tiny_llama(folder / "target", padded_vocab=72, initializer_range=0.2, num_hidden_layers=3)
+    heads = {
+        "eagle3": eagle3_head(
+            folder / "eagle3", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False
+        ),
+        "mtp": mtp_head(folder / "mtp", target, scale=0.25),
+        "peagle": eagle3_head(
+            folder / "peagle", target, KNOWN, mask=MASK, layers=2, scale=0.25, norm_before_residual=False
+        ),
+        "dflash": dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2),
+        "dspark": dflash_head(folder / "dspark", target, draft_vocab=KNOWN, mask=MASK, scale=0.3, rank=8, seed=3),
+        "medusa": parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
+        "blockwise": parallel_heads(folder / "blockwise", target, "blockwise", scale=0.3),
+    }
+    return in_a_bundle(folder / "bundle", target, heads)
+
+
+@pytest.fixture(scope="session")
+def merging(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A draft that writes two letters in one token."""
+    folder = tmp_path_factory.mktemp("merging")
+    return export_pair(llama.checkpoint, folder / "bundle", merging_draft(folder / "draft"))
+
+
+def behind_source(kind: str, folder: Path) -> Path:
+    """A target behind an encoder, with a draft that shares it, one that has its own, and one that has none."""
+    target = tiny_behind_source(kind, folder / "target")
+    like = noisy_copy(kind, target, folder / "like", 0.05, encoder=False)
+    other = noisy_copy(kind, target, folder / "other", 0.05, encoder=True)
+    alone = tiny_checkpoint("llama", folder / "alone")
+    return export_pair(target, folder / "bundle", [like, other, alone], max_length=128).bundle
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return behind_source("t5", tmp_path_factory.mktemp("t5"))
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return behind_source("whisper", tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="session")
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with look-aheads."""
+    folder = tmp_path_factory.mktemp("ahead")
+    target = tiny_llama(folder / "target", padded_vocab=72, initializer_range=0.2)
+    return export_pair(target, folder / "bundle", look_aheads(folder / "head", target, 4)).bundle
+
+
+@pytest.fixture(scope="session")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A target that keeps latents in place of keys and values."""
+    folder = tmp_path_factory.mktemp("latents")
+    pair = export_pair(tiny_checkpoint("deepseek_v2", folder / "target"), folder / "alone")
+    return pair_of(pair, noisy_draft(pair.bundle, folder / "bundle", noise=0.05))
+
+
+@pytest.fixture(scope="session")
+def in_few_bits(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`in_few_bits(weights)`: the target with weights of this kind, and a draft like it."""
+
+    def of(weights: str) -> Path:
+        folder = tmp_path_factory.mktemp(weights)
+        return export_pair(llama.checkpoint, folder / "bundle", llama.checkpoint, weights=Quantisation(weights)).bundle
+
+    return of

@@ -8,12 +8,13 @@ to use what nobody owns any more.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trt_spec.engines.torch import TorchEngine
 from trt_spec.runtime.memory import bucket
@@ -73,6 +74,10 @@ class Machine:
     def unowned(self, addresses: Sequence[Address]) -> list[Address]:
         """Return the addresses whose memory would be free by now on a GPU: only the machine itself holds it."""
         return [each for each in addresses if torch._C._storage_Use_Count(each) == 1]
+
+
+def is_recording() -> bool:
+    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
 
 
 def worst(dtype: torch.dtype) -> float | int | bool:
@@ -172,7 +177,7 @@ class Record:
         machine.most_unread = max(machine.most_unread, len(machine.unread))
         lost = machine.unowned(self._outside)
         assert not lost, (
-            f"a replay uses memory of {[machine.memory[each].nbytes() for each in lost]} bytes that is free"
+            f"a replay uses memory of {[machine.memory[each].nbytes() for each in lost]} bytes that nobody owns"
         )
         machine.poison()
         for one in self._operations:
@@ -190,6 +195,27 @@ class Record:
         return self._result
 
 
+CONVERTED: dict[Any, Any] = {}  # graphs, by their files and shapes: to convert them takes longer than what is tested
+
+
+def converted_once() -> Iterator[Any]:
+    """Let engines over one file convert it for each shape once."""
+    open_, convert = TorchEngine.__init__, TorchEngine._convert
+
+    def opened(self: TorchEngine, graph: Path, *rest: Any, **options: Any) -> None:
+        vars(self)["file"] = graph
+        open_(self, graph, *rest, **options)
+
+    def converted(self: TorchEngine, shape: Any) -> Any:
+        key = vars(self)["file"], shape
+        if key not in CONVERTED:
+            CONVERTED[key] = convert(self, shape)
+        return CONVERTED[key]
+
+    yield patch.object(TorchEngine, "__init__", opened)
+    yield patch.object(TorchEngine, "_convert", converted)
+
+
 @contextmanager
 def replaying(shortest: int = 16) -> Iterator[Machine]:
     """Let the engine `torch` be used as on a GPU: static memory, buckets from `shortest` on, records, rounds ahead."""
@@ -203,6 +229,7 @@ def replaying(shortest: int = 16) -> Iterator[Machine]:
             patch.object(TorchEngine, "reads_prefixes", always, create=True),
             patch.object(bucket, "SHORTEST", shortest),
             patch.object(place, "HOSTS", set()),
+            *converted_once(),
         ):
             patched.enter_context(change)
         yield machine

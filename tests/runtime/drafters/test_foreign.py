@@ -37,13 +37,6 @@ def renumbered(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def merging(llama: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A draft that writes two letters in one token."""
-    folder = tmp_path_factory.mktemp("merging")
-    return export_pair(llama.checkpoint, folder / "bundle", merging_draft(folder / "draft"))
-
-
-@pytest.fixture(scope="module")
 def few(eight: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Of the eight tokens of its target a draft knows all but two letters, and it merges others."""
     folder = tmp_path_factory.mktemp("few")

@@ -19,34 +19,11 @@ from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 
-from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
+from ...heads import dflash_head
 from ...kit.costs import LENGTHS, known_costs, table
 from ...kit.headed import Headed, in_a_bundle
 from ...kit.laws import CLOSE, ENOUGH, compared, kept_bytes, worst_law
 from ...models import tiny_llama
-
-KNOWN, MASK = 48, 70  # tokens that the head proposes, and one that no text has
-
-
-@pytest.fixture(scope="module")
-def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Headed]:
-    """A target with heads of all kinds, all in one bundle."""
-    folder = tmp_path_factory.mktemp("headed")
-    target = tiny_llama(folder / "target", padded_vocab=72, initializer_range=0.2, num_hidden_layers=3)
-    heads = {
-        "eagle3": eagle3_head(
-            folder / "eagle3", target, KNOWN, scale=0.25, norm_before_residual=False, norm_output=False
-        ),
-        "mtp": mtp_head(folder / "mtp", target, scale=0.25),
-        "peagle": eagle3_head(
-            folder / "peagle", target, KNOWN, mask=MASK, layers=2, scale=0.25, norm_before_residual=False
-        ),
-        "dflash": dflash_head(folder / "dflash", target, "authors", mask=MASK, scale=0.2),
-        "dspark": dflash_head(folder / "dspark", target, draft_vocab=KNOWN, mask=MASK, scale=0.3, rank=8, seed=3),
-        "medusa": parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
-        "blockwise": parallel_heads(folder / "blockwise", target, "blockwise", scale=0.3),
-    }
-    return in_a_bundle(folder / "bundle", target, heads)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +115,7 @@ def test_a_block_ends_before_the_token_of_which_its_head_is_not_sure(
     if confidence is not None:
         target = tiny_llama(tmp_path / "target", padded_vocab=72, initializer_range=0.2, num_hidden_layers=3)
         head = dflash_head(
-            tmp_path / "dspark", target, "authors", mask=MASK, scale=0.3, rank=8, seed=3, confidence=confidence
+            tmp_path / "dspark", target, "authors", mask=70, scale=0.3, rank=8, seed=3, confidence=confidence
         )
         headed = in_a_bundle(tmp_path / "bundle", target, {"dspark": head})["dspark"]
     limit = 0.6 if confidence != 0 else 0.8
