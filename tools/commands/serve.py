@@ -63,10 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         metavar="KEY",
         action="append",
+        type=_no_empty,
         default=[],
         help="a key that clients have to send; may be repeated (default: everybody is let in)",
     )
-    access.add_argument("--api-key-file", metavar="F", type=Path, help="a file with such a key on each line")
+    access.add_argument(
+        "--api-key-file", metavar="F", type=_file, help="a file of keys, one a line; # begins a comment"
+    )
     access.add_argument(
         "--allow-origin",
         metavar="ORIGIN",
@@ -74,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="let pages of this origin, such as https://example.com, ask from a browser; may be repeated; '*': all",
     )
-    access.add_argument("--ssl-certfile", metavar="F", type=Path, help="serve https with this certificate, a PEM file")
-    access.add_argument("--ssl-keyfile", metavar="F", type=Path, help="its key (default: in the same file)")
+    access.add_argument("--ssl-certfile", metavar="F", type=_file, help="serve https with this certificate, a PEM file")
+    access.add_argument("--ssl-keyfile", metavar="F", type=_file, help="its key (default: in the same file)")
     defaults = group(parser, SAMPLING)
     defaults.add_argument(
         "--generation-config",
@@ -113,11 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.app import make_app
+        from ..serving.keys import Keys
         from ..serving.server import address, listen, serve, tls_context
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
-    keys = [*arguments.api_key, *(read_keys(arguments.api_key_file) if arguments.api_key_file else ())]
+    keys = Keys(arguments.api_key, arguments.api_key_file)
     if arguments.ssl_keyfile and not arguments.ssl_certfile:
         raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
     tls = tls_context(arguments.ssl_certfile, arguments.ssl_keyfile) if arguments.ssl_certfile else None
@@ -175,12 +179,15 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
     return found
 
 
-def read_keys(file: Path) -> list[str]:
-    """Read a key from each line."""
-    keys = [line.strip() for line in read_text(file, "--api-key-file").splitlines() if line.strip()]
-    if not keys:
-        raise RequestError(f"{file} holds no key; put one on each line, or leave --api-key-file out")
-    return keys
+def _no_empty(text: str) -> str:
+    """Refuse to be protected by nothing, which a variable that is not set comes to."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty, so that nothing would be protected; give a value")
+    return text
+
+
+def _file(text: str) -> Path:
+    return Path(_no_empty(text))
 
 
 def _port(text: str) -> int:

@@ -21,7 +21,8 @@ from .chat import apply_template, chat, prompt_of
 from .completions import complete
 from .delivery import error_response, json_response, told
 from .errors import ApiError
-from .guard import BodyLimit, Failures, Keys
+from .guard import BodyLimit, Entrance, Failures
+from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
@@ -30,9 +31,7 @@ from .service import Service, body_of
 from .transcriptions import transcribe, translate
 
 
-def make_app(
-    service: Service, keys: Sequence[str] = (), log_prompts: bool = False, origins: Sequence[str] = ()
-) -> Starlette:
+def make_app(service: Service, keys: Keys, log_prompts: bool = False, origins: Sequence[str] = ()) -> Starlette:
     """Make the application; whoever runs it starts the service's stepper in the event loop and closes it.
 
     Pages of these `origins` may ask from a browser.
@@ -67,7 +66,7 @@ def make_app(
         middleware=[
             Middleware(AccessLog, prompts=log_prompts),
             *([cross] if origins else []),
-            Middleware(Keys, keys=keys),
+            Middleware(Entrance, keys=keys),
             Middleware(BodyLimit),
             Middleware(Failures),
         ],

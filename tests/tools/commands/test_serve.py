@@ -75,10 +75,12 @@ def start(llama: Pair, template: Path):
 
 def test_it_says_where_it_listens_and_sigterm_finishes_what_runs(start, llama: Pair, tmp_path: Path):
     keys = tmp_path / "keys"
-    keys.write_text("first\n\nsecond\n")
+    keys.write_text("# of the gateway\nfirst\n\n # of the tests\nsecond\n")
     process, url, line = start("--api-key-file", keys, "--max-batch", 2, "--served-model-name", "mine")
     assert re.fullmatch(r"trt-spec serves mine with onnxruntime on cpu at http://127\.0\.0\.1:\d+\n", line)
     headers = {"authorization": "Bearer second"}
+    for key in ("", "# of the gateway", "#"):
+        assert httpx.get(f"{url}/v1/models", headers={"x-api-key": key}).status_code == 401
     assert httpx.get(f"{url}/v1/models").status_code == 401
     with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, headers=headers) as response:
         lines = response.iter_lines()
@@ -141,6 +143,22 @@ def test_keys_come_from_flags_and_from_a_file(start, tmp_path: Path):
     _, url, _ = start("--api-key", "first", "--api-key", "second", "--api-key-file", tmp_path / "keys")
     for key, status in (("first", 200), ("second", 200), ("third", 200), ("fourth", 401)):
         assert httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+
+
+@pytest.mark.parametrize("flag", ["api-key", "api-key-file", "ssl-certfile"])
+def test_what_protects_is_never_empty_wherever_it_is_set(
+    run, llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+):
+    """An empty variable says nothing elsewhere; here the server would let everybody in, and nobody would know."""
+    for value in ('""', "", "[]"):
+        (tmp_path / "server.yaml").write_text(f"{flag}: {value}\n")
+        refused = run("serve", "--bundle", llama.bundle, "--config", tmp_path / "server.yaml", "--port", "0")
+        assert_refused(refused, f"argument --{flag}: it is empty, so that nothing would be protected;")
+    variable = f"TRT_SPEC_{flag.upper().replace('-', '_')}"
+    monkeypatch.setenv(variable, "")
+    refused = run("serve", "--bundle", llama.bundle, "--port", "0")
+    assert_refused(refused, f"argument --{flag}: it is empty")
+    assert f"(set by {variable})" in refused.err
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -211,12 +229,15 @@ def test_a_second_signal_does_not_wait(start):
         (["--ssl-keyfile", "KEY"], "--ssl-keyfile is the key of --ssl-certfile, which is missing; give both"),
         (["--ssl-certfile", "BROKEN"], "BROKEN are no certificate and its key ("),
         (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7 port 8000 ("),
+        (["--api-key", ""], "argument --api-key: it is empty, so that nothing would be protected; give a value"),
+        (["--api-key", "key", "--api-key", " "], "argument --api-key: it is empty"),
+        (["--ssl-certfile", ""], "argument --ssl-certfile: it is empty"),
         (["--api-key-file", "EMPTY"], "holds no key; put one on each line, or leave --api-key-file out"),
         (["--chat-template", "BROKEN", "--port", "0"], "the chat template is not one ("),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(run, llama: Pair, tmp_path: Path, arguments: list, message: str):
-    (tmp_path / "EMPTY").write_text("\n")
+    (tmp_path / "EMPTY").write_text("\n# none yet\n")
     (tmp_path / "BROKEN").write_text("{% for %}")
     arguments = [str(tmp_path / one) if one in ("EMPTY", "BROKEN") else one for one in arguments]
     assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
