@@ -68,8 +68,9 @@ def _environment(named: Actions) -> list[Given]:
     for name, action in named.items():
         variable = f"TRT_SPEC_{name.upper().replace('-', '_')}"
         value = os.environ.get(variable)
-        said = value or (name in GUARDS and value is not None)
-        if name not in OWN and said and not value.startswith(LINK):
+        if value is None or name in OWN or value.startswith(LINK):
+            continue
+        if value or name in GUARDS:
             found.append(Given(action, name, variable, value))
     return found
 
