@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from ...engines import TrtSpecError
 from ...runtime import Speculation
 from ...runtime.requests.request import State
+from .resident import resident_bytes, unused_bytes
 
 if TYPE_CHECKING:
     from .stepper import Stepper, Ticket
@@ -105,6 +106,17 @@ class Watch(Collector):
         }
         for name, (text, value) in gauges.items():
             yield self._family(GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"]), [((), value)])
+        yield self._family(
+            GaugeMetricFamily(
+                "trt_spec:memory_bytes",
+                "What each pool of memory holds; unused is what was freed and the allocator keeps.",
+                labels=["model_name", "pool"],
+            ),
+            [((pool,), held) for pool, held in (decoder.held_bytes | {"unused": unused_bytes()}).items()],
+        )
+        yield GaugeMetricFamily(
+            "process_resident_memory_bytes", "What the process takes of the machine's memory.", value=resident_bytes()
+        )
         # A copy, because the stepping thread goes on counting.
         speculation = Speculation(Counts(dict(decoder.speculation.outcomes)))
         drafts = sum(count for outcome, count in speculation.outcomes.items() if outcome.proposed)
