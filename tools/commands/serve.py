@@ -5,6 +5,7 @@ decoder's thread has died, or hangs when it is told to end.
 """
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", metavar="B", type=Path, help="a bundle, as MODEL")
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", default=8000, type=_port, metavar="N", help="where to listen (default 8000; 0: any)")
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        metavar="N",
+        help="serve /metrics here, without a key and nowhere else, with /health and /ready",
+    )
     parser.add_argument(
         "--served-model-name",
         metavar="NAME",
@@ -70,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     access.add_argument(
         "--api-key-file", metavar="F", type=_file, help="a file of keys, one a line; # begins a comment"
     )
+    for name, of in (
+        ("--requests-per-minute", "requests that each key may make in a minute; more are refused with 429"),
+        ("--rows-per-key", "completions that each key may have under way or waiting; more are refused with 429"),
+    ):
+        access.add_argument(name, metavar="N", type=positive, help=f"{of} (default: no limit)")
     access.add_argument(
         "--allow-origin",
         metavar="ORIGIN",
@@ -115,9 +127,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         from ..serving.access_log import set_up_logging
-        from ..serving.app import make_app
+        from ..serving.allowances import Allowances
+        from ..serving.app import make_app, make_metrics_app
         from ..serving.keys import Keys
-        from ..serving.server import address, listen, serve, tls_context
+        from ..serving.server import Beside, address, listen, load_certificate, serve, tls_context
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
@@ -125,11 +138,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.ssl_keyfile and not arguments.ssl_certfile:
         raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
     tls = tls_context(arguments.ssl_certfile, arguments.ssl_keyfile) if arguments.ssl_certfile else None
+    allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
+    if not keys and (arguments.requests_per_minute or arguments.rows_per_key):
+        raise RequestError("--requests-per-minute and --rows-per-key bound each key, but there is none; give --api-key")
+
+    def read_again() -> None:
+        keys.read_again()
+        if tls is not None:
+            tls_context(arguments.ssl_certfile, arguments.ssl_keyfile)  # refuses a pair of which one half is new
+            load_certificate(tls, arguments.ssl_certfile, arguments.ssl_keyfile)
+
     template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
     arguments.bundle = bundle = _bundle(arguments)
     defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
+    port = arguments.metrics_port
     with (
         listen(arguments.host, arguments.port) as listener,
+        nullcontext() if port is None else listen(arguments.host, port) as aside,
         open_decoder(
             arguments, arguments.max_batch, arguments.cache_memory, arguments.prefix_memory or None
         ) as decoder,
@@ -145,9 +170,11 @@ def run(arguments: argparse.Namespace) -> int:
             drafter=arguments.drafter,
             defaults=defaults,
         )
-        app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin)
+        beside = None if aside is None else Beside(make_metrics_app(service), aside)
+        app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener, tls)}"
-        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls)
+        line += "" if aside is None else f" and metrics at {address(aside)}"
+        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls, read_again, beside)
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:

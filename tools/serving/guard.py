@@ -3,6 +3,7 @@
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .allowances import Allowances
 from .delivery import error_response, told
 from .errors import ApiError, unavailable
 from .keys import Keys
@@ -18,8 +19,8 @@ SOUND = "/v1/audio/"
 class Entrance:
     """Lets in who has one of the keys; without keys, everybody."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Keys, allowances: Allowances) -> None:
+        self._app, self._keys, self._allowances = app, keys, allowances
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN:
@@ -39,6 +40,12 @@ class Entrance:
                 await error_response(refused, scope)(scope, receive, send)
                 return
             scope[CALLER] = caller
+            if scope["method"] == "POST":
+                try:
+                    self._allowances.require_request(caller)
+                except ApiError as error:
+                    await error_response(error, scope)(scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
 

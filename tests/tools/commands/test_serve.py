@@ -145,6 +145,51 @@ def test_keys_come_from_flags_and_from_a_file(start, tmp_path: Path):
         assert httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
 
 
+def test_sighup_reads_keys_and_certificates_again_and_keeps_them_where_that_fails(start, tmp_path: Path):
+    keys, pem = tmp_path / "keys", tmp_path / "both.pem"
+    authorities = [trustme.CA(), trustme.CA()]
+    contexts = [ssl.create_default_context() for _ in authorities]
+    for authority, context in zip(authorities, contexts, strict=True):
+        authority.configure_trust(context)
+
+    def issue(authority: trustme.CA) -> None:
+        pem.write_bytes(authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
+
+    def answer(key: str, context: ssl.SSLContext) -> int | None:
+        try:
+            return httpx.get(f"{url}/v1/models", headers={"x-api-key": key}, verify=context).status_code
+        except httpx.ConnectError:
+            return None
+
+    keys.write_text("first\n")
+    issue(authorities[0])
+    process, url, _ = start("--api-key-file", keys, "--api-key", "lasting", "--ssl-certfile", pem)
+    assert (answer("first", contexts[0]), answer("second", contexts[0])) == (200, 401)
+    keys.write_text("second\n")
+    issue(authorities[1])
+    process.send_signal(signal.SIGHUP)
+    until(lambda: answer("second", contexts[1]) == 200)
+    assert (answer("first", contexts[1]), answer("lasting", contexts[1])) == (401, 200)
+    assert answer("second", contexts[0]) is None
+    for file in (keys, pem):
+        content = file.read_bytes()
+        file.write_text("# nothing\n")
+        process.send_signal(signal.SIGHUP)
+        assert "keys and certificates stay as they were: " in next(
+            line for line in process.stderr if "certificates" in line and "again" not in line
+        )
+        file.write_bytes(content)
+    assert answer("second", contexts[1]) == 200
+
+
+def test_metrics_have_a_port_of_their_own_that_needs_no_key(start):
+    _, url, line = start("--api-key", "secret", "--metrics-port", 0)
+    apart = re.search(r"metrics at (http://\S+)", line)[1]
+    assert httpx.get(f"{apart}/metrics").text.startswith("# HELP vllm:")
+    assert [httpx.get(f"{apart}{path}").status_code for path in ("/health", "/ready", "/v1/models")] == [200, 200, 404]
+    assert httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"}).status_code == 404
+
+
 @pytest.mark.parametrize("flag", ["api-key", "api-key-file", "ssl-certfile"])
 def test_what_protects_is_never_empty_wherever_it_is_set(
     run, llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
@@ -232,6 +277,7 @@ def test_a_second_signal_does_not_wait(start):
         (["--api-key", ""], "argument --api-key: it is empty, so that nothing would be protected; give a value"),
         (["--api-key", "key", "--api-key", " "], "argument --api-key: it is empty"),
         (["--ssl-certfile", ""], "argument --ssl-certfile: it is empty"),
+        (["--rows-per-key", "2"], "--requests-per-minute and --rows-per-key bound each key, but there is none"),
         (["--api-key-file", "EMPTY"], "holds no key; put one on each line, or leave --api-key-file out"),
         (["--chat-template", "BROKEN", "--port", "0"], "the chat template is not one ("),
     ],
