@@ -20,6 +20,8 @@ from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
 from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
+from ..serving.certificates import load_certificate, tls_context
+from ..serving.keys import Keys
 from ..text_files import read_text
 
 KINDS = ("none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, which are built before they are served
@@ -125,30 +127,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # What a flag or a file says wrong is told before anything heavy is loaded.
+    keys = Keys(arguments.api_key, arguments.api_key_file)
+    if not keys and (arguments.requests_per_minute or arguments.rows_per_key):
+        raise RequestError("--requests-per-minute and --rows-per-key bound each key, but there is none; give --api-key")
+    certificate = arguments.ssl_certfile, arguments.ssl_keyfile
+    if arguments.ssl_keyfile and not arguments.ssl_certfile:
+        raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
+    tls = tls_context(*certificate) if arguments.ssl_certfile else None
+    template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.allowances import Allowances
         from ..serving.app import make_app, make_metrics_app
-        from ..serving.keys import Keys
-        from ..serving.server import Beside, address, listen, load_certificate, serve, tls_context
+        from ..serving.server import Beside, address, listen, serve
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
-    keys = Keys(arguments.api_key, arguments.api_key_file)
-    if arguments.ssl_keyfile and not arguments.ssl_certfile:
-        raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
-    tls = tls_context(arguments.ssl_certfile, arguments.ssl_keyfile) if arguments.ssl_certfile else None
-    allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
-    if not keys and (arguments.requests_per_minute or arguments.rows_per_key):
-        raise RequestError("--requests-per-minute and --rows-per-key bound each key, but there is none; give --api-key")
 
     def read_again() -> None:
         keys.read_again()
         if tls is not None:
-            tls_context(arguments.ssl_certfile, arguments.ssl_keyfile)  # refuses a pair of which one half is new
-            load_certificate(tls, arguments.ssl_certfile, arguments.ssl_keyfile)
+            tls_context(*certificate)  # refuses a pair of which one half is new
+            load_certificate(tls, *certificate)
 
-    template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
+    allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
     arguments.bundle = bundle = _bundle(arguments)
     defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
     port = arguments.metrics_port

@@ -8,8 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from ssl import Purpose, SSLContext, create_default_context
+from ssl import SSLContext
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -157,24 +156,6 @@ def renew(read_again: Callable[[], None]) -> None:
         log.error("keys and certificates stay as they were: %s", error)
     else:
         log.info("keys and certificates were read again")
-
-
-def tls_context(certificate: Path, key: Path | None) -> SSLContext:
-    """Read a certificate and its key now, so that wrong ones are refused in a sentence."""
-    context = create_default_context(Purpose.CLIENT_AUTH)
-    load_certificate(context, certificate, key)
-    return context
-
-
-def load_certificate(context: SSLContext, certificate: Path, key: Path | None) -> None:
-    """Let handshakes from now on show this certificate."""
-    try:
-        context.load_cert_chain(certificate, key, lambda: "")
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise RequestError(
-            f"{certificate} and {key or certificate} are no certificate and its key ({first_line(error)}); give PEM "
-            "files that belong together, the key without a password"
-        ) from error
 
 
 def address(listener: socket.socket, tls: SSLContext | None = None) -> str:

@@ -289,6 +289,25 @@ def test_what_cannot_be_served_is_refused_in_one_line(run, llama: Pair, tmp_path
     assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-key-file", "/none"], "--api-key-file /none cannot be read"),
+        (["--ssl-certfile", "/none"], "/none and /none are no certificate and its key"),
+        (["--chat-template", "/none"], "chat template /none cannot be read"),
+        (["--rows-per-key", "2"], "bound each key, but there is none"),
+    ],
+)
+def test_what_is_wrong_with_flags_and_files_is_told_before_anything_heavy_is_loaded(
+    run, llama: Pair, monkeypatch: pytest.MonkeyPatch, arguments: list, message: str
+):
+    for name in [name for name in sys.modules if name.startswith("trt_spec.tools.serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("msgspec", "starlette", "uvicorn", "prometheus_client", "trt_spec.tools.serving.service"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
+
+
 def test_a_missing_library_is_named_with_the_extra_that_has_it(run, llama: Pair, monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in sys.modules if name.startswith("trt_spec.tools.serving")]:
         monkeypatch.delitem(sys.modules, name)
