@@ -33,6 +33,7 @@ from .lengths.costs import Costs, read_costs
 from .lengths.drafting import DraftingRules
 from .memory.budget import SPREAD, tokens_in
 from .memory.features import Features
+from .memory.held import held_bytes
 from .memory.model import Model, refuse_drafts
 from .memory.prefixes import Prefixes
 from .memory.shortage import MemoryShortage
@@ -101,7 +102,7 @@ class Decoder:
             self.foreign = self._open_foreign(opens[-1], room) if bundle.foreign is not None else None
             self.draft = self.drafts[0] if bundle.drafts else None
             self.models = dict(zip(bundle.names, (target, *self.drafts), strict=True))
-            encoders = [
+            self._encoders = encoders = [
                 Encoder(one, bundle.encoders[name].contract, self.models, of_sources)
                 for name, one in self._open_encoders(device).items()
             ]
@@ -358,6 +359,12 @@ class Decoder:
     def cache_usage(self) -> float:
         """The share of the target's cache that holds tokens, out of all that it may hold."""
         return min(1.0, sum(self.target.cache.entries) / self._room)
+
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """The bytes that each pool of memory holds now."""
+        models = [*self.models.values(), *([] if self.foreign is None else [self.foreign.model])]
+        return held_bytes(self.bundle, models, sum(one.kept_bytes for one in self._encoders))
 
     @property
     def last_frame(self) -> Frame | None:

@@ -16,6 +16,7 @@ CONFIG_HELP = (
     "a YAML file of flags, such as max-batch: 16; an environment variable, such as TRT_SPEC_MAX_BATCH=16, comes before "
     "it, and the command line before both"
 )
+GUARDS = ("api-key", "api-key-file", "ssl-certfile", "ssl-keyfile")  # flags that protect: empty they are refused
 OWN = ("help", "version", CONFIG)  # flags that the command line alone has
 LINK = ("tcp://", "udp://")  # what Kubernetes puts into TRT_SPEC_PORT for a service that is called trt-spec
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -59,12 +60,17 @@ def given_elsewhere(actions: Sequence[argparse.Action], argv: Sequence[str]) -> 
 
 
 def _environment(named: Actions) -> list[Given]:
-    """A variable that is empty says nothing, so that compose files can hand on what may be unset."""
+    """A variable that is empty says nothing, so that compose files can hand on what may be unset.
+
+    But where it was meant to protect, nothing would: then it is a value, which its flag refuses.
+    """
     found = []
     for name, action in named.items():
         variable = f"TRT_SPEC_{name.upper().replace('-', '_')}"
-        value = os.environ.get(variable, "")
-        if name not in OWN and value and not value.startswith(LINK):
+        value = os.environ.get(variable)
+        if value is None or name in OWN or value.startswith(LINK):
+            continue
+        if value or name in GUARDS:
             found.append(Given(action, name, variable, value))
     return found
 
@@ -84,8 +90,8 @@ def _file(named: Actions, argv: Sequence[str]) -> list[Given]:
             )
         if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
             raise RequestError(f"{path} sets {key} to a structure, expected a value, or a list of values")
-        if value:
-            found.append(Given(named[name], name, f"{key} in {path}", value))
+        if value or name in GUARDS:
+            found.append(Given(named[name], name, f"{key} in {path}", value or ""))
     return found
 
 

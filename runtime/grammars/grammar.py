@@ -96,6 +96,7 @@ class Grammar:
         fields = _fields("response_format", response_format)
         match fields.get("type"):
             case "text":
+                _require_known("response_format", fields, "type")
                 return None
             case "json_object":
                 _require_known("response_format", fields, "type", "schema")

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ...engines import RequestError
 from . import compiling
@@ -24,7 +25,7 @@ class Untried(RequestError):
 
 
 class Trials:
-    """One process, started for the first grammar and again after one that was too much for it."""
+    """One process, started for the first grammar and again where it has ended, whoever has ended it."""
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: Sequence[int]) -> None:
         self.ended = 0  # processes, each by a grammar that took too long or too much memory
@@ -38,26 +39,43 @@ class Trials:
         if not self._lock.acquire(timeout=WAIT_SECONDS):
             raise Untried("too many grammars are waiting to be compiled; try again soon", "grammar")
         try:
-            if self._process is None:
-                self._process = self._started()
-            said = _answer(self._process, [kind, text], SECONDS)
+            said = self._tried(kind, text) or self._tried(kind, text)  # none: it may have ended for another reason
             if said is None:
-                self._end()
-                self._process, self.ended = None, self.ended + 1
+                self.ended += 1
                 raise RequestError(
-                    f"the grammar takes longer than {SECONDS:g} s to compile, or too much memory; simplify it",
+                    "the process that compiles the grammar has ended twice over it, by too much memory or a fault of "
+                    "the library; simplify it",
                     "grammar",
                 )
         finally:
             self._lock.release()
-        if said:
-            raise RequestError(f"the grammar cannot be compiled ({said}); mend or simplify it", "grammar")
+        if said.wrong:
+            raise RequestError(f"the grammar cannot be compiled ({said.wrong}); mend or simplify it", "grammar")
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            self._end()
-            self._process = None
+            self._forget()
+
+    def _tried(self, kind: str, text: str) -> "Said | None":
+        """Let the process compile a grammar; None if the process has ended, before or because of it."""
+        if self._process is None:
+            self._process = self._started()
+        try:
+            said = _answer(self._process, [kind, text], SECONDS)
+        except TimeoutError:
+            self._forget()
+            self.ended += 1
+            raise RequestError(
+                f"the grammar takes longer than {SECONDS:g} s to compile; simplify it", "grammar"
+            ) from None
+        if said is None:
+            self._forget()
+        return said
+
+    def _forget(self) -> None:
+        self._end()
+        self._process = None
 
     def _started(self) -> "subprocess.Popen[str]":
         try:
@@ -74,14 +92,24 @@ class Trials:
                 f"no process can be started to compile a grammar in ({error}); leave it out", "grammar"
             ) from error
         self._end = weakref.finalize(self, _kill, process)
-        if _answer(process, self._opening, START_SECONDS) is None:
+        try:
+            said = _answer(process, self._opening, START_SECONDS)
+        except TimeoutError:
+            said = None
+        if said is None:
             self._end()
             raise Untried("the process that compiles grammars has not started; leave the grammar out", "grammar")
         return process
 
 
-def _answer(process: "subprocess.Popen[str]", fields: Sequence[object], seconds: float) -> str | None:
-    """Send a line and return the one that comes back; None if none comes in time."""
+class Said(NamedTuple):
+    """What the process says of a grammar: what is wrong with it, or nothing."""
+
+    wrong: str
+
+
+def _answer(process: "subprocess.Popen[str]", fields: Sequence[object], seconds: float) -> Said | None:
+    """Send a line and return what comes back; None if the process has ended. It may take so many seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
     began, answer = time.monotonic(), b""
@@ -94,12 +122,12 @@ def _answer(process: "subprocess.Popen[str]", fields: Sequence[object], seconds:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not answer.endswith(b"\n"):
             if not selector.select(max(0.0, began + seconds - time.monotonic())):
-                return None
+                raise TimeoutError
             part = os.read(process.stdout.fileno(), 4096)
             if not part:  # it has ended
                 return None
             answer += part
-    return str(json.loads(answer))
+    return Said(json.loads(answer))
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:

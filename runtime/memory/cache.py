@@ -1,7 +1,7 @@
 """The states that one model keeps of its rows. To truncate is to lower an index: nothing is ever sliced off."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,6 +22,10 @@ class Memory(NamedTuple):
     tokens: list[Tensor]  # each [states, rows or blocks, heads, T, size]
     rows: list[Tensor]  # each [states, rows, …]
     slots: list[Tensor]  # each [states, rows, 1, slots, size]
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 class KVCache(ABC):
@@ -81,6 +85,17 @@ class KVCache(ABC):
     def keeps_blocks(self) -> bool:
         """Whether a block of a row can begin another row: somebody must have kept what states were at its end."""
         return not self.contract.of_kind(ROW) or self.contract.recurrent
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all rows, and of the sources that they stand behind."""
+        of_sources = () if self.sources is None else self.sources.buffers.values()
+        return nbytes(chain(*self.memory.tokens, *self.memory.rows, *self.memory.slots, of_sources))
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of blocks that are kept beside the rows."""
+        return 0
 
     def worth_keeping(self, row: int, blocks: Sequence[int | None]) -> int:
         """Return how many of a row's first blocks another can begin with; None stands for one that is not kept yet."""

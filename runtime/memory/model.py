@@ -25,7 +25,7 @@ from ...engines import (
 from ...engines.engine import chunks
 from .block_cache import BlockCache
 from .bucket import bucket
-from .cache import KVCache
+from .cache import KVCache, nbytes
 from .features import Features
 from .row_cache import RowCache
 
@@ -91,6 +91,11 @@ class Model:
         if size > len(self._logits):
             self._logits = torch.zeros(size, device=self.engine.device)
         return self._logits[:size].view(batch, rows, -1)
+
+    @property
+    def logits_bytes(self) -> int:
+        """The bytes of logits, and of states that a call makes anew."""
+        return nbytes([self._logits, *list(self._spare.values())])
 
     def bucket(self, needed: int) -> int | None:
         """Return how many entries of a row the steps should read if they need this many; None stands for all."""

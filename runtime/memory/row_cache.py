@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...engines import BLOCK_TOKENS, GRANULE, MOST_SLOTS, SLOTS, SOURCE, TOKEN, WIDEST_STEP, WINDOW, Contract
-from .cache import KVCache
+from .cache import KVCache, nbytes
 from .full import CacheFull
 from .snapshots import Snapshots
 from .source_rows import SourceRows
@@ -48,6 +48,12 @@ class RowCache(KVCache):
             self._widen(MOST_SLOTS // 2)
         self.rows = self.capacity = 0
         self.resize(rows, capacity)
+
+    @property
+    def kept_bytes(self) -> int:
+        blocks = len(self._kept[0][0]) if self._kept else 0
+        of_states = 0 if self.snapshots is None else self.snapshots.held_bytes
+        return nbytes(self._kept) // max(1, blocks) * (blocks - len(self._unused)) + of_states
 
     def resize(self, rows: int, capacity: int) -> None:
         """Reallocate, keeping what is valid."""

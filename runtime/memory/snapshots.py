@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ...engines import BLOCK_TOKENS, ROW
-from .cache import KVCache
+from .cache import KVCache, nbytes
 
 EVERY = 4 * BLOCK_TOKENS  # tokens
 
@@ -24,6 +24,11 @@ class Snapshots:
         self._unused = list(range(count))
         self._of_row: list[dict[int, int]] = [{} for _ in range(max_rows)]  # by the tokens that they stand for
         self._of_block: dict[int, int] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        count = len(self._copies[0][0])
+        return nbytes(self._copies) // count * (count - len(self._unused))
 
     def take(self, row: int, tokens: int) -> None:
         """Copy the states of a row that stand for so many tokens, if that is worth it and there is room."""

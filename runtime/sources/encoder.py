@@ -2,12 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from sys import maxsize
 
 import torch
 from torch import Tensor
 
 from ...engines import EncoderContract, Engine, output_name
+from ..memory.cache import nbytes
 from ..memory.model import Model
 from ..memory.source_rows import SourceRows
 from .source import Source
@@ -31,6 +33,11 @@ class Encoder:
     def longest_text(self) -> int:
         """The most tokens that a source may have, 0 where it is sound."""
         return 0 if self._contract.sound else self._contract.longest
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of what it has made of sources."""
+        return sum(nbytes(chain(*made.values())) for made in list(self._kept.values()))
 
     def feeds(self, model: Model) -> bool:
         return any(rows is model.cache.sources for rows in self._rows.values())

@@ -82,10 +82,7 @@ class Frame:
             self.draft_logits = self.draft_memory[..., : target.vocab_size]  # [A, 1, V]
         self.winners: list[Winners] = []  # one for each of the K sampled proposals
         self.prepared: dict[str, Prepared] = {}
-        self.lines = [
-            self,
-            *(copy(self) for _ in plan.lines[1:]),
-        ]  # frames that share all but one line of proposals each
+        self._further = [copy(self) for _ in plan.lines[1:]]  # frames that share all but one line of proposals each
         for number, (line, sources) in enumerate(zip(self.lines, plan.lines, strict=True)):
             line.proposed = input_ids[:, 1 + number * k : 1 + (number + 1) * k]
             line.winners = [self._winners() for _ in range(k)] if plan.samplers[number] else []
@@ -96,6 +93,11 @@ class Frame:
         self._columns[0].insert(0, self.recent[:, -1:])
         self._lined_up = [line.proposed for line in self.lines]
         self._lined_up[0] = input_ids[:, : len(self._columns[0])]
+
+    @property
+    def lines(self) -> "list[Frame]":
+        """The frame of each line of proposals; a list that it kept would keep it and old caches until gc finds them."""
+        return [self, *self._further]
 
     def _winners(self) -> Winners:
         return Winners(

@@ -5,6 +5,7 @@ decoder's thread has died, or hangs when it is told to end.
 """
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
 from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
+from ..serving.certificates import load_certificate, tls_context
+from ..serving.keys import Keys
 from ..text_files import read_text
 
 KINDS = ("none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, which are built before they are served
@@ -35,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", metavar="B", type=Path, help="a bundle, as MODEL")
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", default=8000, type=_port, metavar="N", help="where to listen (default 8000; 0: any)")
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        metavar="N",
+        help="serve /metrics here, without a key and nowhere else, with /health and /ready",
+    )
     parser.add_argument(
         "--served-model-name",
         metavar="NAME",
@@ -63,10 +72,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         metavar="KEY",
         action="append",
+        type=_no_empty,
         default=[],
         help="a key that clients have to send; may be repeated (default: everybody is let in)",
     )
-    access.add_argument("--api-key-file", metavar="F", type=Path, help="a file with such a key on each line")
+    access.add_argument(
+        "--api-key-file", metavar="F", type=_file, help="a file of keys, one a line; # begins a comment"
+    )
+    for name, of in (
+        ("--requests-per-minute", "requests that each key may make in a minute; more are refused with 429"),
+        ("--rows-per-key", "completions that each key may have under way or waiting; more are refused with 429"),
+    ):
+        access.add_argument(name, metavar="N", type=positive, help=f"{of} (default: no limit)")
     access.add_argument(
         "--allow-origin",
         metavar="ORIGIN",
@@ -74,8 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="let pages of this origin, such as https://example.com, ask from a browser; may be repeated; '*': all",
     )
-    access.add_argument("--ssl-certfile", metavar="F", type=Path, help="serve https with this certificate, a PEM file")
-    access.add_argument("--ssl-keyfile", metavar="F", type=Path, help="its key (default: in the same file)")
+    access.add_argument("--ssl-certfile", metavar="F", type=_file, help="serve https with this certificate, a PEM file")
+    access.add_argument("--ssl-keyfile", metavar="F", type=_file, help="its key (default: in the same file)")
     defaults = group(parser, SAMPLING)
     defaults.add_argument(
         "--generation-config",
@@ -110,22 +127,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # What a flag or a file says wrong is told before anything heavy is loaded.
+    keys = Keys(arguments.api_key, arguments.api_key_file)
+    if not keys and (arguments.requests_per_minute or arguments.rows_per_key):
+        raise RequestError("--requests-per-minute and --rows-per-key bound each key, but there is none; give --api-key")
+    certificate = arguments.ssl_certfile, arguments.ssl_keyfile
+    if arguments.ssl_keyfile and not arguments.ssl_certfile:
+        raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
+    tls = tls_context(*certificate) if arguments.ssl_certfile else None
+    template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
     try:
         from ..serving.access_log import set_up_logging
-        from ..serving.app import make_app
-        from ..serving.server import address, listen, serve, tls_context
+        from ..serving.allowances import Allowances
+        from ..serving.app import make_app, make_metrics_app
+        from ..serving.server import Beside, address, listen, serve
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
-    keys = [*arguments.api_key, *(read_keys(arguments.api_key_file) if arguments.api_key_file else ())]
-    if arguments.ssl_keyfile and not arguments.ssl_certfile:
-        raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
-    tls = tls_context(arguments.ssl_certfile, arguments.ssl_keyfile) if arguments.ssl_certfile else None
-    template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
+
+    def read_again() -> None:
+        keys.read_again()
+        if tls is not None:
+            tls_context(*certificate)  # refuses a pair of which one half is new
+            load_certificate(tls, *certificate)
+
+    allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
     arguments.bundle = bundle = _bundle(arguments)
     defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
+    port = arguments.metrics_port
     with (
         listen(arguments.host, arguments.port) as listener,
+        nullcontext() if port is None else listen(arguments.host, port) as aside,
         open_decoder(
             arguments, arguments.max_batch, arguments.cache_memory, arguments.prefix_memory or None
         ) as decoder,
@@ -141,9 +173,11 @@ def run(arguments: argparse.Namespace) -> int:
             drafter=arguments.drafter,
             defaults=defaults,
         )
-        app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin)
+        beside = None if aside is None else Beside(make_metrics_app(service), aside)
+        app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener, tls)}"
-        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls)
+        line += "" if aside is None else f" and metrics at {address(aside)}"
+        return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls, read_again, beside)
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:
@@ -175,12 +209,15 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
     return found
 
 
-def read_keys(file: Path) -> list[str]:
-    """Read a key from each line."""
-    keys = [line.strip() for line in read_text(file, "--api-key-file").splitlines() if line.strip()]
-    if not keys:
-        raise RequestError(f"{file} holds no key; put one on each line, or leave --api-key-file out")
-    return keys
+def _no_empty(text: str) -> str:
+    """Refuse to be protected by nothing, which a variable that is not set comes to."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty, so that nothing would be protected; give a value")
+    return text
+
+
+def _file(text: str) -> Path:
+    return Path(_no_empty(text))
 
 
 def _port(text: str) -> int:

@@ -5,7 +5,7 @@ import logging
 import re
 import secrets
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -42,8 +42,8 @@ def note_prompt(scope: Scope, prompt: object) -> None:
 class AccessLog:
     """Gives each request an id, and logs it when its answer is through."""
 
-    def __init__(self, app: ASGIApp, prompts: bool) -> None:
-        self._app, self._prompts = app, prompts
+    def __init__(self, app: ASGIApp, prompts: bool, count: Callable[[str, str, int], None]) -> None:
+        self._app, self._prompts, self._count = app, prompts, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,12 +69,14 @@ class AccessLog:
             if not self._prompts:
                 notes.pop("prompt", None)
             client = scope.get("client")
+            found = status if complete else CLIENT_GONE
+            self._count(scope["method"], scope["path"], found)
             fields = {
                 "id": request_id,
                 "client": client[0] if client else None,
                 "method": scope["method"],
                 "path": shortened(scope["path"], MOST_NAMED),
-                "status": status if complete else CLIENT_GONE,
+                "status": found,
                 "ms": round(1e3 * (perf_counter() - began), 1),
                 **notes,
             }
@@ -82,10 +84,10 @@ class AccessLog:
 
 
 class TextForm(logging.Formatter):
-    """`2026-11-22T10:00:00 info …`, with the fields of a request as name=value."""
+    """`2026-11-22T10:00:00.123 info …`, with the fields of a request as name=value."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        super().__init__("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         line = "\n".join(map(visible, super().format(record).split("\n")))
@@ -97,7 +99,7 @@ class JsonForm(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
+        time = f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03}"
         fields = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)

@@ -15,13 +15,15 @@ from starlette.routing import Route
 
 from ...engines import RequestError, TrtSpecError
 from .access_log import AccessLog, note
+from .allowances import Allowances
 from .answers import ModelList, Prompt, Status, Tokens, Version
 from .bodies import DetokenizeBody, TokenizeBody
 from .chat import apply_template, chat, prompt_of
 from .completions import complete
 from .delivery import error_response, json_response, told
 from .errors import ApiError
-from .guard import BodyLimit, Failures, Keys
+from .guard import BodyLimit, Entrance, Failures
+from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
@@ -29,9 +31,22 @@ from .responses import respond
 from .service import Service, body_of
 from .transcriptions import transcribe, translate
 
+UNSERVED = {  # paths of other servers, and why they are none here
+    "/v1/embeddings": "the model writes text and gives no embeddings; ask a server of an embedding model",
+    "/v1/rerank": "the model writes text and ranks none; ask a server of a reranking model",
+    "/v1/moderations": "nothing is moderated here; ask a service that does",
+    "/v1/images/generations": "the model writes text and paints nothing; ask a server of an image model",
+    "/v1/audio/speech": "the model writes text and does not speak; ask a server of a speech model",
+}
+
 
 def make_app(
-    service: Service, keys: Sequence[str] = (), log_prompts: bool = False, origins: Sequence[str] = ()
+    service: Service,
+    keys: Keys,
+    log_prompts: bool = False,
+    origins: Sequence[str] = (),
+    allowances: Allowances | None = None,
+    metrics_apart: bool = False,
 ) -> Starlette:
     """Make the application; whoever runs it starts the service's stepper in the event loop and closes it.
 
@@ -44,30 +59,40 @@ def make_app(
         allow_headers=["*"],
         expose_headers=["x-request-id"],
     )
+    allowances = service.stepper.allowances = allowances or Allowances()
+    allowances.on_refusal = service.metrics.count_refusal
+    routes = [
+        Route("/v1/completions", complete, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", respond, methods=["POST"]),
+        Route("/v1/messages", answer_messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+        Route("/v1/audio/transcriptions", transcribe, methods=["POST"]),
+        Route("/v1/audio/translations", translate, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{model:path}", model),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/apply-template", apply_template, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", the_version),
+        *([] if metrics_apart else [Route("/metrics", metrics)]),
+        Route("/openapi.json", openapi),
+    ]
+    paths = {route.path for route in routes}
+
+    def count(method: str, path: str, status: int) -> None:
+        """Count an answer; anybody can make up a path or a method."""
+        method, path = method if method in ("GET", "POST") else "other", path if path in paths else "other"
+        service.metrics.count_answer(method, path, status)
+
     app = Starlette(
-        routes=[
-            Route("/v1/completions", complete, methods=["POST"]),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/responses", respond, methods=["POST"]),
-            Route("/v1/messages", answer_messages, methods=["POST"]),
-            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
-            Route("/v1/audio/transcriptions", transcribe, methods=["POST"]),
-            Route("/v1/audio/translations", translate, methods=["POST"]),
-            Route("/v1/models", models),
-            Route("/v1/models/{model:path}", model),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/apply-template", apply_template, methods=["POST"]),
-            Route("/detokenize", detokenize, methods=["POST"]),
-            Route("/health", health),
-            Route("/ready", ready),
-            Route("/version", the_version),
-            Route("/metrics", metrics),
-            Route("/openapi.json", openapi),
-        ],
+        routes=routes,
         middleware=[
-            Middleware(AccessLog, prompts=log_prompts),
+            Middleware(AccessLog, prompts=log_prompts, count=count),
             *([cross] if origins else []),
-            Middleware(Keys, keys=keys),
+            Middleware(Entrance, keys=keys, allowances=allowances),
             Middleware(BodyLimit),
             Middleware(Failures),
         ],
@@ -75,6 +100,13 @@ def make_app(
     )
     app.state.service, app.state.origins = service, origins
     app.state.openapi = json_response(openapi_page(service, bool(keys)))  # once: it takes as long as twenty answers
+    return app
+
+
+def make_metrics_app(service: Service) -> Starlette:
+    """Make what answers on a port of its own, without a key."""
+    app = Starlette(routes=[Route("/metrics", metrics), Route("/health", health), Route("/ready", ready)])
+    app.state.service = service
     return app
 
 
@@ -149,8 +181,12 @@ async def openapi(request: Request) -> Response:
 async def refused(request: Request, error: Exception) -> Response:
     """No such path, or no such method there."""
     assert isinstance(error, HTTPException)
-    said = {404: f"{request.url.path} is not a path of this server; /openapi.json lists them all"}
-    said[405] = f"{request.method} is not a method of {request.url.path}; /openapi.json lists them all"
+    path = request.url.path
+    reason = UNSERVED.get(path)
+    said = {404: f"{path} is not a path of this server; /openapi.json lists them all"}
+    if reason is not None:
+        said[404] = f"{path} is not served: {reason}"
+    said[405] = f"{request.method} is not a method of {path}; /openapi.json lists them all"
     message = said.get(error.status_code, str(error.detail))
     return error_response(ApiError(error.status_code, message, headers=error.headers), request.scope)
 

@@ -14,6 +14,7 @@ LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "functions": "functions are not supported",
     "function_call": "functions are not supported",
     "best_of": "only n completions are made, and all are returned",
+    "defer_loading": "a model is shown all of its tools at once",
     "suffix": "text can only be continued, not filled in",
     "audio": "the model reads and writes text",
     "verbosity": "say in the prompt how long the answer should be",
@@ -31,6 +32,8 @@ LATER = {  # fields of OpenAI's API that are refused, each with the reason
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
 
+# What clients send back or say of their own accounts, and what changes no token here. The README lists these fields.
+Ignored = Annotated[Any, Meta(description="Accepted without effect.")]
 Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -55,6 +58,7 @@ class StreamOptions(Closed, kw_only=True):
 class TextPart(Closed, kw_only=True):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Ignored = None
 
 
 class Prediction(Closed, kw_only=True):
@@ -116,13 +120,14 @@ class Sampling(Closed, kw_only=True):
     speculation: bool | None = None
     cache_salt: str | None = None
 
-    # Accepted without effect: they tell a service about its caller, or where it may keep an answer, and it keeps none.
-    user: str | None = None
+    user: Ignored = None
     metadata: Annotated[dict[str, str], Meta(max_length=128)] | None = None
-    store: bool | None = None
-    service_tier: Literal["auto", "default", "standard_only"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
 
 
 class Generation(Sampling, kw_only=True):
@@ -139,6 +144,7 @@ class CompletionBody(Generation, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
+    best_of: Literal[1] | None = None
     source: str | Annotated[list[TokenId], Meta(min_length=1)] | None = None  # beyond OpenAI: what an encoder reads
 
 
@@ -193,8 +199,8 @@ class Message(Closed, kw_only=True):
     refusal: str | None = None
     reasoning_content: str | None = None
 
-    # Accepted without effect: clients send back what they were answered, with all that was empty in it.
-    annotations: list[dict[str, Any]] | None = None
+    # Clients send back what they were answered, with all that was empty in it.
+    annotations: Ignored = None
     audio: None = None
     function_call: None = None
     parsed: None = None
@@ -278,7 +284,7 @@ def _refusal(message: str, within: str = "") -> ApiError:
         return ApiError(400, f"{param} is missing; it is required", param, "missing_required_parameter")
     param = path or None
     field = path.rpartition(".")[2]
-    if field in LATER and reason.startswith(("Expected `null`", "Invalid enum value")):  # empty it is accepted
+    if field in LATER:  # some values are accepted: those that ask for nothing
         return ApiError(400, f"{param} is refused: {LATER[field]}; leave it out", param, "unsupported_parameter")
     said = reason[:1].lower() + reason[1:]
     return ApiError(400, f"{param or 'the body'} is refused: {said}", param, "invalid_value")

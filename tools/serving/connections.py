@@ -9,6 +9,7 @@ import logging
 import resource
 import time
 from asyncio.sslproto import SSLProtocol
+from collections import deque
 from ssl import SSLContext
 from typing import Any
 
@@ -21,7 +22,8 @@ HEADER_SECONDS = 30.0  # from the connection, TLS or the last answer to the end 
 BODY_SECONDS = 60.0  # from there to the end of its body: 4 MiB at half a megabit a second
 TAKE_SECONDS = 120.0  # in which a client takes nothing; the system's own buffers empty in steps of a megabyte
 LOOK_SECONDS = 1.0  # between two looks at a connection
-PART_BYTES = 4096  # that are read at a time, since a body may come in chunks of a byte
+LEAST_PART, MOST_PART = 2**12, 2**18  # bytes that are read at a time: few where they are chunks of a byte each,
+PART_SECONDS = 1e-3  # since others wait for about so long
 TAKING = "TAKING"  # a state beside those of h11: the client has an answer to take, and does not
 WANTED_FILES = 2**16
 OTHER_FILES = 64  # of the process: graphs, logs, a few sockets
@@ -51,7 +53,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._since = time.monotonic()
         self._awaited: Any = h11.IDLE
-        self._unread = b""
+        self._unread: deque[memoryview] = deque()
+        self._part = LEAST_PART
         self._untaken, self._stalled = 0, False  # bytes of answers at the last look, and whether they are no less now
         self._timer = self.loop.call_later(LOOK_SECONDS, self._look)
         if len(self.connections) > self.most:
@@ -79,23 +82,30 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._unread = b""
+        self._unread.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read a part, and the rest when others have had their turn."""
-        waits, self._unread = bool(self._unread), self._unread + data
+        waits = bool(self._unread)
+        self._unread.append(memoryview(data))
         if not waits:
             self._read_part()
 
     def _read_part(self) -> None:
-        part, rest = self._unread[:PART_BYTES], self._unread[PART_BYTES:]
-        if not part or self.transport.is_closing():
+        if not self._unread or self.transport.is_closing():
             return
-        super().data_received(part)
+        first, began = self._unread[0], time.thread_time()
+        super().data_received(bytes(first[: self._part]))
+        took = time.thread_time() - began
         self._note()
-        self._unread = rest
-        if rest:
+        if not self._unread:  # the connection has ended meanwhile
+            return
+        self._unread[0] = first[self._part :]
+        if not self._unread[0]:
+            self._unread.popleft()
+        self._part = max(LEAST_PART, self._part // 2) if took > PART_SECONDS else min(MOST_PART, self._part * 2)
+        if self._unread:
             self.loop.call_soon(self._read_part)
 
     def send_400_response(self, msg: str) -> None:

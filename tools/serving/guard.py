@@ -1,14 +1,12 @@
 """The guards before every endpoint: the key, and the size of bodies."""
 
-import hashlib
-import hmac
-from collections.abc import Sequence
-
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .allowances import Allowances
 from .delivery import error_response, told
 from .errors import ApiError, unavailable
+from .keys import Keys
 
 OPEN = ("/health", "/ready")  # what a load balancer asks without a key
 CALLER = "trt_spec.caller"  # where in a scope it says whose key was given
@@ -18,11 +16,11 @@ MOST_HELD_BYTES = 512 * 2**20  # of all bodies that are coming in or being answe
 SOUND = "/v1/audio/"
 
 
-class Keys:
+class Entrance:
     """Lets in who has one of the keys; without keys, everybody."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app, self._keys = app, [key.encode() for key in keys]
+    def __init__(self, app: ASGIApp, keys: Keys, allowances: Allowances) -> None:
+        self._app, self._keys, self._allowances = app, keys, allowances
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN:
@@ -30,9 +28,8 @@ class Keys:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if b"x-api-key" in headers:  # as Anthropic's clients send it
                 scheme, given = b"bearer", headers[b"x-api-key"]
-            # Each key is compared in constant time, and all of them are.
-            fits = [hmac.compare_digest(given.strip(), key) for key in self._keys]
-            if scheme.lower() != b"bearer" or not any(fits):
+            caller = self._keys.caller(given.strip())
+            if scheme.lower() != b"bearer" or caller is None:
                 found = "no key" if not given else "a key that is not one of this server's"
                 refused = ApiError(
                     401,
@@ -42,7 +39,13 @@ class Keys:
                 )
                 await error_response(refused, scope)(scope, receive, send)
                 return
-            scope[CALLER] = hashlib.sha256(given.strip()).hexdigest()
+            scope[CALLER] = caller
+            if scope["method"] == "POST":
+                try:
+                    self._allowances.require_request(caller)
+                except ApiError as error:
+                    await error_response(error, scope)(scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
 

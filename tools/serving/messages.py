@@ -18,6 +18,7 @@ from .bodies import (
     Closed,
     Count,
     Function,
+    Ignored,
     Message,
     NamedFunction,
     NamedTool,
@@ -40,40 +41,41 @@ ENDS = {"length": "max_tokens", "stop": "end_turn"}
 EFFORTS = {"max": "xhigh"}
 
 
-class CacheControl(Closed, kw_only=True):
-    """Accepted without effect: what was read is kept without being asked."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
 class TextBlock(Closed, kw_only=True, tag_field="type", tag="text"):
     text: str
-    cache_control: CacheControl | None = None
+    cache_control: Ignored = None
     citations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
 class ThinkingBlock(Closed, kw_only=True, tag_field="type", tag="thinking"):
     thinking: str
-    signature: str = ""
+    signature: Ignored = None
+
+
+class RedactedBlock(Closed, kw_only=True, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that only another service can read; the model is shown nothing of it."""
+
+    data: Ignored = None
 
 
 class ToolUseBlock(Closed, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: dict[str, Any] | None = None
+    cache_control: Ignored = None
+    caller: Ignored = None
+    toolset_name: Ignored = None
 
 
 class ToolResultBlock(Closed, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
     content: str | Annotated[list[TextBlock], Parts] | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl | None = None
+    is_error: Ignored = None
+    cache_control: Ignored = None
+    toolset_name: Ignored = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
 class Turn(Closed, kw_only=True):
@@ -86,10 +88,12 @@ class ClientTool(Closed, kw_only=True):
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
-    strict: bool | None = None
-    cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
+    strict: Ignored = None  # input always fits its schema
+    cache_control: Ignored = None
+    eager_input_streaming: Ignored = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    input_examples: Ignored = None
 
 
 class ToolChoice(Closed, kw_only=True):
@@ -103,7 +107,7 @@ class Thinking(Closed, kw_only=True):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
-    display: str | None = None
+    display: Ignored = None
 
 
 class OutputFormat(Closed, kw_only=True):
@@ -116,6 +120,17 @@ class OutputConfig(Closed, kw_only=True):
     format: OutputFormat | None = None
 
 
+class KeepThinking(Closed, kw_only=True):
+    """An edit that leaves a conversation as it is."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Closed, kw_only=True):
+    edits: list[KeepThinking] | None = None
+
+
 class CountedBody(Sampling, kw_only=True):
     """The fields that decide what the model reads."""
 
@@ -125,7 +140,14 @@ class CountedBody(Sampling, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    betas: Ignored = None
+    diagnostics: Ignored = None
+    inference_geo: Ignored = None
+    speed: Ignored = None
+    user_profile_id: Ignored = None
+    workspace_id: Ignored = None
+    cache_control: Ignored = None
 
 
 class MessagesBody(CountedBody, kw_only=True):

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, under the names that vLLM's dashboards know."""
 
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 from ...engines import TrtSpecError
 from ...runtime import Speculation
 from ...runtime.requests.request import State
+from .allowances import PER_MINUTE, ROWS
+from .resident import resident_bytes, unused_bytes
 
 if TYPE_CHECKING:
     from .stepper import Stepper, Ticket
@@ -60,6 +62,24 @@ class Metrics:
         )
         self._ended = {reason: ended.labels(model, reason) for reason in ENDED}
 
+        self._answers = Counter(
+            "trt_spec:http_requests",
+            "Answers by path and status; 499 where the client had gone.",
+            ("method", "path", "status"),
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "trt_spec:requests_over_allowance",
+            "Requests that were refused with 429, by what their key had used up.",
+            (*NAMED, "reason"),
+            registry=self.registry,
+        )
+        refusals = {reason: self._refused.labels(model, reason) for reason in (PER_MINUTE, ROWS)}
+        self.count_refusal: Callable[[str], None] = lambda reason: refusals[reason].inc()
+
+    def count_answer(self, method: str, path: str, status: int) -> None:
+        self._answers.labels(method, path, status).inc()
+
     def watch(self, stepper: "Stepper", model: str) -> None:
         """Count what the decoder itself knows whenever somebody asks."""
         self.registry.register(Watch(stepper, model))
@@ -105,6 +125,17 @@ class Watch(Collector):
         }
         for name, (text, value) in gauges.items():
             yield self._family(GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"]), [((), value)])
+        yield self._family(
+            GaugeMetricFamily(
+                "trt_spec:memory_bytes",
+                "What each pool of memory holds; unused is what was freed and the allocator keeps.",
+                labels=["model_name", "pool"],
+            ),
+            [((pool,), held) for pool, held in (decoder.held_bytes | {"unused": unused_bytes()}).items()],
+        )
+        yield GaugeMetricFamily(
+            "process_resident_memory_bytes", "What the process takes of the machine's memory.", value=resident_bytes()
+        )
         # A copy, because the stepping thread goes on counting.
         speculation = Speculation(Counts(dict(decoder.speculation.outcomes)))
         drafts = sum(count for outcome, count in speculation.outcomes.items() if outcome.proposed)

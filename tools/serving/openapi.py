@@ -20,6 +20,7 @@ SAID = {  # by status: what an error of this status says
     404: "There is no such model.",
     413: "The body is too large.",
     415: "The body is not application/json.",
+    429: "The key has asked for as much as it may; Retry-After says when to come back.",
     500: "The server has failed.",
     503: "The server is full or shutting down; Retry-After says when to come back.",
 }

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from .bodies import MOST_TOOLS, Closed, Count, Parts, Sampling, Settings, SomeParts
+from .bodies import MOST_TOOLS, Closed, Count, Ignored, Parts, Sampling, Settings, SomeParts
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -14,17 +14,18 @@ class Said(Closed, kw_only=True):
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
 
 
 class MessageItem(Closed, kw_only=True):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Annotated[list[Said], Parts]
     type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
 
 
 class CallItem(Closed, kw_only=True):
@@ -32,25 +33,32 @@ class CallItem(Closed, kw_only=True):
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
+    id: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+    namespace: Ignored = None
+    parallel: Ignored = field(default=None, name="async")
+    async_: Ignored = None  # as clients for Python call it
 
 
 class CallOutputItem(Closed, kw_only=True):
     type: Literal["function_call_output"]
     call_id: str
     output: str | Annotated[list[Said], Parts]
-    id: str | None = None
-    status: str | None = None
+    id: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+    name: Ignored = None
+    namespace: Ignored = None
 
 
 class ReasoningItem(Closed, kw_only=True):
     type: Literal["reasoning"]
     summary: list[Said] | None = None
     content: list[Said] | None = None
-    encrypted_content: None = None
-    id: str | None = None
-    status: str | None = None
+    encrypted_content: Ignored = None
+    id: Ignored = None
+    status: Ignored = None
 
 
 ITEMS: dict[str, type[MessageItem | CallItem | CallOutputItem | ReasoningItem]] = {
@@ -66,7 +74,10 @@ class FlatTool(Closed, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Ignored = None  # arguments always fit their schema
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    parallel: Literal[False] | None = field(default=None, name="async")
 
 
 class FlatName(Closed, kw_only=True, tag_field="type", tag="function"):
@@ -85,8 +96,8 @@ class TextConfig(Closed, kw_only=True):
 
 class Reasoning(Closed, kw_only=True):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: str | None = None  # accepted without effect: reasoning is shown as it is
-    generate_summary: str | None = None
+    summary: Ignored = None  # reasoning is shown as it is
+    generate_summary: Ignored = None
 
 
 class ObfuscationOption(Closed, kw_only=True):

@@ -8,9 +8,8 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from ssl import Purpose, SSLContext, create_default_context
-from typing import Any
+from ssl import SSLContext
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,6 +26,13 @@ log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BROKEN = 70  # the exit code of a process whose decoder has died, or never came back from a step
 LINGER_SECONDS = 5  # for clients that are slow to take the end of an answer
+
+
+class Beside(NamedTuple):
+    """What answers on a port of its own."""
+
+    app: Starlette
+    listener: socket.socket
 
 
 class Server(uvicorn.Server):
@@ -56,8 +62,12 @@ def serve(
     drain_seconds: float,
     announce: Callable[[], None],
     tls: SSLContext | None = None,
+    read_again: Callable[[], None] = lambda: None,
+    beside: Beside | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once.
+
+    SIGHUP reads keys and certificates again; where they cannot be used, those that were read go on.
 
     A decoder whose thread has died ends it, too. Return an exit code, which makes a supervisor start it again then.
     """
@@ -70,8 +80,9 @@ def serve(
 
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, ask)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew, read_again)
         announce()
-        await serve_until(asked[0], asked[1], app, service, listener, drain_seconds, tls)
+        await serve_until(asked[0], asked[1], app, service, listener, drain_seconds, tls, beside)
 
     Connection.most = raise_file_limit()
     gc.collect()
@@ -101,8 +112,29 @@ async def serve_until(
     listener: socket.socket,
     drain_seconds: float,
     tls: SSLContext | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Serve until `end` is set, then drain; `end_now` cuts that short."""
+    servers = [make_server(app, tls)]
+    listeners = [listener]
+    if beside is not None:
+        servers.append(make_server(beside.app))
+        listeners.append(beside.listener)
+    service.stepper.start()
+    serving = asyncio.gather(*(server.serve(sockets=[one]) for server, one in zip(servers, listeners, strict=True)))
+    try:
+        await first_of(end.wait(), first_of(asyncio.shield(serving), service.stepper.dead.wait()))
+        log.info("draining %d requests", len(service.stepper.tickets))
+        if not await first_of(service.stepper.drain(drain_seconds), end_now.wait()):
+            await service.stepper.drain(0)
+        for server in servers:
+            server.should_exit = True
+        await serving
+    finally:
+        await service.stepper.close()
+
+
+def make_server(app: Starlette, tls: SSLContext | None = None) -> Server:
     connection = type("Connection", (Connection,), {"tls": tls})
     config = uvicorn.Config(
         app,
@@ -114,31 +146,16 @@ async def serve_until(
         server_header=False,
         timeout_graceful_shutdown=LINGER_SECONDS,
     )
-    server = Server(config)
-    service.stepper.start()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await first_of(end.wait(), first_of(asyncio.shield(serving), service.stepper.dead.wait()))
-        log.info("draining %d requests", len(service.stepper.tickets))
-        if not await first_of(service.stepper.drain(drain_seconds), end_now.wait()):
-            await service.stepper.drain(0)
-        server.should_exit = True
-        await serving
-    finally:
-        await service.stepper.close()
+    return Server(config)
 
 
-def tls_context(certificate: Path, key: Path | None) -> SSLContext:
-    """Read a certificate and its key now, so that wrong ones are refused in a sentence."""
-    context = create_default_context(Purpose.CLIENT_AUTH)
+def renew(read_again: Callable[[], None]) -> None:
     try:
-        context.load_cert_chain(certificate, key, lambda: "")
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise RequestError(
-            f"{certificate} and {key or certificate} are no certificate and its key ({first_line(error)}); give PEM "
-            "files that belong together, the key without a password"
-        ) from error
-    return context
+        read_again()
+    except RequestError as error:
+        log.error("keys and certificates stay as they were: %s", error)
+    else:
+        log.info("keys and certificates were read again")
 
 
 def address(listener: socket.socket, tls: SSLContext | None = None) -> str:

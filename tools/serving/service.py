@@ -185,7 +185,7 @@ class Service:
                 length = usual if body.draft_length is None else body.draft_length
                 drafter = body.drafter or (None if predicted or searches else self.drafter)
                 priority = body.priority or 0
-                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, priority, source))
+                wanted.append(Submission(prompt, params, length, drafter, salt, predicted, priority, source, caller))
         return wanted
 
     def truncated(self, prompt: list[int], body: Sampling, max_tokens: int | None) -> list[int]:

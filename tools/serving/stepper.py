@@ -18,6 +18,7 @@ from ...engines.errors import first_line
 from ...runtime import Decoder, Output, Piece, Request, SamplingParams
 from ...runtime.sources.source import Source
 from ...runtime.state.asked import DraftLength
+from .allowances import Allowances
 from .errors import ApiError, unavailable
 
 log = logging.getLogger(__name__)
@@ -42,15 +43,17 @@ class Submission(NamedTuple):
     prediction: Sequence[int] = ()
     priority: int = 0
     source: Source | Sequence[int] | None = None
+    caller: str = ""  # whose allowance it counts for
 
 
 class Ticket:
     """A request, and what wakes the client that waits for it."""
 
-    def __init__(self, wake: asyncio.Event, placed: bool) -> None:
+    def __init__(self, wake: asyncio.Event, placed: bool, caller: str) -> None:
         self.request: Request
         self.wake = wake
         self.placed = placed  # it is part of what has a place already
+        self.caller = caller
 
 
 class Flight:
@@ -101,6 +104,7 @@ class Stepper:
         self.decoder, self.max_waiting = decoder, max_waiting
         self.draining = False
         self.tickets: set[Ticket] = set()  # of requests that have not ended, as far as the loop knows
+        self.allowances = Allowances()
         self.places = 0  # of what asks for one request after another, and has not ended
         self._on_end = on_end
         self._progressed: set[Ticket] = set()  # in this step; only the stepping thread touches it
@@ -182,13 +186,15 @@ class Stepper:
         """
         if not placed:
             self.refuse_if_full(len(wanted))
+            for caller in {one.caller for one in wanted}:
+                self.allowances.require_rows(len(wanted), [ticket.caller for ticket in self.tickets], caller)
         elif self.error is not None:
             raise unavailable(ENDED_BY_DEATH.format(reason=first_line(self.error)), "engine_dead")
         wake = asyncio.Event()
         tickets: list[Ticket] = []
         try:
             for one in wanted:
-                ticket = Ticket(wake, placed)
+                ticket = Ticket(wake, placed, one.caller)
                 ticket.request = self.decoder.submit(
                     one.prompt,
                     one.params,

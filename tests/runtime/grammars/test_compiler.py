@@ -72,7 +72,7 @@ TWO_REMAINDERS = {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleO
 def test_work_that_takes_too_long_ends_with_its_process_and_is_refused_at_once_when_asked_again() -> None:
     own = Compiler(DEMO)
     for _ in range(3):
-        with pytest.raises(RequestError, match=r"takes longer than 0\.9 s to compile, or too much memory; simplify it"):
+        with pytest.raises(RequestError, match=r"takes longer than 0\.9 s to compile; simplify it"):
             own.compiled(Grammar.json_schema(TWO_REMAINDERS))
         assert own.given_up == 1
     compiled(own, Grammar.regex("a+"))
@@ -85,7 +85,7 @@ def test_work_that_takes_too_long_ends_with_its_process_and_is_refused_at_once_w
 def test_a_grammar_of_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "SECONDS", 60)
     own = Compiler(DEMO)
-    with pytest.raises(RequestError, match=r"or too much memory|cannot be compiled"):  # as the library meets the limit
+    with pytest.raises(RequestError, match=r"by too much memory|cannot be compiled"):  # as the library meets the limit
         own.compiled(Grammar.json_schema(TWO_REMAINDERS))
     own.close()
 
@@ -100,15 +100,42 @@ def test_what_could_not_be_tried_is_tried_again(monkeypatch: pytest.MonkeyPatch)
     ):
         own.compiled(Grammar.regex("a"))
     compiled(own, Grammar.regex("a"))
-    own._trials._process.kill()
-    own._trials._process.wait()
-    with pytest.raises(RequestError, match="simplify it"):
-        own.compiled(Grammar.regex("c"))
-    compiled(own, Grammar.regex("d"))
     monkeypatch.setattr(trials.sys, "executable", "/no/such/python")
     own.close()
     with pytest.raises(RequestError, match="no process can be started to compile a grammar in"):
         own.compiled(Grammar.regex("e"))
+
+
+def test_a_process_that_has_died_is_started_again_and_no_grammar_is_blamed() -> None:
+    own = Compiler(DEMO)
+    for grammar in (Grammar.regex("a"), Grammar.regex("b"), Grammar.regex("c")):
+        compiled(own, grammar)
+        own._trials._process.kill()
+        own._trials._process.wait()
+    assert own.given_up == 0
+    own.close()
+
+
+def test_a_grammar_that_ends_the_process_twice_is_told_so_and_refused_at_once_when_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one does that makes the library abort."""
+    program = Path(trials.compiling.__file__).read_text(encoding="utf-8")
+    planted = program.replace(
+        "fields: Any = json.loads(line)", "fields: Any = json.loads(line); '!' in line and os._exit(6)"
+    )
+    assert planted != program
+    (tmp_path / "compiling.py").write_text(f"import os\n{planted}", encoding="utf-8")
+    monkeypatch.setattr(trials.compiling, "__file__", str(tmp_path / "compiling.py"))
+    own, started = Compiler(DEMO), []
+    popen = trials.subprocess.Popen
+    monkeypatch.setattr(trials.subprocess, "Popen", lambda *args, **named: started.append(1) or popen(*args, **named))
+    for _ in range(3):
+        with pytest.raises(RequestError, match="has ended twice over it, by too much memory or a fault of the library"):
+            own.compiled(Grammar.regex("!"))
+        assert (own.given_up, len(started)) == (1, 2)
+    compiled(own, Grammar.regex("a"))
+    own.close()
 
 
 def test_a_decoder_that_closes_ends_the_process_of_its_grammars(llama: Pair) -> None:

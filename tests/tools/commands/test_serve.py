@@ -75,10 +75,12 @@ def start(llama: Pair, template: Path):
 
 def test_it_says_where_it_listens_and_sigterm_finishes_what_runs(start, llama: Pair, tmp_path: Path):
     keys = tmp_path / "keys"
-    keys.write_text("first\n\nsecond\n")
+    keys.write_text("# of the gateway\nfirst\n\n # of the tests\nsecond\n")
     process, url, line = start("--api-key-file", keys, "--max-batch", 2, "--served-model-name", "mine")
     assert re.fullmatch(r"trt-spec serves mine with onnxruntime on cpu at http://127\.0\.0\.1:\d+\n", line)
     headers = {"authorization": "Bearer second"}
+    for key in ("", "# of the gateway", "#"):
+        assert httpx.get(f"{url}/v1/models", headers={"x-api-key": key}).status_code == 401
     assert httpx.get(f"{url}/v1/models").status_code == 401
     with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}, headers=headers) as response:
         lines = response.iter_lines()
@@ -141,6 +143,67 @@ def test_keys_come_from_flags_and_from_a_file(start, tmp_path: Path):
     _, url, _ = start("--api-key", "first", "--api-key", "second", "--api-key-file", tmp_path / "keys")
     for key, status in (("first", 200), ("second", 200), ("third", 200), ("fourth", 401)):
         assert httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+
+
+def test_sighup_reads_keys_and_certificates_again_and_keeps_them_where_that_fails(start, tmp_path: Path):
+    keys, pem = tmp_path / "keys", tmp_path / "both.pem"
+    authorities = [trustme.CA(), trustme.CA()]
+    contexts = [ssl.create_default_context() for _ in authorities]
+    for authority, context in zip(authorities, contexts, strict=True):
+        authority.configure_trust(context)
+
+    def issue(authority: trustme.CA) -> None:
+        pem.write_bytes(authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
+
+    def answer(key: str, context: ssl.SSLContext) -> int | None:
+        try:
+            return httpx.get(f"{url}/v1/models", headers={"x-api-key": key}, verify=context).status_code
+        except httpx.ConnectError:
+            return None
+
+    keys.write_text("first\n")
+    issue(authorities[0])
+    process, url, _ = start("--api-key-file", keys, "--api-key", "lasting", "--ssl-certfile", pem)
+    assert (answer("first", contexts[0]), answer("second", contexts[0])) == (200, 401)
+    keys.write_text("second\n")
+    issue(authorities[1])
+    process.send_signal(signal.SIGHUP)
+    until(lambda: answer("second", contexts[1]) == 200)
+    assert (answer("first", contexts[1]), answer("lasting", contexts[1])) == (401, 200)
+    assert answer("second", contexts[0]) is None
+    for file in (keys, pem):
+        content = file.read_bytes()
+        file.write_text("# nothing\n")
+        process.send_signal(signal.SIGHUP)
+        assert "keys and certificates stay as they were: " in next(
+            line for line in process.stderr if "certificates" in line and "again" not in line
+        )
+        file.write_bytes(content)
+    assert answer("second", contexts[1]) == 200
+
+
+def test_metrics_have_a_port_of_their_own_that_needs_no_key(start):
+    _, url, line = start("--api-key", "secret", "--metrics-port", 0)
+    apart = re.search(r"metrics at (http://\S+)", line)[1]
+    assert httpx.get(f"{apart}/metrics").text.startswith("# HELP vllm:")
+    assert [httpx.get(f"{apart}{path}").status_code for path in ("/health", "/ready", "/v1/models")] == [200, 200, 404]
+    assert httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"}).status_code == 404
+
+
+@pytest.mark.parametrize("flag", ["api-key", "api-key-file", "ssl-certfile"])
+def test_what_protects_is_never_empty_wherever_it_is_set(
+    run, llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+):
+    """An empty variable says nothing elsewhere; here the server would let everybody in, and nobody would know."""
+    for value in ('""', "", "[]"):
+        (tmp_path / "server.yaml").write_text(f"{flag}: {value}\n")
+        refused = run("serve", "--bundle", llama.bundle, "--config", tmp_path / "server.yaml", "--port", "0")
+        assert_refused(refused, f"argument --{flag}: it is empty, so that nothing would be protected;")
+    variable = f"TRT_SPEC_{flag.upper().replace('-', '_')}"
+    monkeypatch.setenv(variable, "")
+    refused = run("serve", "--bundle", llama.bundle, "--port", "0")
+    assert_refused(refused, f"argument --{flag}: it is empty")
+    assert f"(set by {variable})" in refused.err
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -211,14 +274,37 @@ def test_a_second_signal_does_not_wait(start):
         (["--ssl-keyfile", "KEY"], "--ssl-keyfile is the key of --ssl-certfile, which is missing; give both"),
         (["--ssl-certfile", "BROKEN"], "BROKEN are no certificate and its key ("),
         (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7 port 8000 ("),
+        (["--api-key", ""], "argument --api-key: it is empty, so that nothing would be protected; give a value"),
+        (["--api-key", "key", "--api-key", " "], "argument --api-key: it is empty"),
+        (["--ssl-certfile", ""], "argument --ssl-certfile: it is empty"),
+        (["--rows-per-key", "2"], "--requests-per-minute and --rows-per-key bound each key, but there is none"),
         (["--api-key-file", "EMPTY"], "holds no key; put one on each line, or leave --api-key-file out"),
         (["--chat-template", "BROKEN", "--port", "0"], "the chat template is not one ("),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(run, llama: Pair, tmp_path: Path, arguments: list, message: str):
-    (tmp_path / "EMPTY").write_text("\n")
+    (tmp_path / "EMPTY").write_text("\n# none yet\n")
     (tmp_path / "BROKEN").write_text("{% for %}")
     arguments = [str(tmp_path / one) if one in ("EMPTY", "BROKEN") else one for one in arguments]
+    assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-key-file", "/none"], "--api-key-file /none cannot be read"),
+        (["--ssl-certfile", "/none"], "/none and /none are no certificate and its key"),
+        (["--chat-template", "/none"], "chat template /none cannot be read"),
+        (["--rows-per-key", "2"], "bound each key, but there is none"),
+    ],
+)
+def test_what_is_wrong_with_flags_and_files_is_told_before_anything_heavy_is_loaded(
+    run, llama: Pair, monkeypatch: pytest.MonkeyPatch, arguments: list, message: str
+):
+    for name in [name for name in sys.modules if name.startswith("trt_spec.tools.serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("msgspec", "starlette", "uvicorn", "prometheus_client", "trt_spec.tools.serving.service"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert_refused(run("serve", "--bundle", llama.bundle, *arguments), message)
 
 

@@ -11,7 +11,9 @@ import openai
 import pytest
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.round import round as round_
+from trt_spec.tools.serving.allowances import Allowances
 from trt_spec.tools.serving.app import make_app
+from trt_spec.tools.serving.keys import Keys
 from trt_spec.tools.serving.server import address, listen, run_loop, serve_until
 from trt_spec.tools.serving.service import Service, open_service
 
@@ -50,6 +52,7 @@ def serving(
     prefix_bytes: int | None = None,
     drafter: str | None = None,
     tls: SSLContext | None = None,
+    allowances: Allowances | None = None,
 ) -> Iterator[Served]:
     """Serve a pair from a thread of its own until the block ends."""
     started, ends = threading.Event(), []
@@ -58,7 +61,7 @@ def serving(
         listen("127.0.0.1", 0) as listener,
     ):
         service = open_service(decoder, max_waiting, names, template, reasoning, drafter=drafter)
-        app = make_app(service, keys, log_prompts, origins)
+        app = make_app(service, Keys(keys), log_prompts, origins, allowances)
 
         async def run() -> None:
             end, end_now = asyncio.Event(), asyncio.Event()

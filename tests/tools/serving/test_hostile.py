@@ -324,6 +324,31 @@ def test_a_body_in_chunks_of_a_byte_stops_nobody(served: Served):
     assert asked > 20, "as for parts that are read one after another, with nobody between them"
 
 
+def test_a_large_body_is_read_in_few_parts_and_one_in_chunks_of_a_byte_in_small_ones(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    """Each part waits for the rounds of others, and chunks of a byte keep others waiting."""
+    parts, read = [], connections.H11Protocol.data_received
+
+    def noted(self: Connection, data: bytes) -> None:
+        parts.append(len(data))
+        read(self, data)
+
+    monkeypatch.setattr(connections.H11Protocol, "data_received", noted)
+    body = b'{"prompt": "abc", "user": "%b"}' % (b"a" * 4_000_000)
+    answer = served.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+    assert sum(parts) > 4_000_000
+    assert len(parts) < 200, "in parts of four kilobytes there were a thousand"
+    parts.clear()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with ExitStack() as stack:
+        [hostile] = open_sockets(served, 1, stack, head)
+        hostile.sendall(b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n")
+        assert hostile.recv(12) == b"HTTP/1.1 400"
+    assert max(parts[len(parts) // 2 :]) <= 2 * connections.LEAST_PART
+
+
 def test_what_follows_an_answer_and_is_no_request_ends_the_connection_without_a_word(
     llama: Pair, capfd: pytest.CaptureFixture[str]
 ):

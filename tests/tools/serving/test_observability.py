@@ -72,6 +72,22 @@ def test_metrics_count_under_the_names_that_dashboards_know(llama: Pair, alone: 
     assert 0 < found["inter_token_latency_seconds_count{}"] < 12, "chunks, which hold several tokens"
 
 
+def test_answers_are_counted_by_path_and_status_whatever_clients_make_up(llama: Pair):
+    with serving(llama) as server:
+        for body in (BODY, BODY, {"functions": []}):
+            server.post("/v1/completions", body)
+        for number in range(3):
+            server.http.request("BREW", f"/made/up/{number}")
+        lines = server.http.get("/metrics").text.splitlines()
+    counted = {line for line in lines if line.startswith("trt_spec:http_requests_total")}
+    start = "trt_spec:http_requests_total{method="
+    assert counted == {
+        f'{start}"POST",path="/v1/completions",status="200"}} 2.0',
+        f'{start}"POST",path="/v1/completions",status="400"}} 1.0',
+        f'{start}"other",path="other",status="404"}} 3.0',
+    }
+
+
 def test_the_dashboard_asks_for_nothing_that_is_not_counted(served: Served):
     served.post("/v1/completions", BODY)
     text = (Path(metrics.__file__).parent / "deploy" / "grafana.json").read_text()
@@ -117,6 +133,9 @@ def test_each_request_is_one_line_and_prompts_stay_out_unless_asked_for(llama: P
     assert (refused["status"], refused["error"]) == (400, "unsupported_parameter")
     assert forged["path"] == "/v1/\r\nforged"
     assert len(text.getvalue().splitlines()) == 3
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}"
+    assert re.fullmatch(stamp, first["time"])
+    assert re.match(f"{stamp} INFO request ", text.getvalue())
     assert ("secret" in lines.getvalue()) == ("secret" in text.getvalue()) == prompts
     assert first.get("prompt") == ("secret" if prompts else None)
 

@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from trt_spec.tools.serving.app import UNSERVED
 from trt_spec.tools.serving.bodies import LATER
 from trt_spec.tools.serving.guard import MOST_BODY_BYTES
 
@@ -105,7 +106,7 @@ def test_another_model_and_another_path_are_not_found(served: Served):
     error = refusal(served, "/v1/completions", 404, model="gpt-9")
     assert error["message"] == "model 'gpt-9' is not served here, expected 'tiny'"
     assert (error["param"], error["code"]) == ("model", "model_not_found")
-    assert "/v1/embeddings is not a path" in refusal(served, "/v1/embeddings", 404)["message"]
+    assert "/v1/engines is not a path" in refusal(served, "/v1/engines", 404)["message"]
     response = served.http.get("/v1/completions")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert "GET is not a method of /v1/completions" in response.json()["error"]["message"]
@@ -158,6 +159,12 @@ def test_without_a_key_everything_but_health_is_401(llama: Pair):
             assert [model.id for model in client.models.list()] == ["tiny"]
         with pytest.raises(openai.AuthenticationError):
             server.openai.models.list()
+
+
+@pytest.mark.parametrize("path", UNSERVED)
+def test_what_other_servers_have_beside_text_is_refused_by_name_and_reason(served: Served, path: str):
+    error = refusal(served, path, 404, input="abc")
+    assert error["message"] == f"{path} is not served: {UNSERVED[path]}"
 
 
 def test_no_other_site_is_let_in(served: Served):

@@ -1,0 +1,16 @@
+"""How many bytes each pool of memory holds, so that what a process takes can be told apart."""
+
+from collections.abc import Sequence
+
+from ...engines import Bundle
+from .model import Model
+
+
+def held_bytes(bundle: Bundle, models: Sequence[Model], of_sources: int) -> dict[str, int]:
+    """Return the bytes of weights, of the caches of all rows, of what is kept for others, and of logits."""
+    return {
+        "weights": sum(map(bundle.weight_bytes, (*bundle.names, *bundle.encoders))),
+        "caches": sum(model.cache.held_bytes for model in models),
+        "prefixes": sum(model.cache.kept_bytes for model in models) + of_sources,
+        "logits": sum(model.logits_bytes for model in models),
+    }
