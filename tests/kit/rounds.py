@@ -129,8 +129,8 @@ def _weights(kind: str) -> Callable[[pytest.FixtureRequest], Path]:
 
 
 LLAMA = _of("llama")
-BEHIND: list[Choice] = [("model", 3), ("model2", 3), ("lookup", 3), ("model", "3/6")]
-RECURRENT: list[Choice] = [("none", 0), ("model", 3), ("lookup", 3), ("model", "3/6"), ("cascade", 3)]
+BEHIND: list[Choice] = [("model2", 3), ("lookup", 3), ("model", "3/6")]
+RECURRENT: list[Choice] = [("none", 0), ("lookup", 3), ("model", "3/6"), ("cascade", 3)]
 
 SCENES = {
     "sampled lines": Scene(LLAMA, LINES, SAMPLED, TEXTS),
@@ -165,7 +165,7 @@ SCENES = {
     "greedy look-aheads": Scene(_of("ahead"), [("pass", 3), ("pass", "2+2")], GREEDY),
     "sampled look-aheads": Scene(_of("ahead"), [("pass", 3), ("pass", "2+2")], SAMPLED),
     "greedy recurrent models": Scene(_hybrid("granitemoehybrid"), RECURRENT, GREEDY),
-    "sampled recurrent models": Scene(_hybrid("granitemoehybrid"), RECURRENT, SAMPLED),
+    "sampled recurrent models": Scene(_hybrid("granitemoehybrid"), [("model", 3)], SAMPLED),
     "behind a text": Scene(_of("t5"), BEHIND, SAMPLED, [()] * 4, sources="t5"),
     "behind sound": Scene(_of("whisper"), [("model", 3), ("model2", 3)], SAMPLED, [()] * 4, sources="whisper"),
     "other tokens": Scene(_of("merging"), [("common", 3), ("text", 3)], COUPLED, ahead=False),
