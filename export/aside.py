@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..engines import ExportError
 from ..engines.bundle import MANIFEST
+from ..engines.bundle.undisturbed import undisturbed
 from ..engines.bundle.whole_files import abandoned, claimed
 
 LOCK, PARTIAL, OLD = "lock", "partial", "old"
@@ -27,15 +28,16 @@ def built_aside(out: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             lock, _ = stack.enter_context(claimed(out, LOCK))
+            stack.callback(_tidy, out, lock)
             partial = _beside(out, PARTIAL, lock)
             partial.mkdir()
         except OSError as error:
             raise ExportError(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from error
-        stack.callback(_tidy, out, lock)
         yield partial
-        if out.exists():
-            out.rename(_beside(out, OLD, lock))
-        partial.rename(out)
+        with undisturbed():
+            if out.exists():
+                out.rename(_beside(out, OLD, lock))
+            partial.rename(out)
 
 
 def refuse_foreign(out: Path) -> None:
@@ -64,10 +66,11 @@ def _resolved(out: Path) -> Path:
 def _tidy(out: Path, lock: Path) -> None:
     """Remove what the export with this lock has left, but move a bundle back that nothing has replaced."""
     partial, old = _beside(out, PARTIAL, lock), _beside(out, OLD, lock)
-    if old.exists() and not out.exists():
-        old.rename(out)
-    for folder in (partial, old):
-        shutil.rmtree(folder, ignore_errors=True)
+    with undisturbed():
+        if old.exists() and not out.exists():
+            old.rename(out)
+        for folder in (partial, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _beside(out: Path, kind: str, lock: Path) -> Path:

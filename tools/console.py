@@ -11,6 +11,8 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from .interruption import insist
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +23,10 @@ Columns = Mapping[str, tuple[str, str]]  # by title: the key of a value and its 
 
 
 class Show(Protocol):
-    """Is called with the name of each stage as it begins, and with how much of the total it is."""
+    """Is called with the name of each stage as it begins, and with how much of the total it is.
+
+    An interruption that was swallowed before is raised again here.
+    """
 
     def __call__(self, stage: str, parts: int = 1, /) -> None: ...
 
@@ -112,6 +117,7 @@ def progress(
 
         def line(stage: str, parts: int = 1, /) -> None:
             nonlocal begun
+            insist()
             seconds = perf_counter() - began
             if ticking:
                 stage = f"[{seconds:6.1f} s] {stage}"
@@ -154,6 +160,7 @@ def progress(
 
         def show(stage: str, parts: int = 1, /) -> None:
             nonlocal begun
+            insist()
             longest = None if total is None else max(total, begun + parts)
             bars.update(task, completed=begun, total=longest, description=stage, refresh=True)
             begun += parts

@@ -13,9 +13,11 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from .extras import PACKAGE, install_command
+from .interruption import Terminated, heeded
 from .settings import CONFIG, CONFIG_HELP, Given, given_elsewhere
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 2, 130, 141, 143
+INTERRUPTIONS = {signal.SIGINT: (EXIT_INTERRUPTED, "interrupted"), signal.SIGTERM: (EXIT_TERMINATED, "terminated")}
 EXPORT_ONLY = ("transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "huggingface_hub")
 NO_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError that says so
 
@@ -97,35 +99,35 @@ def version_of(program: str) -> str:
     return f"{program} {version(PACKAGE)}"
 
 
-def exit_code(program: str, run: Callable[[], int], left: str = "") -> int:
+def exit_code(program: str, run: Callable[[], int], left: Callable[[], str] = str) -> int:
     """Run a program and return its exit code; `left` says on an interruption what was left behind."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model may write what the terminal cannot show
-    previous = signal.signal(signal.SIGTERM, _terminate)
-    try:
+    with heeded() as came:
         try:
-            return run()
-        finally:
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        _report(program, f"interrupted{left}")
-        return EXIT_INTERRUPTED
-    except _Terminated:
-        _report(program, f"terminated{left}")
-        return EXIT_TERMINATED
-    except BrokenPipeError:
-        # Python flushes stdout once more at exit, and nobody reads it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
-    except Exception as error:
-        sentence = _sentence(error)
-        if sentence is None:
-            raise
-        _report(program, f"error: {sentence}")
-        return EXIT_ERROR
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+            try:
+                code = run()
+            finally:
+                sys.stdout.flush()
+        except (KeyboardInterrupt, Terminated) as ending:
+            came.append(signal.SIGTERM if isinstance(ending, Terminated) else signal.SIGINT)
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit, and nobody reads it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_BROKEN_PIPE
+        except Exception as error:
+            if not came:  # else a library has made it of the interruption
+                sentence = _sentence(error)
+                if sentence is None:
+                    raise
+                _report(program, f"error: {sentence}")
+                return EXIT_ERROR
+    if not came:
+        return code
+    code, word = INTERRUPTIONS[signal.Signals(came[0])]
+    _report(program, f"{word}{left()}")
+    return code
 
 
 def _sentence(error: Exception) -> str | None:
@@ -150,11 +152,3 @@ def _report(program: str, message: str) -> None:
     """Print one line that every terminal can show, whatever names the message quotes."""
     shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in message)
     print(f"{program}: {shown}", file=sys.stderr)
-
-
-class _Terminated(BaseException):
-    """SIGTERM as an exception, so that what is half-written is removed on its way out."""
-
-
-def _terminate(*_: object) -> NoReturn:
-    raise _Terminated

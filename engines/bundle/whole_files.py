@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from .undisturbed import undisturbed
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks, so leftovers of killed processes stay
@@ -38,19 +40,27 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def claimed(path: Path, kind: str) -> Iterator[tuple[Path, BinaryIO]]:
     """Make a hidden file beside `path` that belongs to this process until the block ends and removes it."""
+    made: list[tuple[Path, BinaryIO]] = []
+    try:
+        with undisturbed():
+            made.append(_claim(path, kind))
+        yield made[0]
+    finally:
+        with undisturbed():
+            for file, stream in made:
+                with suppress(OSError):  # on a full disk, closing fails to write the rest once more
+                    stream.close()
+                file.unlink(missing_ok=True)
+
+
+def _claim(path: Path, kind: str) -> tuple[Path, BinaryIO]:
     while True:
         file = path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}")
         stream = file.open("xb")
         _lock(stream, wait=True)
         if os.fstat(stream.fileno()).st_nlink:
-            break
+            return file, stream
         stream.close()  # before it was locked, another process took it for a leftover and removed it
-    try:
-        yield file, stream
-    finally:
-        with suppress(OSError):  # on a full disk, closing fails to write the rest once more
-            stream.close()
-        file.unlink(missing_ok=True)
 
 
 def take_place(partial: Path, stream: BinaryIO, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command `export-models`: its table, its exit codes, its one-line errors."""
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from trt_spec.tools.commands.export_models import main
 
 from ..models import YARN, tiny_llama
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+MOMENTS = 6  # of each stage at which an export is interrupted
 COMMAND = [sys.executable, "-m", "trt_spec.tools.commands.export_models"]
 # What a shell starts in the background ignores interrupts, and so does all that it starts.
 HEEDING_INTERRUPTS = (
@@ -108,6 +111,23 @@ def test_signal_in_the_middle_leaves_nothing_behind(tmp_path: Path, sent: int, c
         assert process.wait() == code
     assert rest[-1] == said
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.exhaustive
+def test_a_signal_at_any_moment_of_any_stage_ends_the_export_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A bundle may be complete by then, which is said."""
+    tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1)
+    (tmp_path / "made").mkdir()
+    command = [sys.executable, "-m", "tests.export.interrupted_exports", str(tmp_path), str(MOMENTS)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    tried = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(tried) == MOMENTS * len({stage for stage, *_ in tried})
+    ends = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+    for stage, moment, number, code, there, said in tried:
+        left = f"{tmp_path / 'made' / 'bundle'} was complete by then" if there else "nothing was left behind"
+        found = (code, there in ([], ["bundle"]), said)
+        assert found == (ends[number][0], True, [f"export-models: {ends[number][1]}; {left}"]), (stage, moment)
 
 
 def test_missing_extra_is_named(tmp_path: Path) -> None:

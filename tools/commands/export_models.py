@@ -18,11 +18,24 @@ PROGRAM = "export-models"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(PROGRAM, partial(_run, argv), left="; nothing was left behind")
+    before: dict[Path, int | None] = {}
+
+    def left() -> str:
+        new = [out for out, folder in before.items() if _folder_at(out) != folder]
+        return f"; {new[0]} was complete by then" if new else "; nothing was left behind"
+
+    return exit_code(PROGRAM, partial(_run, argv, before), left)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _folder_at(out: Path) -> int | None:
+    """Return what tells a bundle from the one that takes its place."""
+    return out.stat().st_ino if out.exists() else None
+
+
+def _run(argv: Sequence[str] | None, before: dict[Path, int | None]) -> int:
     arguments = _parser().read_all(argv)
+    out = Path(arguments.out)
+    before[out] = _folder_at(out)
     with progress("export", total=stages(arguments), ticking=True) as show:
         show("loading the libraries")
         report = _export(arguments, show)

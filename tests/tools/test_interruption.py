@@ -1,0 +1,119 @@
+"""A signal ends a program with its own exit code, wherever it lands and whatever a library makes of it."""
+
+import signal
+import sys
+import weakref
+from contextlib import suppress
+
+import pytest
+from trt_spec.tools.console import progress
+from trt_spec.tools.program import exit_code
+
+ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+
+
+class Referred:
+    """What a weak reference can point to."""
+
+
+def in_a_callback(number: int) -> None:
+    """What it raises Python can only print."""
+    referred = Referred()
+    kept = weakref.ref(referred, lambda _: signal.raise_signal(number))
+    del referred
+    assert kept() is None
+
+
+def into_nothing(number: int) -> None:
+    with suppress(BaseException):
+        signal.raise_signal(number)
+
+
+def into_an_error(number: int) -> None:
+    try:
+        signal.raise_signal(number)
+    except BaseException as error:
+        raise RuntimeError("a library's own") from error
+
+
+@pytest.fixture(autouse=True)
+def heeding_interrupts():
+    """Whoever runs the tests may ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+def test_what_is_swallowed_in_a_callback_comes_again_and_nothing_is_printed_of_it(capfd, number, code, word):
+    def run() -> int:
+        in_a_callback(number)
+        signal.pause()  # until the timer
+        return 0
+
+    assert exit_code("program", run) == code
+    assert capfd.readouterr() == ("", f"program: {word}\n")
+
+
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+def test_what_a_library_swallows_comes_again_at_the_next_step(capfd, number, code, word):
+    steps = []
+
+    def run() -> int:
+        with progress("work") as show:
+            show("first")
+            into_nothing(number)
+            steps.append(1)
+            show("second")
+            steps.append(2)
+        return 0
+
+    assert exit_code("program", run, lambda: "; nothing was left") == code
+    assert steps == [1]
+    assert capfd.readouterr() == ("", f"first\nprogram: {word}; nothing was left\n")
+
+
+@pytest.mark.parametrize("swallowed", [into_nothing, into_an_error])
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+def test_what_a_library_makes_of_a_signal_is_an_interruption_all_the_same(capfd, number, code, word, swallowed):
+    def run() -> int:
+        swallowed(number)
+        return 0
+
+    assert exit_code("program", run) == code
+    assert capfd.readouterr() == ("", f"program: {word}\n")
+
+
+def test_another_error_in_a_callback_is_told_as_ever(monkeypatch):
+    told = []
+    monkeypatch.setattr("sys.unraisablehook", lambda one: told.append(one.exc_type))
+
+    def run() -> int:
+        referred = Referred()
+        kept = weakref.ref(referred, lambda _: 1 / 0)
+        del referred
+        assert kept() is None
+        return 0
+
+    assert exit_code("program", run) == 0
+    assert told == [ZeroDivisionError]
+
+
+def test_a_program_gives_back_what_it_found_of_signals():
+    def now():
+        return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)], sys.unraisablehook
+
+    before = now()
+    assert exit_code("program", lambda: 0) == 0
+    assert exit_code("program", lambda: in_a_callback(signal.SIGINT) or 0) == 130
+    assert now() == before
+
+
+def test_a_program_in_the_background_goes_on_ignoring_interrupts():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    assert exit_code("program", run) == 0
