@@ -14,19 +14,16 @@ from ..engines.errors import first_line, one_line
 from . import special
 from .families import ModelShape, refuse_unsupported, shape_of
 from .family_table import BEHIND_SOURCES, REFUSED
-from .gguf_files import forget, parsed_once
+from .finding import GGUF, SMALL_FILES, download, gguf_file, read_config
+from .gguf_files import UNQUANTISED, forget, main_type, parsed_once
 from .lora import merged, require_adapter
-from .quantised import Dequantised, Kept, how_quantised
+from .quantised import Dequantised, Kept, how_quantised, rounds_activations
 from .reading import read_object
 from .sources.behind_source import BehindSource
 from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
-HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
-SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.spm", "*.txt"]
 OF_CACHES = (".k_scale", ".v_scale")  # what others read who keep keys and values in eight bits
-MODEL_OPTIMIZER = "hf_quant_config.json"  # where older versions of it write what they have done
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
-GGUF = ".gguf"
 UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
 NOT_EAGER = ("falcon",)  # whose eager attention adds the biases of ALiBi twice
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -53,12 +50,31 @@ class Checkpoint:
         return own if self.lora is None else f"{own}+{self.lora.resolve().name}"
 
     @property
+    def stored_as(self) -> str:
+        """How its weights are quantised, for a user; empty if they are not."""
+        if self.gguf is None:
+            return "" if self.quantised is None else str(self.quantised["words"])
+        kind = main_type(self.path / self.gguf)
+        return "" if kind in UNQUANTISED else f"GGUF, {kind}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of the files that hold its weights."""
+        files = [self.path / self.gguf] if self.gguf else _weight_files(self)
+        return sum(file.stat().st_size for file in files)
+
+    @property
     def notes(self) -> list[str]:
         """Notes for its user on what is exported."""
         notes = []
         if self.reads_more is not None:
             more = f"reads more than text ({self.reads_more})"
             notes.append(f"{self.name} {more}: its text model ({self.architecture}) is exported")
+        if self.quantised is not None and rounds_activations(self.quantised):
+            notes.append(
+                f"{self.name} is meant for activations of eight bits or fewer, which are not rounded here, so that "
+                "texts may differ from those of vLLM and others that round them"
+            )
         if self.shape.ends:
             notes.append(f"{self.name} has {self.shape.positions:,} positions here: {self.shape.ends}")
         return notes
@@ -73,9 +89,9 @@ def find_config(name: str) -> tuple[Path, dict[str, Any]] | None:
 
     One of a type that cannot be exported is refused here, before anybody asks for its weights.
     """
-    if _gguf_file(name) is not None:
+    if gguf_file(name) is not None:
         return None
-    path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
+    path = Path(name) if Path(name).is_dir() else download(name, SMALL_FILES)
     if not (path / "config.json").is_file():
         return None
     fields = read_object(name, path / "config.json")
@@ -87,7 +103,7 @@ def find_config(name: str) -> tuple[Path, dict[str, Any]] | None:
 def require_weights(name: str, path: Path) -> None:
     """Bring the weights of a model of the Hub, and refuse a checkpoint that has none as safetensors."""
     if not Path(name).is_dir():
-        _download(name, ["*.safetensors"])
+        download(name, ["*.safetensors"])
     _refuse_missing_weights(name, path)
 
 
@@ -104,11 +120,12 @@ def open_checkpoint(name: str | Path, lora: str | Path | None = None) -> Checkpo
 
 
 def _open_checkpoint(name: str) -> Checkpoint:
-    if (file := _gguf_file(name)) is not None:
+    if (file := gguf_file(name)) is not None:
         return _open_gguf(name, file)
-    path = Path(name) if Path(name).is_dir() else _download(name, SMALL_FILES)
-    fields = _read_config(name, path)
+    path = Path(name) if Path(name).is_dir() else download(name, SMALL_FILES)
+    fields = read_config(name, path)
     refuse_unsupported(name, fields)
+    _refuse_dtype(name, fields)
     quantised = how_quantised(name, fields)
     config = _typed_config(name, path)
     if quantised is not None and config.model_type in BEHIND_SOURCES:
@@ -123,6 +140,20 @@ def _open_checkpoint(name: str) -> Checkpoint:
     shape = shape_of(name, config)
     require_weights(name, path)
     return Checkpoint(name, path, config, shape, quantised=quantised, reads_more=reads_more)
+
+
+def _refuse_dtype(name: str, fields: dict[str, Any]) -> None:
+    for place in (fields, fields.get("text_config")):
+        for key in ("dtype", "torch_dtype"):
+            dtype = place.get(key) if isinstance(place, dict) else None
+            if dtype in (None, "auto") or isinstance(
+                getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype
+            ):
+                continue
+            raise ExportError(
+                f"config.json of checkpoint {name} has the {key} {dtype!r}, which is no type of numbers, expected for "
+                "instance bfloat16; correct it"
+            )
 
 
 def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
@@ -250,17 +281,6 @@ def _weight_files(checkpoint: Checkpoint) -> list[Path]:
     return [checkpoint.path / shard for shard in sorted(set(shards.values()))]
 
 
-def _gguf_file(name: str) -> Path | None:
-    """Return the GGUF file that a name stands for: its own, or the only one in a folder that has no config.json."""
-    place = Path(name)
-    if place.is_file() and place.suffix == GGUF:
-        return place
-    files = sorted(place.glob(f"*{GGUF}")) if place.is_dir() and not (place / "config.json").exists() else []
-    if len(files) > 1:
-        raise ExportError(f"checkpoint {name} holds {len(files)} GGUF files, the first is {files[0].name}; name one")
-    return files[0] if files else None
-
-
 def _open_gguf(name: str, file: Path) -> Checkpoint:
     if lacking := [library for library in ("gguf", "accelerate") if find_spec(library) is None]:
         raise ExportError(f"{file.name} needs {' and '.join(lacking)} to be read; pip install 'trt-spec[export]'")
@@ -270,34 +290,6 @@ def _open_gguf(name: str, file: Path) -> Checkpoint:
     config = _typed_config(name, file.parent, file.name)
     refuse_unsupported(name, {"model_type": config.model_type, "architectures": ["ForCausalLM"]})
     return Checkpoint(name, file.parent, config, shape_of(name, config), file.name)
-
-
-def _download(name: str, patterns: list[str]) -> Path:
-    hub = HUB_ID.fullmatch(name)
-    if hub is None or name.startswith((".", "~")):
-        raise ExportError(f"checkpoint {name} is neither a directory here nor a model's name on the Hugging Face Hub")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(snapshot_download(hub["id"], revision=hub["revision"], allow_patterns=patterns))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise ExportError(
-            f"checkpoint {name} is not a directory here, and the Hugging Face Hub does not give it: {first_line(error)}"
-        ) from error
-
-
-def _read_config(name: str, path: Path) -> dict[str, Any]:
-    if not (path / "config.json").is_file():
-        if (path / "adapter_config.json").is_file():
-            raise ExportError(f"checkpoint {name} is an adapter; name its base model, and the adapter by --lora")
-        raise ExportError(f"checkpoint {name} has no config.json, expected a checkpoint as transformers writes it")
-    fields = read_object(name, path / "config.json")
-    if "quantization_config" not in fields and (path / MODEL_OPTIMIZER).is_file():
-        settings = read_object(name, path / MODEL_OPTIMIZER).get("quantization")
-        if isinstance(settings, dict):
-            fields["quantization_config"] = settings | {"quant_method": "modelopt"}
-    return fields
 
 
 def _typed_config(name: str, path: Path, gguf: str | None = None) -> Any:

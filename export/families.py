@@ -100,10 +100,13 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
         )
     if fields.get("auto_map") and kind not in WORKS:  # the type that transformers knows by itself is enough
         raise ExportError(f"checkpoint {name} ({kind}) needs its own Python code (auto_map), which is never run")
-    if fields.get("is_encoder_decoder") and kind not in BEHIND_SOURCES:
+    if fields.get("is_encoder_decoder") and kind in WORKS and kind not in BEHIND_SOURCES:
         raise ExportError(f"checkpoint {name} ({kind}) says that it is an encoder-decoder, which its type never is")
     if kind not in WORKS and kind not in READS_MORE:
-        reason = REFUSED.get(str(kind), "this version does not know it")
+        unknown = "this version does not know it"
+        if fields.get("is_encoder_decoder"):
+            unknown = f"it is an encoder-decoder other than {', '.join(BEHIND_SOURCES)}"
+        reason = REFUSED.get(str(kind), unknown)
         raise ExportError(
             f"checkpoint {name} has the model type {kind!r}, which cannot be exported: {reason}; "
             "trt-spec families lists what can"

@@ -1,11 +1,13 @@
 """Spare transformers parsing a GGUF file for each thing that it wants of it: a large vocabulary takes seconds."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+UNQUANTISED = ("F32", "F16", "BF16")
 _read: dict[tuple[str, int, int], Any] = {}  # the reader of the file that was parsed last
 
 
@@ -34,6 +36,17 @@ def parsed_once() -> Iterator[None]:
         _replaced(theirs, "tqdm", partial(theirs.tqdm, disable=True)),
     ):
         yield
+
+
+def main_type(file: Path) -> str:
+    """Name the type in which most bytes of a file are stored."""
+    import gguf
+
+    sizes: Counter[str] = Counter()
+    with parsed_once():
+        for tensor in gguf.GGUFReader(file).tensors:
+            sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    return sizes.most_common(1)[0][0]
 
 
 def forget() -> None:

@@ -24,7 +24,7 @@ from .foreign import translate
 from .graph import WIDE, build_graph, write_fused, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, LookAheads, open_head, open_look_aheads, with_features
 from .oracle import behind_first, branch_features
-from .passes.quantise import Quantisation, nothing_known
+from .passes.quantise import AUTO, Quantisation, nothing_known
 from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
 from .quiet import quiet_libraries
 from .report import ExportReport, ModelReport
@@ -39,6 +39,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 UNFUSED = ("int8", "nvfp4")  # the one needs heads stacked, for the other ONNX Runtime has no kernels
 SPREAD = 2  # tokens that a draft with its own may have for each of the target's
 MEASURED = 4096  # tokens of the text on which a head is measured
+BLOCKS_OF = {"GGUF, Q4_0": "int4", "GGUF, Q4_1": "int4", "GGUF, Q8_0": "int8"}  # by how most of a file is stored
 Progress = Callable[[str], None]
 
 
@@ -107,7 +108,7 @@ def export_bundle(
             elif shape.vocab_size < tokens.vocab_size:  # a draft that lacks the target's last tokens
                 shape = replace(shape, vocab_size=tokens.vocab_size)
             contract = shape.contract(longest, dtype)
-            stored = weights if role == TARGET else draft_weights
+            stored = settled(weights if role == TARGET else draft_weights, checkpoint, dtype)
             report, logits_read, found = _export_model(
                 role,
                 checkpoint,
@@ -128,7 +129,7 @@ def export_bundle(
             if logits_read is not None and role != FOREIGN:
                 logits[role] = logits_read[:, : tokens.vocab_size]
         for role, one in joined.items():
-            report, logits_read = _export_head(role, one, folder, draft_weights, progress)
+            report, logits_read = _export_head(role, one, folder, draft_weights.unless_stored(), progress)
             models.append(report)
             notes += one.head.notes
             if logits_read is not None:
@@ -137,7 +138,7 @@ def export_bundle(
             checkpoints,
             {model.role: model.entry.contract for model in models},
             folder,
-            {role: weights if role == TARGET else draft_weights for role in checkpoints},
+            {role: (weights if role == TARGET else draft_weights).unless_stored() for role in checkpoints},
             sample.tokens if sample else None,
             progress,
         )
@@ -157,6 +158,14 @@ def export_bundle(
     }
     seconds = time.perf_counter() - begun
     return ExportReport(Path(out), length, models, list(dict.fromkeys(notes)), alpha, seconds, encoders)
+
+
+def settled(weights: Quantisation, checkpoint: Checkpoint, dtype: str) -> Quantisation:
+    """Settle what `auto` means for a checkpoint: what a GGUF file holds is kept, others stay as they are."""
+    if weights.kind != AUTO:
+        return weights
+    found = BLOCKS_OF.get(checkpoint.stored_as) if dtype == "float32" and checkpoint.lora is None else None
+    return weights.unless_stored() if found is None else replace(weights, kind=found, as_stored=True)
 
 
 def _roles(checkpoints: Sequence[Checkpoint], vocabularies: Sequence[Vocabulary]) -> list[str]:
@@ -282,7 +291,11 @@ def _export_model(
                 notes.append(f"{role}/{FUSED} was left out, and ONNX Runtime will run the slower {GRAPH}: {error}")
         fired |= own
     kind = role if role in (TARGET, FOREIGN) else DRAFT
-    was = f"{checkpoint.quantised['words']}: {kept}" if checkpoint.quantised else ""
+    was = checkpoint.stored_as
+    if was and weights.as_stored:
+        was += f": {fired['quantise']} matrices kept bit for bit"
+    elif was:
+        was += f": {kept or 'dequantised'}"
     masks = _masks(checkpoint, contract) if kind == DRAFT else None
     entry = ModelEntry(
         kind,
@@ -297,7 +310,8 @@ def _export_model(
         look_aheads=more,
     )
     size = (folder / role / WEIGHTS).stat().st_size
-    return ModelReport(role, entry, nodes, fired, size, time.perf_counter() - begun), logits, joined
+    seconds = time.perf_counter() - begun
+    return ModelReport(role, entry, nodes, fired, size, seconds, checkpoint.weight_bytes), logits, joined
 
 
 def _masks(checkpoint: Checkpoint, contract: Contract) -> Masks | None:

@@ -16,6 +16,7 @@ class ModelReport:
     fired: dict[str, int]  # how often each rewrite fired
     weight_bytes: int
     seconds: float
+    checkpoint_bytes: int = 0  # of the files that held its weights
 
 
 @dataclass(frozen=True)

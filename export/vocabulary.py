@@ -21,6 +21,7 @@ SEARCHES = {  # settings, with which value they ask for nothing, and what is don
 }
 NO_TIMES = "<|notimestamps|>"  # the last of Whisper's tokens before the times
 SECONDS_OF_TIME = 0.02  # from each to the next
+TOKENIZER_FILES = ("*token*", "vocab*", "spiece*", "sentencepiece*", "*.spm", "*.tiktoken", "tekken*", "merges*")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as generation_config.json calls them
 
 
@@ -38,6 +39,7 @@ class Vocabulary:
     start_ids: tuple[int, ...] = ()  # what a text begins with, behind a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that shall never be said
     speech: Speech | None = None  # of a model that hears
+    forced_end_ids: tuple[int, ...] = ()  # of which one ends a text that becomes as long as it may
     note: str | None = None  # a way of searching that its makers recommend
 
     def entry(self) -> TokenizerEntry:
@@ -50,6 +52,7 @@ class Vocabulary:
             self.start_ids,
             self.unsaid_ids,
             self.speech,
+            self.forced_end_ids,
         )
 
     def save(self, file: Path) -> None:
@@ -97,8 +100,13 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
         unsaid_ids=_unsaid(tokens, behind),
         speech=_speech(tokens, behind) if hears else None,
+        forced_end_ids=_known(tokens, *_each(behind.get("forced_eos_token_id"))),
         note=_searches(checkpoint.name, behind),
     )
+
+
+def _each(configured: Any) -> list[Any]:
+    return configured if isinstance(configured, list) else [configured]
 
 
 def _known(tokens: dict[int, str], *ids: Any) -> tuple[int, ...]:
@@ -152,6 +160,11 @@ def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     settings = {} if checkpoint.gguf else _settings(checkpoint, "tokenizer_config.json")
     if (checkpoint.path / SOURCE).is_file() and not file.is_file():
         return marian_tokenizer(checkpoint.name, checkpoint.path), {"eos_token": END} | settings
+    if checkpoint.gguf is None and not any(any(checkpoint.path.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ExportError(
+            f"checkpoint {checkpoint.name} has no tokenizer, expected tokenizer.json, tokenizer.model or vocab.json; "
+            "copy the tokenizer's files of the model that it was made from into it"
+        )
     try:
         if file.is_file() and checkpoint.gguf is None:
             return Tokenizer.from_file(str(file)), settings

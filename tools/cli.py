@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 
+from .flags.paths import refuse_absent
 from .program import Parser, exit_code, version_of
 
-COMMANDS = {  # each is a module in commands/ with add_arguments(parser) and run(arguments) -> exit code
+COMMANDS = {  # each is a module in commands/ with add_arguments(parser), and run(arguments) -> exit code
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
     "transcribe": "write down what is said in sound files",
@@ -24,6 +25,7 @@ COMMANDS = {  # each is a module in commands/ with add_arguments(parser) and run
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",
 }
+FLAGS_APART = ("bench", "tune", "verify")  # whose own modules load torch: flags and paths are judged before
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,10 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     chosen = _commands_parser().read(argv)
-    command = import_module(f".commands.{chosen.command}", __package__)
-    parser = Parser(prog=f"trt-spec {chosen.command}", description=command.__doc__)
-    command.add_arguments(parser)
-    status: int = command.run(parser.read_all(chosen.arguments))
+    room = "flags" if chosen.command in FLAGS_APART else "commands"
+    described = import_module(f".{room}.{chosen.command}", __package__)
+    parser = Parser(prog=f"trt-spec {chosen.command}", description=described.__doc__)
+    described.add_arguments(parser)
+    arguments = parser.read_all(chosen.arguments)
+    refuse_absent(arguments)
+    status: int = import_module(f".commands.{chosen.command}", __package__).run(arguments)
     return status
 
 

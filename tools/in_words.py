@@ -4,13 +4,13 @@ from typing import Any
 
 from ..engines import Bundle
 from ..runtime import EntropyRule, Speculation
-from ..runtime.drafters import DRAFTERS
-from ..runtime.drafters.model import DraftModel
 from ..runtime.state.asked import BESIDE, DraftLength
 
 
 def draft_of(bundle: Bundle, drafter: str) -> str | None:
     """The names of the draft models that a drafter runs, or of the first one; None if the bundle has none."""
+    from ..runtime.drafters import DRAFTERS
+
     kinds = [DRAFTERS[name] for name in drafter.split(BESIDE) if name in DRAFTERS]
     run = [name for kind in kinds if (name := kind.model_name(bundle)) is not None] or bundle.drafts[:1]
     return " and ".join(bundle.models[name].name for name in run) or None
@@ -18,6 +18,9 @@ def draft_of(bundle: Bundle, drafter: str) -> str | None:
 
 def source_of_proposals(drafter: str, draft: str | None) -> str:
     """Name the source of proposals; `draft` is the answer of `draft_of`."""
+    from ..runtime.drafters import DRAFTERS
+    from ..runtime.drafters.model import DraftModel
+
     if drafter == "none":
         return "no draft"
     if drafter in DRAFTERS and issubclass(DRAFTERS[drafter], DraftModel):

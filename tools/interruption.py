@@ -35,7 +35,7 @@ def heeded() -> Iterator[list[int]]:
 
     _came.clear()
     sys.unraisablehook = lost
-    signal.signal(signal.SIGALRM, lambda *_: insist())
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(_came[0]))  # to whoever handles it by then
     for number in ENDINGS:
         if before[number] is not signal.SIG_IGN:  # which a shell sets for what it starts in the background
             signal.signal(number, _end)

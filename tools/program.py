@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from .extras import PACKAGE, install_command
@@ -19,6 +21,7 @@ from .settings import CONFIG, CONFIG_HELP, Given, given_elsewhere
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 2, 130, 141, 143
 INTERRUPTIONS = {signal.SIGINT: (EXIT_INTERRUPTED, "interrupted"), signal.SIGTERM: (EXIT_TERMINATED, "terminated")}
 EXPORT_ONLY = ("transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "huggingface_hub")
+NEAR = 0.7  # how like a flag or a choice a word must be to be taken for it
 NO_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError that says so
 
 
@@ -52,7 +55,26 @@ class Parser(argparse.ArgumentParser):
         argv = sys.argv[1:] if argv is None else argv
         for number, argument in enumerate(argv, 1):
             self._require_text(argument, f"argument {number}")
+        self._refuse_unknown(argv)
         return self.parse_args([*before, *argv])
+
+    def _refuse_unknown(self, argv: Sequence[str]) -> None:
+        """Name flags that do not exist, with the nearest that does, before argparse asks for what is missing."""
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return  # whose flags they are
+        words = [word for word in takewhile(lambda word: word != "--", argv) if word.startswith("--")]
+        unknown = [word for word in words if word.partition("=")[0] not in self._option_string_actions]
+        unknown = [word for word in unknown if " " not in word]  # else it is a value
+        if unknown:
+            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, NEAR)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(near)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            listed = ", ".join(map(repr, known))
+            meant = _meant(get_close_matches(str(value), known, 1, NEAR))
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {listed}){meant}")
 
     def _require_text(self, word: str, place: str) -> None:
         try:
@@ -69,6 +91,10 @@ class Parser(argparse.ArgumentParser):
             message += f" (set by {source})"
         _report(self.prog.partition(" ")[0], f"error: {message}; see {self.prog} --help")
         self.exit(EXIT_ERROR)
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _needed(action: argparse.Action) -> str | None:

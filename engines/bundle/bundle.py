@@ -100,6 +100,9 @@ class Speech:
     latest_first: int | None = None  # the highest number of a time that a text may begin with
 
 
+ID_LISTS = ("eos_token_ids", "start_ids", "unsaid_ids", "forced_end_ids")
+
+
 @dataclass(frozen=True)
 class TokenizerEntry:
     """The numbers and the template that the runtime needs beside the tokenizer's file."""
@@ -112,11 +115,12 @@ class TokenizerEntry:
     start_ids: tuple[int, ...] = ()  # what an output begins with, behind a source
     unsaid_ids: tuple[int, ...] = ()  # tokens that the model shall never say
     speech: Speech | None = None  # of a model that hears
+    forced_end_ids: tuple[int, ...] = ()  # of which one ends an output that becomes as long as it may
 
     def __post_init__(self) -> None:
         if type(self.vocab_size) is not int or self.vocab_size < 1:
             raise ValueError(f"tokenizer vocab_size is {self.vocab_size!r}, expected a positive integer")
-        for name in ("eos_token_ids", "start_ids", "unsaid_ids"):
+        for name in ID_LISTS:
             if not all(type(token) is int and token >= 0 for token in getattr(self, name)):
                 raise ValueError(f"{name} are {getattr(self, name)!r}, expected token ids")
 
@@ -340,7 +344,7 @@ def _encoder(fields: dict[str, Any]) -> EncoderEntry:
 
 
 def _tokenizer(fields: dict[str, Any]) -> TokenizerEntry:
-    lists = {name: tuple(fields.get(name, ())) for name in ("eos_token_ids", "start_ids", "unsaid_ids")}
+    lists = {name: tuple(fields.get(name, ())) for name in ID_LISTS}
     speech = fields.get("speech")
     if speech is not None:
         speech = Speech(**speech | {"begin_unsaid": tuple(speech["begin_unsaid"])})

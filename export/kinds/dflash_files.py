@@ -24,7 +24,7 @@ from .slots import WINDOW, draft_vocabulary, loaded
 
 IDS = "aux_hidden_state_layer_ids"
 OWN_FIELDS = {
-    IDS, "auto_map", "block_size", "dflash_config", "draft_vocab_size", "mask_token_id", "num_target_layers",
+    IDS, "block_size", "dflash_config", "draft_vocab_size", "mask_token_id", "num_target_layers",
     "sample_from_anchor", "sliding_window_non_causal", "speculators_config", "speculators_model_type",
     "speculators_version", "target_hidden_size", "target_layer_ids", "transformer_layer_config",
 }  # fmt: skip

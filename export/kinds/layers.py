@@ -34,11 +34,11 @@ LAYER_FIELDS = {  # of the layers, which transformers reads
     "num_key_value_heads", "pretraining_tp", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
     "vocab_size",
 }  # fmt: skip
-MEANINGLESS = {  # here
-    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "layer_types", "model_type",
-    "pad_token_id", "sliding_window", "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
-    "use_sliding_window", "max_window_layers", "has_no_defaults_at_init", "is_decoder", "target_model_type",
-    "target_vocab_size",
+MEANINGLESS = {  # here; the code that auto_map names is never run
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "layer_types",
+    "model_type", "pad_token_id", "sliding_window", "tie_word_embeddings", "torch_dtype", "transformers_version",
+    "use_cache", "use_sliding_window", "max_window_layers", "has_no_defaults_at_init", "is_decoder",
+    "target_model_type", "target_vocab_size",
 }  # fmt: skip
 
 

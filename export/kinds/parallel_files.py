@@ -23,9 +23,10 @@ from .parallel import FeedForward, ParallelHeads, ResidualBlocks
 
 AUTHORS = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
 KNOWN_FIELDS = {
-    "architectures", "base_model_name_or_path", "blockwise_inner_size", "dtype", "hidden_size", "medusa_fc_bias",
-    "medusa_hidden_size", "medusa_num_heads", "medusa_num_layers", "model_type", "num_heads", "num_hidden_layers",
-    "original_lm_head", "torch_dtype", "transformers_version", "truncated_vocab_size", "version", "vocab_size",
+    "architectures", "auto_map", "base_model_name_or_path", "blockwise_inner_size", "dtype", "hidden_size",
+    "medusa_fc_bias", "medusa_hidden_size", "medusa_num_heads", "medusa_num_layers", "model_type", "num_heads",
+    "num_hidden_layers", "original_lm_head", "torch_dtype", "transformers_version", "truncated_vocab_size",
+    "version", "vocab_size",
 }  # fmt: skip
 WINDOW = 256  # tokens of the sample that are read together
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
+from torch import Tensor
 
 CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
 TURNED = (0, 2, 1, 3)  # from heads of rows to rows of heads, and back
@@ -39,3 +40,13 @@ class Nodes:
             value.const_value = tensor
             self._graph.register_initializer(value)
         return self._graph.initializers[str(tensor.name)]
+
+
+def constant(graph: ir.Graph, name: str, numbers: Tensor, dtype: ir.DataType | None) -> ir.Value:
+    """Add small numbers to a graph as one of its constants."""
+    assert dtype is not None
+    array = (numbers.float() if numbers.is_floating_point() else numbers).contiguous().numpy()
+    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
+    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value

@@ -4,7 +4,7 @@ ONNX Runtime fuses `DequantizeLinear → MatMul` of integers to its MatMulNBits;
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 import torch
@@ -12,8 +12,13 @@ from torch import Tensor
 
 from ...engines import ExportError
 from . import nvfp4
+from .blocks import Blocks
+from .blocks_in import blocks_in
+from .nodes import constant
+from .shifts import add_shifts, shifted
 
-KINDS = ("none", "int8", "int4", "fp8", "nvfp4")
+AUTO = "auto"  # until the checkpoint is known
+KINDS = (AUTO, "none", "int8", "int4", "fp8", "nvfp4")
 FLOATS = ("fp8", "nvfp4")  # of which no engine looks rows up
 STORED = {
     "int8": ir.DataType.INT8,
@@ -37,27 +42,15 @@ class Quantisation:
     kind: str = "none"
     wide_head: bool = False
     wide_embedding: bool = False
+    as_stored: bool = False  # take the blocks that the matrices are made of, and leave the others wide
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ExportError(f"weights are {self.kind!r}, expected {', '.join(KINDS)}")
 
-
-@dataclass(frozen=True)
-class Blocks:
-    """A matrix `[K, N]` as small numbers; each block of rows and column has one scale, and perhaps a zero point."""
-
-    numbers: Tensor  # [K, N] int8 or float8_e4m3fn
-    scales: Tensor  # [K / block, N] float32
-    block: int
-    zeros: Tensor | None = None  # [K / block, N] int8
-    made_of: tuple[Tensor, Tensor] | None = None  # [K / block, N] float8_e4m3fn, and the float that makes scales of it
-
-    def matrix(self) -> Tensor:
-        numbers = self.numbers.view(len(self.scales), self.block, -1)
-        numbers = numbers if self.zeros is None else numbers - self.zeros[:, None]
-        numbers = numbers.float() if numbers.is_floating_point() else numbers
-        return (numbers * self.scales[:, None]).view_as(self.numbers)
+    def unless_stored(self) -> "Quantisation":
+        """Return what `auto` is for what no file holds in blocks."""
+        return replace(self, kind="none") if self.kind == AUTO else self
 
 
 Known = Callable[[str, str, torch.dtype], Blocks | None]  # by name, kind, and the type of scales
@@ -88,7 +81,10 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
         if weight is None or not _is_matrix(graph, weight) or (weight is head and wide_head):
             continue
         raw = _raw(weight)
-        blocks = known(str(weight.name).removesuffix(".T"), how.kind, raw.dtype)
+        name = str(weight.name).removesuffix(".T")
+        blocks = blocks_in(raw) if how.as_stored else known(name, how.kind, raw.dtype)
+        if blocks is None and how.as_stored:
+            continue
         if blocks is None:
             block = _block(raw.shape[0], how.kind)
             if not block:
@@ -97,10 +93,10 @@ def quantise(model: ir.Model, how: Quantisation, known: Known = nothing_known) -
         raw.copy_(blocks.matrix())
         if weight is head:
             head_blocks = blocks
-        _read_blocks(graph, weight, blocks, how.kind)
+        _read_blocks(graph, weight, blocks, _narrowest(blocks) if how.as_stored else how.kind)
         fired += 1
     if lookup is not None and not wide_embedding:
-        fired += _quantise_embedding(graph, lookup, head_blocks if tied else None)
+        fired += _quantise_embedding(graph, lookup, head_blocks if tied else None, how.as_stored)
     return fired
 
 
@@ -149,6 +145,11 @@ def _block(rows: int, kind: str) -> int:
     return block if block >= SMALLEST_BLOCK else 0
 
 
+def _narrowest(blocks: Blocks) -> str:
+    lowest, highest = blocks.numbers.aminmax()
+    return "int4" if lowest >= -8 and highest <= 7 else "int8"
+
+
 def _head(graph: ir.Graph) -> ir.Value | None:
     """Find the matrix of the vocabulary projection: it is in the last product before the logits."""
     value: ir.Value | None = graph.outputs[0]
@@ -173,23 +174,28 @@ def _read_blocks(graph: ir.Graph, weight: ir.Value, blocks: Blocks, kind: str) -
     """Put a `DequantizeLinear` in the place of a matrix, behind another if its scales are made by one."""
     name, nodes = str(weight.name), list[ir.Node]()
     whole = kind == "fp8" and len(blocks.scales) == 1
-    stored = [_constant(graph, f"{name}.{kind}", blocks.numbers, STORED[kind])]
+    stored = [constant(graph, f"{name}.{kind}", blocks.numbers, STORED[kind])]
     if blocks.made_of is None:
         scales = blocks.scales[0] if whole else blocks.scales
-        stored.append(_constant(graph, f"{name}.scales", scales, weight.dtype))
+        stored.append(constant(graph, f"{name}.scales", scales, weight.dtype))
     else:
         parts, factor = blocks.made_of
-        made = [_constant(graph, f"{name}.scales", parts, STORED["fp8"])]
-        made.append(_constant(graph, f"{name}.scale", factor, weight.dtype))
+        made = [constant(graph, f"{name}.scales", parts, STORED["fp8"])]
+        made.append(constant(graph, f"{name}.scale", factor, weight.dtype))
         nodes.append(_dequantize(f"{name}.scales", weight, made))
         stored.append(nodes[0].outputs[0])
     if blocks.zeros is not None:
-        stored.append(_constant(graph, f"{name}.zeros", blocks.zeros, STORED[kind]))
+        stored.append(constant(graph, f"{name}.zeros", blocks.zeros, STORED[kind]))
     places = {"axis": 1} if whole else {"axis": 0, "block_size": blocks.block}
     nodes.append(_dequantize(name, weight, stored, places))
     graph.insert_before(graph[0], nodes)
+    products = [use.node for use in weight.uses()]
     weight.replace_all_uses_with(nodes[-1].outputs[0])
     del graph.initializers[name]
+    if blocks.shifts is not None:
+        shifts = constant(graph, f"{name}.shifts", blocks.shifts, weight.dtype)
+        for product in products:
+            add_shifts(graph, product, shifts, blocks.block)
 
 
 def _dequantize(name: str, weight: ir.Value, stored: list[ir.Value], places: dict[str, int] | None = None) -> ir.Node:
@@ -217,12 +223,14 @@ def _table(lookup: ir.Node) -> ir.Value:
     return table
 
 
-def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -> int:
+def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None, as_stored: bool) -> int:
     """Look up int8 rows and their scales, and widen only those; a tied embedding takes its head's numbers over."""
     table = _table(lookup)
     raw = _raw(table)
     block = _block(raw.shape[1], "int8")
-    if head is None and not block:
+    if head is None and as_stored:
+        head = blocks_in(raw.T)
+    if head is None and (as_stored or not block):
         return 0
     blocks = to_blocks(raw.T, "int8", block) if head is None else head
     raw.copy_(blocks.matrix().T)
@@ -230,10 +238,15 @@ def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -
     scales = _looked_up(graph, lookup, f"{table.name}.scales", blocks.scales.T, table.dtype)
     found = lookup.outputs[0]
     users = list(found.uses())
-    widen = ir.node("DequantizeLinear", [rows, scales], {"axis": 2, "block_size": blocks.block})
+    zeros = () if blocks.zeros is None else (blocks.zeros.T,)
+    stored = [_looked_up(graph, lookup, f"{table.name}.zeros", each, ir.DataType.INT8) for each in zeros]
+    widen = ir.node("DequantizeLinear", [rows, scales, *stored], {"axis": 2, "block_size": blocks.block})
     wide = widen.outputs[0]
     wide.name, wide.shape, wide.type = f"{found.name}.wide", found.shape, found.type
     graph.insert_after(lookup, [widen])
+    if blocks.shifts is not None:
+        shifts = _looked_up(graph, lookup, f"{table.name}.shifts", blocks.shifts.T, table.dtype)
+        wide = shifted(graph, widen, shifts, blocks.block)
     for use in users:
         use.node.replace_input_with(use.idx, wide)
     graph.remove(lookup, safe=True)
@@ -244,18 +257,9 @@ def _quantise_embedding(graph: ir.Graph, lookup: ir.Node, head: Blocks | None) -
 
 def _looked_up(graph: ir.Graph, lookup: ir.Node, name: str, table: Tensor, dtype: ir.DataType | None) -> ir.Value:
     """Look the same ids up in another table."""
-    value = _constant(graph, name, table, dtype)
+    value = constant(graph, name, table, dtype)
     node = ir.node("Gather", [value, lookup.inputs[1]], {"axis": 0})
     output = node.outputs[0]
     output.name, output.type = f"{name}.rows", value.type
     graph.insert_before(lookup, [node])
     return output
-
-
-def _constant(graph: ir.Graph, name: str, numbers: Tensor, dtype: ir.DataType | None) -> ir.Value:
-    assert dtype is not None
-    array = (numbers.float() if numbers.is_floating_point() else numbers).contiguous().numpy()
-    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
-    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value

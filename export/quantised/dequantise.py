@@ -47,6 +47,13 @@ def how_quantised(name: str, fields: Mapping[str, Any]) -> dict[str, Any] | None
     return {**settings, "quant_method": method, "words": f"{method}, {words}"}
 
 
+def rounds_activations(settings: Mapping[str, Any]) -> bool:
+    """Whether others who run a checkpoint round the inputs of its matrices, too."""
+    groups = [group for group in (settings.get("config_groups") or {}).values() if isinstance(group, dict)]
+    asked = any(group.get("input_activations") for group in groups)
+    return asked or settings["quant_method"] == "fp8" or (settings["quant_method"] == "modelopt" and not groups)
+
+
 class Dequantised(dict[str, "Stored"]):
     """The tensors of a checkpoint by their names in the unquantised model; none is read before it is asked for."""
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from ..passes import nvfp4
-from ..passes.quantise import BLOCK, FLOATS, SMALLEST_BLOCK, Blocks
+from ..passes.blocks import Blocks
+from ..passes.quantise import BLOCK, FLOATS, SMALLEST_BLOCK
 from .dequantise import Dequantised
 from .method import Centred
 

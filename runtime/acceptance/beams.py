@@ -4,6 +4,7 @@ from ...engines import RequestError
 from .checks import real, require, whole
 from .filters import FILTERS
 from .filters.bias import Bias
+from .filters.forced_end import ForcedEnd
 from .filters.min_tokens import MinTokens
 from .filters.temperature import Temperature
 from .parameters import Parameters
@@ -11,7 +12,7 @@ from .parameters import Parameters
 MOST_BEAMS = 32
 STEEPEST = 16.0  # power of a length
 EARLY = (True, False, "never")
-UNDERSTOOD = (Bias, MinTokens, Temperature)  # filters that a search applies itself
+UNDERSTOOD = (Bias, ForcedEnd, MinTokens, Temperature)  # filters that a search applies itself
 
 
 def check_beams(params: Parameters) -> None:

@@ -1,4 +1,4 @@
-"""The parameters of a request; each means exactly the same with speculation as without."""
+"""The parameters of a request, and what each is for; it means exactly the same with speculation as without."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from math import inf
 from typing import Any
 
 from ..grammars.grammar import Grammar
+
+RULES = ("rejection", "tokenwise", "coupled")
 
 
 @dataclass(frozen=True)
@@ -83,3 +85,43 @@ class Parameters:
     def keeps_its_draft(self) -> bool:
         """Whether the draft affects a text that is promised to be the same; then nothing else may affect the draft."""
         return self.draft_decides and (self.greedy or self.seed is not None)
+
+
+HELP = {
+    "max_new_tokens": "stop after this many tokens",
+    "temperature": "0 is greedy",
+    "draft_temperature": "temperature of the draft; 0 proposes its likeliest token (default: the request's own)",
+    "top_k": "keep the k likeliest tokens (0 = off)",
+    "top_p": "keep the smallest set of likeliest tokens that holds this much probability",
+    "min_p": "keep tokens at least this likely relative to the likeliest",
+    "repetition_penalty": "divide the score of tokens in prompt and output by this",
+    "presence_penalty": "subtract this from the score of tokens in the output",
+    "frequency_penalty": "subtract this for each time a token is in the output",
+    "logit_bias": "add this to the score of one token",
+    "allowed_token_ids": "write this token and others that are allowed, but none else",
+    "stop": "end the output before this text",
+    "stop_token_ids": "end the output with this token; under a grammar only where its text is complete",
+    "include_stop": "keep the text of `stop` at the output's end",
+    "show_special_tokens": "write special tokens into the text, but not the one that ends it",
+    "ignore_eos": "do not end with the model's end-of-sequence token",
+    "min_tokens": "before this many tokens neither end of sequence nor stop tokens may come (stop texts may)",
+    "seed": "source of all randomness: with the same seed the same request gives the same output",
+    "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
+    "prompt_logprobs": "report those of the prompt's tokens, too",
+    "num_beams": "search with so many beams for the likeliest text, as transformers' beam search does",
+    "length_penalty": "beams: divide a text's log-probability by its length to this power; more favours longer texts",
+    "early_stopping": "beams: end with as many texts as beams (true), where no better one is likely (false), or where "
+    "none is possible (never)",
+    "num_return_sequences": "beams: return this many of the best texts",
+    "rule": "how proposals are accepted: rejection judges them together and accepts most; tokenwise judges them one by "
+    "one; coupled gives one text per seed, whatever the draft, K, batch or engine",
+    "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "
+    "as the target says, and a greedy token may be only lenience times as likely as the best",
+    "grammar": "the language that the output belongs to; as a flag, a file with a Lark grammar",
+    "extra": "parameters of added filters, by name",
+}
+
+
+def told(*names: str) -> dict[str, str]:
+    """Return the help of these parameters, which a filter reads."""
+    return {name: HELP[name] for name in names}

@@ -1,4 +1,4 @@
-"""Refuses parameters that make no sense, and explains each."""
+"""Refuses parameters that make no sense."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from ...engines import RequestError
 from .beams import check_beams
 from .checks import real, require, whole
 from .filters import FILTERS
-from .parameters import Parameters
+from .parameters import RULES, Parameters
 
 MAX_LOGPROBS = 20
-RULES = ("rejection", "tokenwise", "coupled")
 
 
 class Frozen(Mapping[Any, Any]):
@@ -73,28 +72,3 @@ class SamplingParams(Parameters):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("logit_bias", "extra"):
             object.__setattr__(self, name, Frozen(getattr(self, name)))
-
-
-OWN_HELP = {
-    "max_new_tokens": "stop after this many tokens",
-    "stop": "end the output before this text",
-    "stop_token_ids": "end the output with this token; under a grammar only where its text is complete",
-    "include_stop": "keep the text of `stop` at the output's end",
-    "show_special_tokens": "write special tokens into the text, but not the one that ends it",
-    "ignore_eos": "do not end with the model's end-of-sequence token",
-    "seed": "source of all randomness: with the same seed the same request gives the same output",
-    "logprobs": "report log-probabilities of the chosen token and of this many of the likeliest tokens",
-    "prompt_logprobs": "report those of the prompt's tokens, too",
-    "num_beams": "search with so many beams for the likeliest text, as transformers' beam search does",
-    "length_penalty": "beams: divide a text's log-probability by its length to this power; more favours longer texts",
-    "early_stopping": "beams: end with as many texts as beams (true), where no better one is likely (false), or where "
-    "none is possible (never)",
-    "num_return_sequences": "beams: return this many of the best texts",
-    "rule": "how proposals are accepted: rejection judges them together and accepts most; tokenwise judges them one by "
-    "one; coupled gives one text per seed, whatever the draft, K, batch or engine",
-    "lenience": "below 1, more is accepted and the output is lossy: a token may become 1 / lenience times as likely "
-    "as the target says, and a greedy token may be only lenience times as likely as the best",
-    "extra": "parameters of added filters, by name",
-}
-_KNOWN = OWN_HELP | {name: text for one in FILTERS for name, text in one.fields.items()}
-HELP = {name: _KNOWN[name] for name in SamplingParams.__dataclass_fields__}

@@ -109,6 +109,10 @@ class Beaming:
         scores, params = logits.log_softmax(-1).add_(self._bias), self.request.params
         if early := [place for place, node in enumerate(nodes) if node.depth + 1 < params.min_tokens]:
             scores[torch.tensor(early)[:, None], torch.tensor([*self._stops])] = -torch.inf
+        ends = params.extra.get("forced_end")
+        if ends and (last := [place for place, node in enumerate(nodes) if node.depth + 2 == params.max_new_tokens]):
+            scores[last] = -torch.inf
+            scores[torch.tensor(last)[:, None], torch.tensor([*ends])] = 0
         values, tokens = scores.topk(self.search.kept)
         if not bool(values[:, 0].isfinite().all()):
             raise RequestError("a model gives no numbers for a token of this beam search; check its weights")

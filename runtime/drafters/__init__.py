@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from ...engines import Bundle
 from ...engines.bundle import DRAFTS
+from ..state.asked import DRAFTER_NAMES
 from .cascade import Cascade
 from .common import Common
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
@@ -22,7 +23,7 @@ DRAFTERS: dict[str, type[Drafter]] = {one.name: one for one in (DraftModel, Comm
 DRAFTERS |= {one.name: one for one in (Lookup, Suffix, NGram, Random, Cascade)}
 DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard, Pass)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
-NONE = "none"  # the name that means no drafter
+assert tuple(DRAFTERS) == DRAFTER_NAMES
 
 
 def usual_drafter(bundle: Bundle, open_here: Collection[str] = tuple(DRAFTERS)) -> str:
@@ -48,7 +49,6 @@ def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, s
 
 __all__ = [
     "DRAFTERS",
-    "NONE",
     "Copier",
     "Drafter",
     "ForeignDraft",

@@ -15,7 +15,7 @@ import torch
 from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.params import SamplingParams
 from ..state.frame import Frame
-from ..state.noise import MOST_LINES
+from ..state.most import MOST_LINES
 from ..state.plan import Plan
 from ..state.proposal import Noise
 from ..state.rows import Rows

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..state.noise import MOST_CHILDREN
+from ..state.most import MOST_CHILDREN
 from ..state.shapes import Shape, comb, line
 from .costs import Costs
 

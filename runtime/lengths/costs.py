@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...engines import Bundle, BundleError, usable_cores
@@ -161,6 +160,8 @@ def model_identities(bundle: Bundle) -> dict[str, str]:
 def machine_name(device: str) -> str:
     """Name the GPU, or the processor and how many of its cores this process may use."""
     if device.startswith("cuda"):
+        import torch
+
         return str(torch.cuda.get_device_name(device))
     return f"{processor_name()}, {usable_cores(os.getpid())} cores"
 

@@ -7,14 +7,22 @@ from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ..acceptance.filters import FILTERS
 from ..acceptance.params import SamplingParams
 from ..drafters import DRAFTERS
-from ..state.asked import AUTO, BESIDE, MIXED, NONE, Drafting, DraftLength, EntropyRule, Wanted
-from ..state.noise import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES
+from ..state.asked import (
+    AUTO,
+    BESIDE,
+    DEFAULT_DRAFT_LENGTH,
+    MIXED,
+    NONE,
+    Drafting,
+    DraftLength,
+    EntropyRule,
+    Wanted,
+)
+from ..state.most import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES
 from ..state.shapes import Shape, line, read_shape
 from .chooser import Chooser
 from .controller import Controller
 from .entropy import ByEntropy
-
-DEFAULT_DRAFT_LENGTH = 4
 
 
 class DraftingRules:

@@ -20,7 +20,7 @@ from ...engines import MAX_DRAFT_LENGTH
 from ..acceptance.one_line import inverse_cdf
 from ..state.frame import Frame
 from ..state.indexing import counting
-from ..state.noise import MOST_CHILDREN
+from ..state.most import MOST_CHILDREN
 from ..state.plan import Level, Plan
 from ..state.proposal import Noise
 from ..state.rows import LEAVES, Rows

@@ -70,6 +70,8 @@ class Intake:
             unsaid = dict.fromkeys(set(self._bundle.tokenizer.unsaid_ids) - {*params.allowed_token_ids}, -math.inf)
             params = replace(params, logit_bias=dict(params.logit_bias) | unsaid)
         eos = () if params.ignore_eos else self._bundle.tokenizer.eos_token_ids
+        if (ends := self._bundle.tokenizer.forced_end_ids) and eos and params.grammar is None:
+            params = replace(params, extra={**params.extra, "forced_end": ends})
         if params.min_tokens:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *eos))
         banned = params.banned(self._vocab_size)

@@ -13,7 +13,7 @@ from ..drafters import Drafter
 from ..memory.model import Model
 from ..requests.request import Request
 from ..state.asked import BESIDE, Wanted
-from ..state.noise import MOST_CHILDREN
+from ..state.most import MOST_CHILDREN
 from ..state.plan import LEAST_WINDOW, Level, Plan
 from ..state.rows import Rows
 from ..state.shapes import Shape, line

@@ -4,12 +4,19 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...engines.bundle import DRAFTS
 from .shapes import Shape, line
 
 NONE = "none"  # the drafter that proposes nothing
 BESIDE = "+"  # between the names of drafters that give a line each
 AUTO = "auto"  # the controller chooses the draft length, anew for each round
+DEFAULT_DRAFT_LENGTH = 4  # where nothing has been measured
 MIXED = "mixed"  # the controller also chooses the drafter, of those that are `in_mixed`
+DRAFTER_NAMES = (
+    *("model", "common", "text", "lookup", "suffix", "ngram", "random", "cascade"),
+    *("eagle3", "mtp", "peagle", "dflash", "dspark", "medusa", "blockwise", "pard", "pass"),
+    *(f"model{number}" for number in range(2, len(DRAFTS) + 1)),
+)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,6 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 
-LINE = MAX_DRAFT_LENGTH + 1  # uniforms of a line's proposals, and of the next token
-MOST_CHILDREN = 4  # of one node, counting the line's own
-MOST_LINES = 4  # of one row; each further line has uniforms of its own behind those of the first
-MOST_BRANCHES = (MOST_LINES - 1) * MAX_DRAFT_LENGTH  # beside a line; each has uniforms of its own there, too
-
 CACHED = 2**16  # counters at a time on a CPU: more leave its caches, and take up to three times as long
 
 _GUMBEL, _UNIFORM = 0, 1  # the last counter word: the purpose of a draw

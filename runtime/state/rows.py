@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP
 from .indexing import pick
-from .noise import LINE, MOST_BRANCHES, MOST_LINES, constants, uniforms
+from .most import LINE, MOST_BRANCHES, MOST_LINES
+from .noise import constants, uniforms
 from .place import on_host
 from .shapes import Shape
 

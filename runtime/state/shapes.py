@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
-from .noise import MOST_CHILDREN
+from .most import MOST_CHILDREN
 
 STANDS = 0.75  # how often the first of a node's children is taken to stand before it is drawn
 EACH_FURTHER = 0.5  # of what is left then, for each that follows

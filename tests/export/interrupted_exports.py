@@ -1,6 +1,7 @@
 """Exports a checkpoint again and again, and interrupts it at random moments of each stage.
 
-Prints for each time the stage, the moment, the exit code, what is there afterwards and the last line that was said.
+Prints for each time the stage, the moment, the signal, the exit code, what is there afterwards, whether the signal was
+sent before the export had ended, and the last line that was said.
 Everything is loaded and compiled before, and each export runs in a process that begins there.
 """
 
@@ -38,10 +39,14 @@ def interrupted(arguments: list[str], stage: str, moment: float, number: int, sa
 
     def say(line: str) -> None:
         if line[11:] == stage:
-            signal.setitimer(signal.ITIMER_VIRTUAL, max(1e-6, moment))
+            signal.setitimer(signal.ITIMER_PROF, max(1e-6, moment))
+
+    def send(*_: object) -> None:
+        os.write(lines, b"sent\n")
+        os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGVTALRM, lambda *_: os.kill(os.getpid(), number))
+    signal.signal(signal.SIGPROF, send)
     code = 1
     try:
         with patch(SAY, say):
@@ -64,5 +69,5 @@ if __name__ == "__main__":
             number, moment = (signal.SIGINT, signal.SIGTERM)[turn % 2], chance.uniform(0, seconds)
             code = interrupted(arguments, stage, moment, number, folder / "said")
             there = sorted(one.name for one in (folder / "made").iterdir())
-            last = (folder / "said").read_text().splitlines()[-1:]
-            print(json.dumps([stage, moment, number, code, there, last]), flush=True)
+            said = (folder / "said").read_text().splitlines()
+            print(json.dumps([stage, moment, number, code, there, "sent" in said, said[-1:]]), flush=True)

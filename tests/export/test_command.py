@@ -40,13 +40,16 @@ def test_command_writes_a_bundle_and_prints_only_its_own_lines(tmp_path: Path) -
     assert bundle.max_length == 64
     assert bundle.target.check["worst_error"] < 5e-5
     assert sum(node.op_type == "RotaryEmbedding" for node in ir.load(bundle.graph("target")).graph) == 2
-    heading, row, copy, quality, last = done.stdout.splitlines()
+    heading, row, copy, quality, last, then = done.stdout.splitlines()
     assert re.match(r"target on a text of 64 tokens: perplexity [\d.]+, of the checkpoint [\d.]+; KL ", quality)
     assert " ".join(heading.split()) == "model from parameters nodes size dtype weights worst error seconds"
     assert row.split()[:3] == ["target", "checkpoint", "16,480"]
     assert "float16" in row
     assert copy == "checked as float32 copy: the same weights file, computed in float32"
     assert last.startswith(f"{tmp_path / 'bundle'}: sequences up to 64 tokens, written in ")
+    bundle_here = tmp_path / "bundle"
+    serves = f"trt-spec serve {bundle_here} serves it"
+    assert then == f"next: trt-spec bench --bundle {bundle_here} measures its speed here, {serves}"
     assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines()), done.stderr
 
 
@@ -75,6 +78,13 @@ def test_error_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Captur
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
     assert len(lines) == 1
     assert lines[0].startswith("export-models: error: checkpoint ")
+
+
+def test_a_flag_that_is_nearly_right_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "a", "--output", "bundle"])
+    said = "unrecognized arguments: --output; did you mean --out?; see export-models --help"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--dtype", "int8"], ["--max-length", "many"], ["--frobnicate"], []])
@@ -124,7 +134,9 @@ def test_a_signal_at_any_moment_of_any_stage_ends_the_export_and_leaves_nothing_
     tried = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(tried) == MOMENTS * len({stage for stage, *_ in tried})
     ends = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
-    for stage, moment, number, code, there, said in tried:
+    sent = [(*one, said) for *one, was_sent, said in tried if was_sent]
+    assert len(sent) > len(tried) / 2, "some exports end before their moment comes"
+    for stage, moment, number, code, there, said in sent:
         left = f"{tmp_path / 'made' / 'bundle'} was complete by then" if there else "nothing was left behind"
         found = (code, there in ([], ["bundle"]), said)
         assert found == (ends[number][0], True, [f"export-models: {ends[number][1]}; {left}"]), (stage, moment)

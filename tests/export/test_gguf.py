@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from tokenizers import decoders
@@ -10,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.passes.blocks_in import blocks_in
+from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
 
@@ -30,6 +33,45 @@ def test_its_greedy_text_is_that_of_the_dequantised_model(tmp_path: Path, kind: 
         [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
         assert list(output.token_ids) == expected[0, ids.shape[1] :].tolist()
         assert decoder.bundle.tokenizer.chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "most"), [("Q4_0", "int4", 1.3), ("Q4_1", "int4", 1.5), ("Q8_0", "int8", 1.3)]
+)
+def test_its_blocks_are_kept_bit_for_bit_and_its_greedy_text_is_transformers(
+    tmp_path: Path, kind: str, stored: str, most: float
+) -> None:
+    """In the engine that rounds no activations; the bound of Q4_1 is that of a tiny model, whose vocabulary weighs."""
+    file = write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
+    [target] = export_bundle(file, tmp_path / "bundle", weights=Quantisation("auto")).models
+    assert target.entry.weights == stored
+    assert target.entry.dequantised == f"GGUF, {kind}: 16 matrices kept bit for bit"
+    assert target.weight_bytes < most * target.checkpoint_bytes
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32).eval()
+    with Decoder.open(tmp_path / "bundle", "torch") as decoder:
+        for prompt in ("abcdab cab", "dac", "bbbb a"):
+            ids = torch.tensor([decoder.tokenizer.encode(prompt).ids])
+            expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+            [output] = decoder.generate(prompt, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
+            assert list(output.token_ids) == expected[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q6_K"])
+def test_blocks_are_found_in_the_matrix_that_they_have_become(kind: str) -> None:
+    """Some blocks are of zeros, some have no number as large as their type allows."""
+    numbers = torch.randn(48, 256, generator=torch.Generator().manual_seed(1))
+    numbers[0, :64], numbers[1] = 0.0, numbers[1] ** 3
+    of_type = gguf.GGMLQuantizationType[kind]
+    if kind == "Q6_K":  # which the library reads and does not write
+        raw = torch.randint(0, 256, (48, 210), generator=torch.Generator().manual_seed(2), dtype=torch.uint8).numpy()
+        raw[:, 208:] = np.full(1, 0.01, np.float16).view(np.uint8)
+    else:
+        raw = gguf.quantize(numbers.numpy(), of_type)
+    matrix = torch.from_numpy(gguf.dequantize(raw, of_type).copy())
+    blocks = blocks_in(matrix.T)
+    assert blocks is not None
+    assert torch.equal(blocks.matrix(), matrix.T)
+    assert blocks_in(matrix.T + 1e-3 * torch.randn(256, 48)) is None, "numbers that are in no blocks"
 
 
 def test_it_is_parsed_once_and_draws_no_progress_bar(

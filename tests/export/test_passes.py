@@ -14,11 +14,12 @@ import torch
 from trt_spec.engines import Contract, blank_cache, blank_step, open_engine
 from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.graph import trace
+from trt_spec.export.passes.blocks import Blocks
 from trt_spec.export.passes.fuse_norms import fuse_norms
 from trt_spec.export.passes.fuse_rotary import fuse_rotary
 from trt_spec.export.passes.merge_projections import merge_projections
 from trt_spec.export.passes.orient_weights import orient_weights
-from trt_spec.export.passes.quantise import Blocks, Quantisation, quantise, to_blocks
+from trt_spec.export.passes.quantise import Quantisation, quantise, to_blocks
 from trt_spec.export.passes.share_table import share_table
 from trt_spec.export.passes.simplify import simplify
 from trt_spec.export.passes.spell_fp4 import spell_fp4

@@ -53,13 +53,19 @@ def test_each_tensor_is_read_as_it_is_meant(tmp_path: Path, name: str) -> None:
 def test_a_quantised_checkpoint_says_what_its_dequantised_model_says(tmp_path: Path, name: str) -> None:
     checkpoint, model = write_quantised(KINDS[name], tmp_path)
     report = export_bundle(checkpoint, tmp_path / "bundle")
-    assert report.notes == [f"{checkpoint} is quantised by {KINDS[name].words}: dequantised and stored anew"]
+    assert report.notes[-1] == f"{checkpoint} is quantised by {KINDS[name].words}: dequantised and stored anew"
     entry = Bundle.open(tmp_path / "bundle").target
     assert entry.dequantised == f"{KINDS[name].words}: dequantised and stored anew"
     assert entry.check["quality"]["divergence"] < 1e-8  # of the graph from the dequantised checkpoint
     with Decoder.open(tmp_path / "bundle") as decoder:
         [output] = decoder.generate(PROMPT, SamplingParams(max_new_tokens=24), draft_length=3, drafter="lookup")
     assert list(output.token_ids) == text_of(model)
+
+
+@pytest.mark.parametrize(("name", "rounded"), [("fp8 tensor", True), ("compressed int4", False), ("awq", False)])
+def test_a_checkpoint_whose_activations_others_round_says_so(tmp_path: Path, name: str, rounded: bool) -> None:
+    checkpoint, _ = write_quantised(KINDS[name], tmp_path)
+    assert any("texts may differ from those of vLLM" in note for note in open_checkpoint(checkpoint).notes) is rounded
 
 
 @pytest.mark.parametrize("name", ["fp8 tensor", "fp8 experts", "mxfp4"])
@@ -276,7 +282,7 @@ def test_whole_numbers_in_groups_are_kept_bit_for_bit(tmp_path: Path, name: str,
     how = Quantisation(weights, wide_head=True, wide_embedding=True)  # these two are not quantised in the checkpoint
     report = export_bundle(checkpoint, tmp_path / "bundle", weights=how)
     kept = f"{KINDS[name].words}: 14 of 14 matrices kept bit for bit, the others stored anew"
-    assert report.notes == [f"{checkpoint} is quantised by {kept}"]
+    assert report.notes[-1] == f"{checkpoint} is quantised by {kept}"
     entry = Bundle.open(tmp_path / "bundle").target
     assert (entry.weights, entry.dequantised) == (weights, kept)
     assert entry.check["worst_error"] < 5e-5

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,6 +43,34 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
 
 
 @pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (("openvino_model.xml", "openvino_model.bin", "config.json"), "a model of OpenVINO"),
+        (("model.onnx", "config.json"), "a model in ONNX"),
+        (("onnx/model.onnx", "config.json"), "a model in ONNX"),
+        (("model.bin", "vocabulary.json", "config.json"), "a model of CTranslate2"),
+        (("model.bin", "shared_vocabulary.json"), "a model of CTranslate2"),
+        (("weights.npz", "config.json"), "a model of MLX"),
+    ],
+)
+def test_what_another_program_has_made_is_named(tmp_path: Path, files: Sequence[str], what: str) -> None:
+    for file in files:
+        (tmp_path / "made" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "made" / file).write_text("{}")
+    assert refusal(tmp_path / "made") == (
+        f"checkpoint {tmp_path / 'made'} is {what}, expected a checkpoint as transformers writes it; name the model "
+        "that it was made from"
+    )
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_in_our_words(tmp_path: Path) -> None:
+    checkpoint = tiny_llama(tmp_path / "checkpoint")
+    for file in checkpoint.glob("*token*"):
+        file.unlink()
+    assert "has no tokenizer, expected tokenizer.json, tokenizer.model or vocab.json; copy" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         (
@@ -50,6 +78,16 @@ def refusal(target: Path | str, error: type[TrtSpecError] = ExportError, **optio
             "has the model type 'mamba', which cannot be exported: its layers keep a state",
         ),
         ({"model_type": None}, "says no model_type in its config.json"),
+        (
+            {"model_type": "longt5", "is_encoder_decoder": True},
+            "which cannot be exported: it is an encoder-decoder other than bart, blenderbot,",
+        ),
+        ({"dtype": "float99"}, "has the dtype 'float99', which is no type of numbers, expected for instance bfloat16"),
+        ({"torch_dtype": "save"}, "has the torch_dtype 'save', which is no type of numbers"),
+        (
+            {"quantization": {"group_size": 64, "bits": 4}},
+            "is a model that MLX has quantised, expected a checkpoint as",
+        ),
         ({"is_encoder_decoder": True}, "says that it is an encoder-decoder, which its type never is"),
         (
             {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "x.Y"}},

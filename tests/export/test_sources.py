@@ -16,7 +16,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 
 from ..engines.parity import assert_engine_agrees
 from ..families import tiny_checkpoint
-from ..source_models import example_sources, noisy_copy, said_by_transformers, tiny_behind_source
+from ..source_models import END, example_sources, noisy_copy, said_by_transformers, tiny_behind_source, writer
 
 TOKENS = 24
 
@@ -124,3 +124,31 @@ def test_a_bundle_whose_model_lacks_its_encoder_is_refused(tmp_path: Path) -> No
     replace(Bundle.open(tmp_path / "bundle"), encoders={}).save()
     with pytest.raises(BundleError, match="0 encoders feed the target"):
         Bundle.open(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_that_becomes_as_long_as_it_may_ends_as_its_makers_ask_for(tmp_path: Path, beams: int) -> None:
+    checkpoint = tiny_behind_source("bart", tmp_path / "checkpoint")
+    settings = json.loads((checkpoint / "generation_config.json").read_text()) | {"forced_eos_token_id": END}
+    (checkpoint / "generation_config.json").write_text(json.dumps(settings))
+    export_bundle(checkpoint, tmp_path / "bundle", check=False)
+    sources, expected = example_sources("bart", 6), []
+    write = writer("bart", checkpoint, max_new_tokens=8, num_beams=beams, do_sample=False, early_stopping=False)
+    for source in sources:
+        said = write(source)[0, 1:].tolist()
+        expected.append(said[: said.index(END) + 1])
+    assert max(map(len, expected)) == 8, "a text is cut off, and its last token is the end"
+    params = SamplingParams(max_new_tokens=8, num_beams=beams)
+    with Decoder.open(tmp_path / "bundle") as decoder:
+        for drafter, length in (("none", 0), *([("suffix", 4), ("lookup", 8)] if beams == 1 else [])):
+            outputs = decoder.generate(sources=sources, params=params, drafter=drafter, draft_length=length)
+            assert [list(output.token_ids) for output in outputs] == expected
+            assert {output.finish_reason for output in outputs} == {"stop"}
+        if beams == 1:
+            shown = replace(params, ignore_eos=True)
+            assert END not in [output.token_ids[-1] for output in decoder.generate(sources=sources, params=shown)]
+            sampled = [replace(params, temperature=1.0, rule=rule, seed=1) for rule in ("coupled", "rejection")]
+            for one in sampled:
+                for output in decoder.generate(sources=sources, params=one, drafter="lookup", draft_length=4):
+                    assert output.token_ids[-1] == END
+                    assert END not in output.token_ids[:-1]

@@ -1,9 +1,10 @@
-"""Our EAGLE-3, MTP, P-EAGLE, DFlash and DSpark say what the reference classes of `speculators` say.
+"""Our EAGLE-3, MTP, P-EAGLE, DFlash and DSpark, read as `speculators` saves them, say what its own classes say.
 
 The package pins older libraries than ours, so it is installed without them, beside them. What it imports for training
 alone, and never runs here, is an empty module.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def say(head, given, out):
             hidden_states=inputs["hidden"][None], input_ids=ids, document_ids=torch.zeros_like(ids), ttt_steps=STEPS
         )
     save_file({str(step): logits for step, logits in enumerate(said)}, out)
+    model.save_pretrained(head.replace("/head", "/saved"))
 
 from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
 
@@ -81,6 +83,7 @@ def say_mtp(head, given, out):
     with torch.no_grad():
         logits = model.eval()(input_ids=ids, hidden_states=inputs["last"][None])[0]
     save_file({str(step): one[0].contiguous() for step, one in enumerate(logits)}, out)
+    model.save_pretrained(head.replace("/head", "/saved"))
 
 class Said(Exception):
     "raised where the loss would begin"
@@ -115,6 +118,7 @@ def say_peagle(head, given, out):
         except Said:
             pass
     save_file({str(step): said[0][depths == step] for step in range(STEPS)}, out)
+    model.save_pretrained(head.replace("/head", "/saved"))
 
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 import speculators.models.dflash.core as dflash
@@ -140,6 +144,7 @@ def say_dflash(head, given, out):
         except Said:
             pass
     save_file({"0": said[0].view(len(anchors), config.block_size, -1).contiguous()}, out)
+    model.save_pretrained(head.replace("/head", "/saved"))
 
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 import speculators.models.dspark.core as dspark
@@ -171,6 +176,7 @@ def say_dspark(head, given, out):
         except Said:
             pass
     save_file(said, out)
+    model.save_pretrained(head.replace("/head", "/saved"))
 
 KINDS = {"mtp": say_mtp, "peagle": say_peagle, "dflash": say_dflash, "dspark": say_dspark}
 for folder in sys.argv[1:]:
@@ -210,7 +216,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.clients
 @torch.no_grad()
-def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_path: Path) -> None:
+def test_each_step_of_a_head_that_the_reference_saved_says_what_it_says(package: Path, tmp_path: Path) -> None:
     """All forms in one process, which takes long to load its libraries."""
     target = tiny_llama(tmp_path / "target", initializer_range=0.2, num_hidden_layers=3)
     teacher, tokens = load_model(open_checkpoint(target), "float32"), [(7 * i * i + 3 * i) % 64 for i in range(40)]
@@ -239,9 +245,11 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
     every = [*FORMS, "mtp", "peagle", "dflash", *DSPARK]
     command = [sys.executable, "-P", "-c", REFERENCE, *(str(tmp_path / form) for form in every)]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(package)})
+    for form in every:
+        assert "auto_map" in json.loads((tmp_path / form / "saved" / "config.json").read_text()), form
     contract = open_checkpoint(target).shape.contract(256, "float32")
     for form in [*FORMS, "peagle"]:
-        opened = open_head(tmp_path / form / "head")
+        opened = open_head(tmp_path / form / "saved")
         assert opened is not None
         head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
         head.wiring = replace(head.wiring, layers=LAYERS)
@@ -255,7 +263,7 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
             valid = min(len(tokens) - 1 - step, len(said[str(step)]))  # the others lack their token
             expected = said[str(step)][:valid]
             torch.testing.assert_close(head.lm_head(normed)[0, :valid], expected, atol=1e-4, rtol=1e-4, msg=form)
-    opened = open_head(tmp_path / "mtp" / "head")
+    opened = open_head(tmp_path / "mtp" / "saved")
     assert opened is not None
     head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
     said, made = load_file(tmp_path / "mtp" / "said"), last[None]
@@ -266,7 +274,7 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
         read = torch.cat([torch.zeros_like(made[:, :1]), made[:, :valid]], 1)
         made = head(ids, read, torch.arange(valid + 1)[None])[0][:, 1:]
         torch.testing.assert_close(head.lm_head(made)[0], said[str(step)], atol=1e-4, rtol=1e-4, msg=f"mtp {step}")
-    opened = open_head(tmp_path / "dflash" / "head")
+    opened = open_head(tmp_path / "dflash" / "saved")
     assert opened is not None
     head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
     features = head.encoder([hidden[layer] for layer in LAYERS])[0]
@@ -275,7 +283,7 @@ def test_each_step_of_a_head_says_what_the_reference_says(package: Path, tmp_pat
     expected = load_file(tmp_path / "dflash" / "said")["0"][:, 1:]
     torch.testing.assert_close(found[..., chosen], expected, atol=1e-4, rtol=1e-4, msg="dflash")
     for form in DSPARK:
-        opened = open_head(tmp_path / form / "head")
+        opened = open_head(tmp_path / form / "saved")
         assert opened is not None
         head = opened.kind.load(opened, teacher, contract, Sample(tokens, 64)).module
         features = head.encoder([hidden[layer] for layer in LAYERS])[0]

@@ -38,6 +38,73 @@ def test_an_unknown_command_is_refused_with_the_known_ones(run):
     assert_refused(run("generte"), "invalid choice: 'generte' (choose from 'demo', 'generate', 'transcribe', 'serve', ")
 
 
+WITHOUT_TORCH = """
+import sys
+for heavy in ("torch", "tokenizers", "rich"):
+    sys.modules[heavy] = None  # to import it fails
+from trt_spec.tools.cli import COMMANDS, main
+from trt_spec.tools.commands.export_models import main as export
+
+for command in COMMANDS:
+    for words in (["--help"], ["--frobnicate"]):
+        try:
+            main([command, *words])
+        except SystemExit as ended:
+            assert ended.code == 2 * (words != ["--help"]), (command, words, ended.code)
+absent = [
+    ["generate", "--bundle", "nope", "--prompt", "a"],
+    ["transcribe", "a.wav", "--bundle", "nope"],
+    ["chat", "--bundle", "nope"],
+    ["serve", "--bundle", "nope"],
+    ["bench", "--bundle", "nope"],
+    ["tune", "nope"],
+    ["inspect", "nope"],
+    ["build", "--bundle", "nope", "--engine", "tensorrt-rtx", "--compute-capability", "8.9"],
+    ["ngram", "--bundle", "nope", "--text", sys.argv[1]],
+    ["verify", "nope"],
+]
+for command in absent:
+    assert main(command) == 2, command
+for target in ("./nope", sys.argv[2]):
+    assert export(["--target", target, "--out", f"{sys.argv[2]}/bundle"]) == 2
+assert not {"transformers", "onnx", "onnxscript"} & sys.modules.keys()
+"""
+
+
+def test_flags_and_paths_are_read_and_refused_before_anything_heavy_is_loaded(tmp_path):
+    done = python(WITHOUT_TORCH, __file__, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    refused = [line for line in lines if "unrecognized arguments: --frobnicate; see" in line]
+    assert len(refused) == len(COMMANDS)
+    assert sum("bundle nope is not a directory; make one with export-models" in line for line in lines) == 10
+    assert "./nope is neither a directory here nor a model's name" in lines[-2]
+    assert "has no config.json, expected a checkpoint" in lines[-1]
+    assert len(lines) == len(COMMANDS) + 12
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("generte",), "generate"),
+        (("generate", "--promt", "a"), "--prompt"),
+        (("generate", "--promt=a"), "--prompt"),
+        (("inspect", "b", "--lenght", "3"), "--length"),
+        (("bench", "--bundle", "b", "--engine", "onnxrntime"), "onnxruntime"),
+    ],
+)
+def test_what_is_nearly_a_flag_or_a_command_is_asked_about(run, words, meant):
+    assert_refused(run(*words), f"; did you mean {meant}?; see ")
+
+
+def test_an_unknown_flag_is_told_before_a_missing_one(run):
+    assert_refused(run("generate", "--frobnicate"), "unrecognized arguments: --frobnicate; see")
+
+
+def test_what_has_spaces_is_no_flag(run):
+    assert_refused(run("generate", "--bundle", "nope", "--prompt", "--a b"), "bundle nope is not a directory")
+
+
 def test_no_command_is_refused(run):
     assert_refused(run(), "the following arguments are required: COMMAND; see trt-spec --help")
 

@@ -6,6 +6,7 @@ import weakref
 from contextlib import suppress
 
 import pytest
+from trt_spec.engines.bundle.undisturbed import undisturbed
 from trt_spec.tools.console import progress
 from trt_spec.tools.program import exit_code
 
@@ -71,6 +72,21 @@ def test_what_a_library_swallows_comes_again_at_the_next_step(capfd, number, cod
     assert exit_code("program", run, lambda: "; nothing was left") == code
     assert steps == [1]
     assert capfd.readouterr() == ("", f"first\nprogram: {word}; nothing was left\n")
+
+
+def test_what_is_swallowed_in_a_callback_waits_for_what_belongs_together():
+    done = []
+
+    def run() -> int:
+        in_a_callback(signal.SIGINT)
+        with undisturbed():
+            signal.pause()
+            done.append("first")
+            done.append("second")
+        return 0
+
+    assert exit_code("program", run) == 130
+    assert done == ["first", "second"]
 
 
 @pytest.mark.parametrize("swallowed", [into_nothing, into_an_error])

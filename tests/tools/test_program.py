@@ -83,9 +83,11 @@ def test_a_name_that_no_file_system_has_is_refused(run, command):
     assert_refused(run(*command), "(File name too long); ")
 
 
-def test_the_root_is_no_file_to_write(run):
+def test_the_root_is_no_file_to_write(run, llama):
     assert_refused(run("plan", "--alpha", ".5", "--plot", "/.svg/.."), "ends in '', expected .png or .svg")
-    assert_refused(run("bench", "--bundle", "b", "--json", "/"), "output / is a directory, expected a file name")
+    assert_refused(
+        run("bench", "--bundle", llama.bundle, "--json", "/"), "output / is a directory, expected a file name"
+    )
 
 
 @pytest.mark.parametrize("size", ["100000000", "9" * 5000, str(LARGEST_BATCH + 1)])

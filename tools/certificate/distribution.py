@@ -17,7 +17,7 @@ from functools import partial
 from itertools import cycle, islice
 
 from ...runtime import Decoder, EntropyRule, Output, SamplingParams, Speculation
-from ...runtime.acceptance.params import RULES
+from ...runtime.acceptance.parameters import RULES
 from ...runtime.drafters import DRAFTERS
 from ...runtime.grammars.compiler import Compiler
 from ...runtime.scheduling.intake import PREDICTING
@@ -25,7 +25,7 @@ from ...runtime.state.asked import BESIDE, DraftLength
 from ...runtime.state.shapes import comb, regular, tree
 from . import seeded
 from .arbiter import Arbiter
-from .effort import Effort
+from .effort import POWER, Effort
 from .faults import fault
 from .first_tokens import DEPTH, SETTINGS, Case, Logits, cell_of, counted_mass, exact_cells, remembering
 from .grammars import usable
@@ -36,7 +36,6 @@ from .sequential import USUAL, SequentialTest
 from .subject import Finding, Progress, Subject, combs_and_trees, controllers, several, spelled
 
 FALSE_ALARM = 1e-6
-POWER = 0.99
 CANDIDATES = 16  # prompts of one token, among which acceptance chooses
 TRIED = 192  # requests, of all of them together
 SHORT_LIST = 4  # of them, among which the joint does

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+POWER = 0.99  # with which a fault that is as large as an effort catches is seen
+
 
 @dataclass(frozen=True)
 class Effort:

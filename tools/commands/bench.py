@@ -1,47 +1,38 @@
-"""Measure how fast each draft length decodes, and compare it with what theory predicts.
-
-A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
-without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
-perfect.
-"""
+"""Measures the speed of each draft length, and compares it with what theory predicts."""
 
 import argparse
 import json
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
-from ...runtime.drafters import DRAFTERS, usual_drafter
-from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
-from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
+from ...runtime.drafters import usual_drafter
+from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, NONE, DraftLength
 from ...runtime.state.shapes import Shape
-from ..console import in_bytes, progress, table_of
+from ..console import in_bytes, progress, say, table_of
 from ..example_sources import PromptedDecoder
-from ..flags.controller import SOURCES_HELP
-from ..flags.draft_lengths import draft_lengths, fixed_lengths
-from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import add_number, add_sampling_flags, batch_size, sampling_params
+from ..flags.bench import DRAFT_LENGTHS, PRINTED, QUICK, QUICK_MODEL, QUICK_PROMPTS, add_arguments, made_quick
+from ..flags.draft_lengths import fixed_lengths
+from ..flags.engine import open_decoder
+from ..flags.sampling import sampling_params
 from ..in_words import lossy, pair, place
 from ..measuring.apart import Apart
 from ..measuring.bandwidth import read_bandwidth
-from ..measuring.bench_result import SAMPLING, Compared, bench_result, is_line
+from ..measuring.bench_result import Compared, bench_result, is_line
 from ..measuring.conditions import memory_used
 from ..measuring.peers import PEERS
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
+from ..measuring.whole_repeats import whole_repeats
 from ..pages.bench_page import report_page
 from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
 from ..program import Parser
 from ..whole_file import outputs
 
-PRINTED = Path("-")  # in place of a file
-DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
 COLUMNS = {
     "K": ("title", ""),
     "tokens/s": ("tokens_per_second", ".1f"),
@@ -53,55 +44,12 @@ COLUMNS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
-    add_prompts_flag(parser)
-    parser.add_argument(
-        "--draft-lengths",
-        type=draft_lengths,
-        metavar="K,K,…",
-        help="tokens to propose in a round, K+M for M siblings beside a line of K, K/N or AxBxC for a tree; 0 is "
-        "always measured as well "
-        f"(default: those of {','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec "
-        "tune has run)",
-    )
-    parser.add_argument(
-        "--drafter",
-        metavar="|".join((*DRAFTERS, MIXED)),
-        help=SOURCES_HELP,
-    )
-    parser.add_argument(
-        "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
-    )
-    add_number(parser, "--repeats", 3, "times each setting has its turn")
-    add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const=PRINTED,
-        type=Path,
-        metavar="OUT",
-        help="print one JSON object instead, or write it to this file",
-    )
-    parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
-    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
-    parser.add_argument(
-        "--compare",
-        choices=PEERS,
-        help=f"also measure {' or '.join(peer.name for peer in PEERS.values())} on the same models, in turn with this "
-        "runtime but in a separate process",
-    )
-    for peer in PEERS.values():
-        peer.add_flags(parser)
-    add_engine_flags(parser)
-    add_sampling_flags(parser, only=SAMPLING)
-
-
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         require_drawable(arguments.plot)
     if arguments.report:
         require_matplotlib()
+    made_quick(arguments)
     params = _params(arguments)
     printed = arguments.json == PRINTED
     with (
@@ -136,6 +84,9 @@ def _params(arguments: argparse.Namespace) -> SamplingParams:
 def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
+    if arguments.quick:
+        prompts = prompts[: max(QUICK_PROMPTS, arguments.batch)]
+        say(f"quick: {QUICK}; less than two minutes for {QUICK_MODEL}")
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
@@ -174,10 +125,18 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
             texts = None if ours is None else [output.token_ids for output in ours]
             compared = Compared(peer, runs_as, theirs, texts)
         bandwidth = read_bandwidth(arguments.device)
-        for repeat in range(arguments.repeats):
+        results = {str(one.setting): one for one in measured}
+
+        def turn(repeat: int) -> None:
             for name in sorted(turns):  # theirs right after ours
                 show(f"repeat {repeat + 1} of {arguments.repeats}, {name}", groups)
                 turns[name]()
+                if name in results:
+                    say(f"{name}: {results[name].tokens_per_second[-1]:.1f} tokens/s")
+
+        (measured, theirs), arguments.repeats = whole_repeats(arguments.repeats, turn, (measured, theirs))
+        if compared is not None:
+            compared = replace(compared, settings=theirs)
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...engines import RequestError
-from ...runtime import Decoder, Output, SamplingParams
+from ...runtime import Output
 from ..console import say
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
@@ -19,6 +20,9 @@ from ..flags.sampling import add_sampling_flags, sampling_params
 from ..flags.templates import add_template_flags, beginning, template_of
 from ..in_words import lossy, summary
 from ..ink import Ink
+
+if TYPE_CHECKING:
+    from ...runtime import Decoder, SamplingParams
 
 KEPT_BYTES = 2**28  # of the conversation so far, with which each prompt begins
 
@@ -74,7 +78,7 @@ def _no_typing() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
 
 
-def _answer(decoder: Decoder, prompt: list[int], params: SamplingParams, arguments: argparse.Namespace) -> Output:
+def _answer(decoder: "Decoder", prompt: list[int], params: "SamplingParams", arguments: argparse.Namespace) -> Output:
     room = decoder.bundle.max_length - len(prompt)
     if room < 1:
         raise RequestError(f"the conversation fills the model's {decoder.bundle.max_length} tokens; begin another")

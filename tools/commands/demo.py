@@ -7,10 +7,10 @@ import argparse
 import json
 import sys
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...runtime import Decoder, Output, SamplingParams
-from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
+from ...runtime import Output
+from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH
 from ..console import say
 from ..flags.sampling import add_number
 from ..in_words import summary
@@ -18,6 +18,9 @@ from ..ink import GREEN, Ink
 from ..making.kept_bundles import DEMO_DRAFTS, demo_bundle
 from ..output_json import output_json
 from ..trace_lines import RESET
+
+if TYPE_CHECKING:
+    from ...runtime import Decoder, SamplingParams
 
 PROMPT = """class Attention(nn.Module):
     def __init__(self, config):
@@ -45,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ...runtime import Decoder, SamplingParams
+
     params = SamplingParams(
         max_new_tokens=arguments.max_new_tokens,
         ignore_eos=True,
@@ -75,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if identical else 1
 
 
-def _show(decoder: Decoder, prompt: str, params: SamplingParams, draft_length: int) -> None:
+def _show(decoder: "Decoder", prompt: str, params: "SamplingParams", draft_length: int) -> None:
     ink = Ink(sys.stdout, decoder.tokenizer, GREEN)
     print(prompt, end="")
     for piece in decoder.stream(prompt, params, draft_length=draft_length):

@@ -1,18 +1,21 @@
 """The command `export-models`: from the checkpoints of a target and its drafts to a bundle."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import in_bytes, progress, table
 from ..flags.revision import add_revision_flag, at_revision
-from ..program import Parser, exit_code, version_of
+from ..program import EXPORT_ONLY, Parser, exit_code, version_of
+from ..text_files import read_text
 
 if TYPE_CHECKING:
-    from ...export.report import ExportReport
+    from ...export.report import ExportReport, ModelReport
 
 PROGRAM = "export-models"
 
@@ -35,10 +38,12 @@ def _folder_at(out: Path) -> int | None:
 def _run(argv: Sequence[str] | None, before: dict[Path, int | None]) -> int:
     arguments = _parser().read_all(argv)
     out = Path(arguments.out)
+    text = None if arguments.text is None else read_text(Path(arguments.text), "text")
+    _refuse_absent(arguments, out)
     before[out] = _folder_at(out)
     with progress("export", total=stages(arguments), ticking=True) as show:
         show("loading the libraries")
-        report = _export(arguments, show)
+        report = _export(arguments, text, show)
     print(shown(report))
     return 0
 
@@ -46,7 +51,7 @@ def _run(argv: Sequence[str] | None, before: dict[Path, int | None]) -> int:
 def stages(arguments: argparse.Namespace) -> int:
     """Count the stages that the exporter will name: each model is loaded, traced, written and perhaps checked."""
     kinds = [arguments.weights, *[arguments.draft_weights] * len(arguments.draft)]
-    checks = 0 if arguments.no_check else sum(2 + (kind != "none") for kind in kinds)
+    checks = 0 if arguments.no_check else sum(2 + (kind not in ("auto", "none")) for kind in kinds)
     return 3 + 3 * len(kinds) + checks
 
 
@@ -79,8 +84,23 @@ def shown(report: "ExportReport") -> str:
         which = "the draft" if len(report.overlap) == 1 else role
         lines.append(f"acceptance expected of {which} on the text: {accepted}")
     lines += [f"note: {note}" for note in report.notes]
+    lines += [_became(model) for model in report.models if model.entry.dequantised]
     lines.append(f"{report.path}: sequences up to {report.max_length} tokens, written in {report.seconds:.1f} s")
+    place = shlex.quote(str(report.path))
+    lines.append(f"next: trt-spec bench --bundle {place} measures its speed here, trt-spec serve {place} serves it")
     return "\n".join(lines)
+
+
+def _became(model: "ModelReport") -> str:
+    """What a quantised checkpoint has become, and how more of it could be kept."""
+    entry = model.entry
+    stored = entry.contract.dtype if entry.weights == "none" else entry.weights
+    was = entry.dequantised.partition(":")[0]
+    said = f"{model.role}: {was}, {in_bytes(model.checkpoint_bytes)} → {stored}, {in_bytes(model.weight_bytes)}"
+    if entry.weights != "none":
+        return said
+    keeps = "auto keeps Q4_0, Q4_1 and Q8_0" if was.startswith("GGUF") else "int4 and int8 keep whole numbers"
+    return f"{said}; --weights {keeps} as they are"
 
 
 def _quality(role: str, quality: dict[str, Any]) -> str:
@@ -97,10 +117,24 @@ def _error(check: dict[str, Any]) -> str:
     return f"{check['worst_error']:.1e} of {check['tolerance']:.1e} allowed"
 
 
-def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
+def _refuse_absent(arguments: argparse.Namespace, out: Path) -> None:
+    """Refuse paths and names before the libraries are loaded, which takes many seconds on a slow machine."""
+    from ...export.aside import refuse_foreign
+    from ...export.finding import require_found
+    from ...export.lora import require_adapter
+
+    for library in EXPORT_ONLY:
+        if find_spec(library) is None:
+            raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+    refuse_foreign(out)
+    require_found(at_revision(arguments.target, arguments.revision))
+    for adapter in filter(None, (arguments.lora, *arguments.draft_lora)):
+        require_adapter(Path(adapter))
+
+
+def _export(arguments: argparse.Namespace, text: str | None, show: Any) -> "ExportReport":
     from ...export import export_bundle
     from ...export.passes.quantise import Quantisation
-    from ..text_files import read_text
 
     return export_bundle(
         target=at_revision(arguments.target, arguments.revision),
@@ -110,7 +144,7 @@ def _export(arguments: argparse.Namespace, show: Any) -> "ExportReport":
         dtype=arguments.dtype,
         weights=Quantisation(arguments.weights, arguments.wide_head, arguments.wide_embedding),
         draft_weights=Quantisation(arguments.draft_weights, arguments.wide_head, arguments.wide_embedding),
-        text=None if arguments.text is None else read_text(Path(arguments.text), "text"),
+        text=text,
         check=not arguments.no_check,
         progress=show,
         lora=arguments.lora,
@@ -166,10 +200,11 @@ def _parser() -> Parser:
     for flag, model in (("--weights", "target's"), ("--draft-weights", "drafts'")):
         parser.add_argument(
             flag,
-            choices=("none", "int8", "int4", "fp8", "nvfp4"),
-            default="none",
+            choices=("auto", "none", "int8", "int4", "fp8", "nvfp4"),
+            default="auto",
             help=f"quantise the {model} matrices to blocks of small integers, or to FP8 or NVFP4, which are meant for "
-            "TensorRT and leave embeddings wide (default none; embeddings never go below int8)",
+            "TensorRT and leave embeddings wide; embeddings never go below int8 (default auto: the blocks of a GGUF "
+            "file of Q4_0, Q4_1 or Q8_0 are kept, else none)",
         )
     parser.add_argument(
         "--wide-head", action="store_true", help="do not quantise the output projection, nor an embedding tied to it"

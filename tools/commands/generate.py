@@ -5,9 +5,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...engines import RequestError
-from ...runtime import BeamText, Decoder, Output, Request
+from ...runtime import BeamText, Output
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source
@@ -18,6 +19,9 @@ from ..output_json import output_json
 from ..pages.trace_page import trace_page
 from ..trace_lines import Marks
 from ..whole_file import outputs
+
+if TYPE_CHECKING:
+    from ...runtime import Decoder, Request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.stream and (arguments.json or arguments.trace):
         raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
-    params = sampling_params(arguments)
     source = chosen_source(arguments)
     prompt = chosen_prompt(arguments, needed=source is None)
+    params = sampling_params(arguments)
     with outputs(arguments, "trace_html") as out, open_decoder(arguments, max_batch=1) as decoder:
         request = decoder.submit(
             _as_asked(prompt, arguments, decoder),
@@ -69,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: Decoder) -> str | list[int]:
+def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: "Decoder") -> str | list[int]:
     if arguments.chat:
         return template_of(arguments, decoder).encode([*beginning(arguments), {"role": "user", "content": prompt}])
     if arguments.system or arguments.chat_template:
@@ -77,7 +81,7 @@ def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: Decoder) -> s
     return prompt
 
 
-def _print_rounds(decoder: Decoder, request: Request) -> None:
+def _print_rounds(decoder: "Decoder", request: "Request") -> None:
     marks = Marks.suited_to(sys.stdout)
     print(marks.legend())
     printed = 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, EncoderEntry, ModelEntry, RequestError
-from ...runtime.memory.row_cache import RowCache
 from ..console import in_bytes, table
 from ..flags.sampling import add_number, batch_size, positive
 
@@ -107,6 +106,8 @@ def _encoder_json(bundle: Bundle, name: str, encoder: EncoderEntry) -> dict[str,
 
 def _cache_bytes(contract: Contract, batch: int, length: int) -> int:
     """Return the bytes that the runtime's cache would take, by growing one that has no memory behind it."""
+    from ...runtime.memory.row_cache import RowCache
+
     cache = RowCache(contract, "meta", batch)
     cache.fit(batch, length + MAX_DRAFT_LENGTH)
     return sum(buffer.nbytes for buffer in cache.buffers.values())

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
 from ...engines.bundle import put_file
-from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from ..console import in_bytes
 from ..flags.sampling import add_number
 from ..making.count_ngrams import count_ngrams
@@ -37,6 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError(f"--order is {arguments.order}, expected a whole number from {ORDERS[0]} to {ORDERS[1]}")
     text = read_text(arguments.text, "text")
     bundle = Bundle.open(arguments.bundle)
+    from tokenizers import Tokenizer
+
+    from ...runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
+
     tokens = _encode(text, Tokenizer.from_file(str(bundle.tokenizer_file)))
     if len(tokens) < max(2, arguments.order):
         raise RequestError(

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import Bundle, EngineError, RequestError
-from ...runtime import SamplingParams
-from ...runtime.acceptance.params import RULES
+from ...runtime.acceptance.parameters import RULES
 from ..console import say
 from ..extras import install_command
 from ..flags.controller import add_controller_flags, draft_length
@@ -204,6 +203,8 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
             f"bundle {bundle.path} keeps no defaults of a generation_config.json, or was exported before they were "
             "kept; export it again, or leave --generation-config out"
         )
+    from ...runtime import SamplingParams
+
     found: dict[str, Any] = dict(bundle.tokenizer.sampling)
     SamplingParams(**found)  # refuses now what would refuse every request
     return found

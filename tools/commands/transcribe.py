@@ -7,14 +7,11 @@ from pathlib import Path
 
 from ...engines import RequestError
 from ...runtime.transcribing.fallback import NONE, USUAL, Fallback, usual_above
-from ...runtime.transcribing.tokens import TASKS
-from ...runtime.transcribing.transcriber import Transcriber
 from ...runtime.transcribing.transcript import Segment
 from ..flags.controller import add_controller_flags, draft_length
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import add_sampling_flags, flag, sampling_params
 from ..in_words import summary
-from ..sound_files import read_sound
 from ..transcripts import FORMATS, clock
 from ..whole_file import whole_file
 
@@ -66,6 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     stems = [file.stem for file in arguments.files]
     if arguments.out is not None and (twice := [stem for stem in stems if stems.count(stem) > 1]):
         raise RequestError(f"two files would become {twice[0]}.{arguments.format}; name one of them otherwise")
+    from ...runtime.transcribing.tokens import TASKS
+    from ...runtime.transcribing.transcriber import Transcriber
+    from ..sound_files import read_sound
+
     with open_decoder(arguments, max_batch=1) as decoder:
         transcriber = Transcriber(decoder)
         for file in arguments.files:

@@ -1,14 +1,8 @@
-"""Measure what a round costs on this machine by draft length and batch, and keep the table in the bundle.
-
-From then on auto is the default draft length: each round chooses the most rewarding length, by this table and by how
-many of the request's own proposals were accepted so far. The last line of the output is one JSON object. With
---engine auto it first finds the fastest engines for each number of requests, and then measures in all of these.
-"""
+"""Measures what rounds cost here by draft length and batch, and keeps the table in the bundle."""
 
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,59 +12,33 @@ from ...runtime.drafters import DRAFTERS
 from ...runtime.lengths.costs import Costs, machine_name, model_identities
 from ...runtime.scheduling.engine_choice import AUTO_ENGINE, save_choice
 from ...runtime.scheduling.intake import Prompt
-from ...runtime.state.noise import MOST_CHILDREN
+from ...runtime.state.most import MOST_CHILDREN
 from ...runtime.state.shapes import Shape, comb, tree
 from ..console import progress, say, table
 from ..example_sources import SourcedDecoder
-from ..flags.draft_lengths import fixed_draft_lengths, fixed_lengths
-from ..flags.engine import add_engine_flags, engine_name
-from ..flags.prompt import add_prompts_flag
-from ..flags.sampling import LARGEST_BATCH, add_number, add_sampling_flags, batch_size, sampling_params
+from ..flags.bench import QUICK_MODEL
+from ..flags.draft_lengths import fixed_lengths
+from ..flags.engine import engine_name
+from ..flags.sampling import sampling_params
+from ..flags.tune import DRAFT_LENGTHS, QUICK, made_quick
 from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..measuring.tune_result import Grid, ShapeGrid, counts_of, report, result_json
+from ..measuring.whole_repeats import whole_repeats
 from ..whole_file import outputs
 
-DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
-BATCHES = (1, 2, 4, 8)
-NEW_TOKENS = 32
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
 SIBLINGS = (1, 2, 4, 8)  # measured beside one line
 LINE_OF_COMB = 4  # or the longest measured line below it
 TREES = tuple(tree(length, nodes - length) for length, nodes in ((4, 8), (4, 16), (8, 16), (8, 32)))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the folder that export-models wrote")
-    add_prompts_flag(parser)
-    parser.add_argument(
-        "--draft-lengths",
-        type=fixed_draft_lengths,
-        metavar="K,K,…",
-        help="tokens to propose in a round; 0 is always measured as well (default: those of "
-        f"{','.join(map(str, DRAFT_LENGTHS))} that the engine can verify)",
-    )
-    parser.add_argument(
-        "--batches",
-        type=_batches,
-        default=BATCHES,
-        metavar="N,N,…",
-        help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))}); --engine auto finds the "
-        "engines that are fastest up to each of them",
-    )
-    add_number(parser, "--repeats", 3, "times each setting has its turn")
-    parser.add_argument(
-        "--all-drafts", action="store_true", help="measure every draft of the bundle as a drafter, not the first alone"
-    )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
-    add_engine_flags(parser)
-    add_sampling_flags(parser, only=SAMPLING, max_new_tokens=NEW_TOKENS)
-
-
 def run(arguments: argparse.Namespace) -> int:
+    made_quick(arguments)
+    if arguments.quick:
+        say(f"quick: {QUICK}; less than two minutes for {QUICK_MODEL}")
     params = sampling_params(arguments, ignore_eos=True)
     params = replace(params, seed=params.seed or 0)
     engine, bundle = engine_name(arguments), Bundle.open(arguments.bundle)
@@ -137,19 +105,28 @@ def _measure_all(
         (drafter, batch, shape): Measured(Setting(shape.length, drafter, shape=shape))
         for batch in arguments.batches
         for drafter in filter(_has_shapes, drafters)
-        for shape in _shapes(decoder, drafters, lengths, params)
+        for shape in ([] if arguments.quick else _shapes(decoder, drafters, lengths, params))
     }
     turns = [(batch, one) for measured in (grid, shapes) for (_, batch, _), one in measured.items()]
     with progress("tune", total=(1 + arguments.repeats) * len(turns)) as show:
-        for repeat in range(1 + arguments.repeats):
+
+        def run_all(repeat: int) -> None:
+            assert params.seed is not None
             stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
             for batch, one in turns:
                 show(f"{stage}, batch {batch}, {one.setting.drafter}, {one.setting}")
                 chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
                 each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
                 measure(decoder, chosen, each, one if repeat else Measured(one.setting))
-            if not repeat:
-                decoder.settle()
+                if repeat:
+                    rate = one.tokens_per_second[-1]
+                    say(f"batch {batch}, {one.setting.drafter}, {one.setting}: {rate:.1f} tokens/s")
+
+        run_all(0)
+        decoder.settle()
+        (grid, shapes), arguments.repeats = whole_repeats(
+            arguments.repeats, lambda repeat: run_all(repeat + 1), (grid, shapes)
+        )
     return grid, shapes
 
 
@@ -223,11 +200,3 @@ def _costs_beside(grid: Grid, shapes: ShapeGrid, batches: tuple[int, ...]) -> di
 
 def _measured_as(drafter: str) -> str:
     return DRAFTERS[drafter].costs_as or drafter
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({batch_size(part) for part in text.split(",")}))
-    except argparse.ArgumentTypeError:
-        expected = f"expected whole numbers from 1 to {LARGEST_BATCH} like 1,2,4"
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}, {expected}") from None

@@ -4,10 +4,7 @@ import argparse
 from typing import Any
 
 from ...engines import RequestError
-from ...runtime import EntropyRule
-from ...runtime.drafters import DRAFTERS
-from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
-from ...runtime.state.asked import AUTO, MIXED, NONE, DraftLength
+from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE, DraftLength, EntropyRule
 from ...runtime.state.asked import ENTROPY_HELP as HELP
 from ...runtime.state.shapes import read_shape
 from .groups import ADVANCED, SPECULATION, group
@@ -38,7 +35,7 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument(
         "--drafter",
         metavar="NAME",
-        help=f"{SOURCES_HELP}; none decodes without a draft. All: {' '.join((*DRAFTERS, NONE, MIXED))}",
+        help=f"{SOURCES_HELP}; none decodes without a draft. All: {' '.join((*DRAFTER_NAMES, NONE, MIXED))}",
     )
     advanced = group(parser, ADVANCED)
     advanced.add_argument(

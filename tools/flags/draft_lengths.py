@@ -2,15 +2,18 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
-from ...runtime import Decoder
 from ...runtime.state.asked import AUTO, DraftLength
 from ...runtime.state.shapes import read_shape
 from ..console import say
 
+if TYPE_CHECKING:
+    from ...runtime import Decoder
 
-def fixed_lengths(asked: Sequence[DraftLength] | None, usual: Sequence[int], decoder: Decoder) -> list[int]:
+
+def fixed_lengths(asked: Sequence[DraftLength] | None, usual: Sequence[int], decoder: "Decoder") -> list[int]:
     """0 and what the user asked for; or, if nothing was asked for, 0 and the usual ones that are not too long here."""
     longest = decoder.longest_draft
     if asked is None:

@@ -1,11 +1,14 @@
 """The flags that choose engine and device, and the decoder that they ask for."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ...engines import ENGINES, RequestError, together
-from ...runtime import Decoder
 from ...runtime.scheduling.engine_choice import AUTO_ENGINE
 from .groups import ADVANCED, group
+
+if TYPE_CHECKING:
+    from ...runtime import Decoder
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +41,11 @@ def open_decoder(
     max_batch: int,
     cache_bytes: int | None = None,
     prefix_bytes: int | None = None,
-    kind: type[Decoder] = Decoder,
-) -> Decoder:
-    return kind.open(
+    kind: "type[Decoder] | None" = None,
+) -> "Decoder":
+    from ...runtime import Decoder
+
+    return (kind or Decoder).open(
         arguments.bundle,
         engine_name(arguments),
         arguments.device,

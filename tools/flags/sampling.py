@@ -5,12 +5,15 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ...runtime import Grammar, SamplingParams
-from ...runtime.acceptance.params import HELP
+from ...runtime.acceptance.parameters import HELP, Parameters
+from ...runtime.grammars.grammar import Grammar
 from ..text_files import read_text
 from .groups import ADVANCED, BASIC, SAMPLING, SPECULATION, group
+
+if TYPE_CHECKING:
+    from ...runtime import SamplingParams
 
 LARGEST_BATCH = 4096
 EARLY_STOPPING: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
@@ -19,8 +22,8 @@ MOST_DIGITS = 18  # of a count; int() refuses thousands of them with a traceback
 
 def add_sampling_flags(parser: argparse.ArgumentParser, only: Collection[str] = tuple(HELP), **defaults: Any) -> None:
     """A flag that is absent leaves no attribute unless `defaults` has one, so that SamplingParams keeps its own."""
-    types = get_type_hints(SamplingParams)
-    for field in fields(SamplingParams):
+    types = get_type_hints(Parameters)
+    for field in fields(Parameters):
         if field.name in only:
             form = FORMS[types[field.name]]
             help_text = HELP[field.name] + ("; may be repeated" if form.get("action") == "append" else "")
@@ -51,9 +54,11 @@ PLACES = {  # of flags whose heading is not sampling
 }
 
 
-def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> SamplingParams:
+def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> "SamplingParams":
     """SamplingParams from the flags that were given and from what the command itself fixes."""
-    names = {field.name for field in fields(SamplingParams)}
+    from ...runtime import SamplingParams
+
+    names = {field.name for field in fields(Parameters)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     for name in ("logit_bias", "extra"):
         if name in given:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engines import EngineError, RequestError
-from ...runtime import Decoder
 from ..extras import install_command
 from ..text_files import read_text
 
 if TYPE_CHECKING:
+    from ...runtime import Decoder
     from ..serving.templates import ChatTemplate
 
 Messages = list[dict[str, str]]
@@ -22,7 +22,7 @@ def add_template_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def template_of(arguments: argparse.Namespace, decoder: Decoder) -> "ChatTemplate":
+def template_of(arguments: argparse.Namespace, decoder: "Decoder") -> "ChatTemplate":
     try:
         from ..serving.templates import ChatTemplate
     except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from ...engines import Bundle, BundleError, EngineError
+from ...engines import Bundle, BundleError, EngineError, ExportError
 from ..extras import install_command, installed, requirements
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
@@ -76,7 +76,15 @@ def _kept(
             f"cache folder {path.parent} cannot be made ({error.strerror}); set XDG_CACHE_HOME to another"
         ) from error
     stored = Quantisation(weights)
-    export_bundle(target, path, list(drafts), max_length, weights=stored, draft_weights=stored, progress=progress)
+    try:
+        export_bundle(target, path, list(drafts), max_length, weights=stored, draft_weights=stored, progress=progress)
+    except ExportError as error:
+        if isinstance(error.__cause__, OSError):  # which says to choose another --out
+            raise BundleError(
+                f"cache folder {path.parent} cannot be written in ({error.__cause__.strerror}); set XDG_CACHE_HOME to "
+                "another"
+            ) from error
+        raise
     return Bundle.open(path)
 
 

@@ -15,31 +15,13 @@ import numpy as np
 from ...engines import Bundle, Contract, EngineError, PairError, RequestError, usable_cores
 from ...engines.errors import one_line
 from ...runtime import SamplingParams
+from ..flags.bench import OPENVINO_FLAGS, OWN
 from .theirs import Theirs, named_folders, require_package
 
-FLAGS = {"target": "--openvino-target", "draft": "--openvino-draft"}
 MODEL = "openvino_model.xml"
-SAME, OWN = "bundle", "own"
 PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 LOOKUP_TOKENS = 3  # compared for a match, as its examples do
 SLACK = 64  # cache entries a row beyond its text: proposals, and the rest of a block
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    for role, flag in FLAGS.items():
-        parser.add_argument(
-            flag,
-            type=Path,
-            metavar="DIR",
-            help=f"for --compare openvino: the {role} as `optimum-cli export openvino` writes it",
-        )
-    parser.add_argument(
-        "--openvino-precision",
-        choices=(SAME, OWN),
-        default=SAME,
-        help=f"for --compare openvino: compute and cache in the bundle's type ({SAME}, the default), or as it "
-        f"chooses for this machine ({OWN})",
-    )
 
 
 def exported_models(
@@ -47,7 +29,9 @@ def exported_models(
 ) -> dict[str, Path]:
     """The named models by role, refused before anything is measured if they are not those of the bundle."""
     require_package(arguments, "openvino-genai", "compare")
-    named = named_folders(arguments, drafter, FLAGS, "the bundle's models as `optimum-cli export openvino` makes them")
+    named = named_folders(
+        arguments, drafter, OPENVINO_FLAGS, "the bundle's models as `optimum-cli export openvino` makes them"
+    )
     if not params.greedy:
         raise RequestError(
             f"--temperature is {params.temperature:g}, but OpenVINO GenAI is compared on greedy text, which must be "
@@ -61,7 +45,7 @@ def exported_models(
         expected = (contract.layers, heads, width, contract.vocab_size)
         if (found := _size(role, folder)) != expected:
             raise PairError(
-                f"{FLAGS[role]} {folder} is a model of {_in_words(*found)}, the bundle's {role} "
+                f"{OPENVINO_FLAGS[role]} {folder} is a model of {_in_words(*found)}, the bundle's {role} "
                 f"{bundle.models[role].name} has {_in_words(*expected)}; export the checkpoint of the bundle"
             )
     return named
@@ -74,7 +58,8 @@ def _size(role: str, folder: Path) -> tuple[int, int, int, int]:
     file = folder / MODEL
     if not file.is_file():
         raise RequestError(
-            f"{FLAGS[role]} {folder} has no {MODEL}, expected what `optimum-cli export openvino` writes; export it so"
+            f"{OPENVINO_FLAGS[role]} {folder} has no {MODEL}, expected what `optimum-cli export openvino` "
+            "writes; export it so"
         )
     try:
         model = openvino.Core().read_model(file)

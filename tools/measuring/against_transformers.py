@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from ...engines import Bundle, ModelEntry, PairError, RequestError
-from ...export.checkpoint import GGUF, open_checkpoint, reading
+from ...export.checkpoint import open_checkpoint, reading
+from ...export.finding import GGUF
 from ...export.quiet import quiet_libraries
 from ...runtime import SamplingParams
 from ...runtime.drafters import usual_drafter
+from ..flags.bench import CHECKPOINT_FLAGS
 from .bandwidth import all_cores
 from .theirs import Theirs, named_folders, require_package
 from .time_rounds import Setting
 
-FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
 PLAIN = Setting(0, "none")
 OWN_TOKENS = ("common", "text")  # drafters whose draft has other tokens than the target
 WITH_DRAFT = ("model", *OWN_TOKENS)
@@ -114,18 +115,12 @@ class Transformers:
         into.tokens_per_second.append(1e3 * tokens / ms)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    for role, flag in FLAGS.items():
-        help_text = f"for --compare hf: the checkpoint that the bundle's {role} was exported from"
-        parser.add_argument(flag, type=Path, metavar="DIR", help=help_text)
-
-
 def compared_checkpoints(
     arguments: argparse.Namespace, bundle: Bundle, drafter: str, params: SamplingParams
 ) -> dict[str, Path]:
     """The named checkpoints by role, refused before any weight is read if the bundle was not made from them."""
     require_package(arguments, "transformers", "export")
-    named = named_folders(arguments, drafter, FLAGS, "the checkpoints of the bundle", WITH_DRAFT)
+    named = named_folders(arguments, drafter, CHECKPOINT_FLAGS, "the checkpoints of the bundle", WITH_DRAFT)
     if arguments.batch > 1:
         raise RequestError(f"--batch is {arguments.batch}, but transformers assists one prompt at a time; use 1")
     for role, path in named.items():

@@ -7,25 +7,13 @@ from statistics import median
 from typing import Any
 
 from ...runtime import Decoder, SamplingParams
+from ..flags.bench import BENCH_SAMPLING
 from ..in_words import draft_of
 from .conditions import conditions
 from .peers import Peer
 from .theirs import Texts, Theirs
 from .theory import tokens_per_round
 from .time_rounds import PARTS, Measured, Setting, total
-
-SAMPLING = (
-    "max_new_tokens",
-    "temperature",
-    "draft_temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "rule",
-    "lenience",
-    "num_beams",
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ def bench_result(
         "prompts_from": arguments.prompts,
         "repeats": arguments.repeats,
         "lossless": not params.lenient,
-        "sampling": {name: getattr(params, name) for name in SAMPLING},
+        "sampling": {name: getattr(params, name) for name in BENCH_SAMPLING},
         "roof": {
             "weight_bytes": weight_bytes,
             "bandwidth_bytes_per_second": bandwidth,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...engines import Bundle
 from ...runtime import SamplingParams
+from ..flags.bench import PEERS as NAMES
 from . import against_openvino, against_transformers
 from .apart import Opened
 
@@ -15,7 +16,6 @@ from .apart import Opened
 class Peer:
     name: str
     package: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
     # Finds its models by role, and refuses what would not compare before anything is measured.
     find: Callable[[argparse.Namespace, Bundle, str, SamplingParams], Mapping[str, Path]]
     # Opens them for prompts that are at most so many tokens long with all that is written.
@@ -24,16 +24,14 @@ class Peer:
 
 PEERS = {
     "hf": Peer(
+        NAMES["hf"],
         "transformers",
-        "transformers",
-        against_transformers.add_flags,
         against_transformers.compared_checkpoints,
         against_transformers.open_checkpoints,
     ),
     "openvino": Peer(
-        "OpenVINO GenAI",
+        NAMES["openvino"],
         "openvino-genai",
-        against_openvino.add_flags,
         against_openvino.exported_models,
         against_openvino.open_models,
     ),

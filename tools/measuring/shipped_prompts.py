@@ -2,9 +2,12 @@
 
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...runtime.scheduling.intake import Prompt
 from ..text_files import read_prompts
+
+if TYPE_CHECKING:
+    from ...runtime.scheduling.intake import Prompt
 
 FOLDER = Path(__file__).parent / "prompts"
 WRITTEN = ("code", "prose", "repetition", "chat")  # a file each
@@ -20,7 +23,7 @@ PYTHON_PROMPTS = (
 )
 
 
-def bench_prompts(source: str, vocab_size: int) -> list[Prompt]:
+def bench_prompts(source: str, vocab_size: int) -> "list[Prompt]":
     """The prompts of a shipped kind, or those of the file `source`."""
     if source == "python":
         return list(PYTHON_PROMPTS)

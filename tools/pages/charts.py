@@ -11,7 +11,6 @@ from typing import Any, TextIO
 from ...engines import EngineError, RequestError
 from ..extras import install_command
 from ..measuring.theory import speed_up
-from ..measuring.time_rounds import PARTS
 
 COLOURS = {  # on white; a page may give other values to the names
     "ink": "#1f2429",
@@ -23,7 +22,7 @@ COLOURS = {  # on white; a page may give other values to the names
     "green": "#1a7f38",
     "grey": "#8a939e",
 }
-PART_COLOURS = dict(zip(PARTS, ("green", "blue", "orange", "grey"), strict=True))
+PART_COLOURS = {"draft": "green", "verify": "blue", "accept": "orange", "host": "grey"}  # of the parts of a round
 SIZE = (5.0, 3.1)  # inches: about a telephone's width at full size
 TEXT = 11
 MOST_LABELS = 9  # above bars, before they touch
@@ -100,7 +99,7 @@ def round_timeline(plain: dict[str, Any], setting: dict[str, Any]) -> Any:
     bare = {"draft": setting["draft_ms"], "verify": setting["verify_ms"]}
     rows = {"bare runs": bare, f"K = {setting['draft_length']}": setting["parts_ms"], "K = 0": plain["parts_ms"]}
     begun = [0.0] * len(rows)
-    for part in PARTS:
+    for part in PART_COLOURS:
         widths = [row.get(part, 0.0) for row in rows.values()]
         axes.barh(list(rows), widths, left=begun, height=0.55, color=COLOURS[PART_COLOURS[part]], label=part)
         begun = [left + width for left, width in zip(begun, widths, strict=True)]

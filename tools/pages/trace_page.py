@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...runtime import Decoder, Output, Request, TracedRound, TracedSibling
-from ...runtime.requests.text import TextStream
+from ...runtime import Output, TracedRound, TracedSibling
 from ..in_words import draft_of, length_of_drafts, source_of_proposals, summary
 from ..trace_lines import shown
 from .page import page
+
+if TYPE_CHECKING:
+    from ...runtime import Decoder, Request
 
 STYLE = """
 .key { display: flex; flex-wrap: wrap; gap: .5rem 1.25rem; margin: 1rem 0; font-size: .9rem; }
@@ -60,7 +62,7 @@ class Written:
         return next((one for one in self.round.siblings if one.stands and one.place == self.position), None)
 
 
-def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
+def trace_page(prompt: str, request: "Request", decoder: "Decoder") -> str:
     """The page of a request that has finished and was traced."""
     output, tokenizer = request.output(), decoder.tokenizer
     tokens = list(written(request.prompt, output, tokenizer))
@@ -79,7 +81,7 @@ def trace_page(prompt: str, request: Request, decoder: Decoder) -> str:
     return page("Who wrote which token: trt-spec", STYLE, "\n".join(body))
 
 
-def _about(request: Request, decoder: Decoder) -> str:
+def _about(request: "Request", decoder: "Decoder") -> str:
     bundle = decoder.bundle
     source = source_of_proposals(request.drafter, draft_of(bundle, request.drafter))
     return f"{bundle.target.name} with {source}, {length_of_drafts(request.draft_length)}, seed {request.seed}"
@@ -87,6 +89,8 @@ def _about(request: Request, decoder: Decoder) -> str:
 
 def written(prompt_ids: Sequence[int], output: Output, tokenizer: Any) -> Iterator[Written]:
     """The tokens of a traced output, whose texts add up to the text of the output."""
+    from ...runtime.requests.text import TextStream
+
     stream, begun = TextStream(tokenizer, prompt_ids, ()), 0
     for number, traced in enumerate(output.trace, 1):
         ends = () if traced.next_token is None else (traced.next_token,)

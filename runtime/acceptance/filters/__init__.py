@@ -2,6 +2,7 @@
 
 from .bias import Bias
 from .filter import Change, Cut, Filter, cut_below
+from .forced_end import ForcedEnd
 from .grammar import Allowed
 from .min_p import MinP
 from .min_tokens import MinTokens
@@ -12,6 +13,7 @@ from .top_k import TopK
 from .top_p import TopP
 
 TEMPERATURE = Temperature()
-FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), Speech(), TEMPERATURE, TopK(), TopP(), MinP()]
+FILTERS: list[Filter] = [Allowed(), Bias(), MinTokens(), Penalties(), Speech(), ForcedEnd()]  # of scores as they are
+FILTERS += [TEMPERATURE, TopK(), TopP(), MinP()]
 
 __all__ = ["FILTERS", "TEMPERATURE", "Change", "Cut", "Filter", "SpeechRules", "cut_below"]

@@ -9,15 +9,12 @@ from torch import Tensor
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..checks import LARGEST, real, require, whole
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Change, wide, widened
 
 
 class Bias(Change):
-    fields: ClassVar = {
-        "logit_bias": "add this to the score of one token",
-        "allowed_token_ids": "write this token and others that are allowed, but none else",
-    }
+    fields: ClassVar = told("logit_bias", "allowed_token_ids")
 
     def check(self, params: Parameters) -> None:
         bias = params.logit_bias

@@ -14,7 +14,7 @@ from ...state.place import on_host
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..checks import require
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Change
 
 EACH_BIT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -24,7 +24,7 @@ HIGHEST = np.where(EACH_BIT, np.float32(np.inf), np.float32(-np.inf))  # [256, 8
 class Allowed(Change):
     """Asks the guide of each row. That is Python on the host, so a round with a grammar is never recorded."""
 
-    fields: ClassVar = {"grammar": "the language that the output belongs to; as a flag, a file with a Lark grammar"}
+    fields: ClassVar = told("grammar")
     reads_ahead = reads_trees = on_host = True
 
     def check(self, params: Parameters) -> None:

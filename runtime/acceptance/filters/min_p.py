@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ...state.rows import Columns
 from ..checks import real, require
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Cut
 
 
 class MinP(Cut):
-    fields: ClassVar = {"min_p": "keep tokens at least this likely relative to the likeliest"}
+    fields: ClassVar = told("min_p")
 
     def check(self, params: Parameters) -> None:
         require("min_p", params.min_p, real(params.min_p, 0, 1), "a number in [0, 1]")

@@ -9,16 +9,14 @@ from torch import Tensor
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..checks import require, whole
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Change, wide, widened
 
 
 class MinTokens(Change):
     """The decoder adds the end-of-sequence tokens of its bundle to the stop tokens of a request that asks for this."""
 
-    fields: ClassVar = {
-        "min_tokens": "before this many tokens neither end of sequence nor stop tokens may come (stop texts may)"
-    }
+    fields: ClassVar = told("min_tokens")
     reads_ahead = reads_trees = True
 
     def check(self, params: Parameters) -> None:
@@ -43,16 +41,18 @@ class MinTokens(Change):
 
     def apply(self, scores: Tensor, columns: Columns, ahead: Ahead | None) -> Tensor:
         assert ahead is not None
-        if ahead.tree is not None:
-            place = ahead.tree.depths  # [A, W] tokens of this round before each position
-            if ahead.nodes is not None:
-                place = place.gather(1, ahead.nodes)
-        else:
-            first = ahead.tokens.shape[1] - (scores.shape[1] - 1)
-            place = torch.arange(first, first + scores.shape[1], device=scores.device)
-        before = columns["tokens_said"][:, None] + place  # [A, W]
+        before = columns["tokens_said"][:, None] + places_of(scores, ahead)  # [A, W]
         short = before < columns["min_tokens"][:, None]
         return scores.masked_fill(short[:, :, None] & (columns["stops"] > 0)[:, None], -torch.inf)
 
     def commit(self, columns: Columns, tokens: Tensor, accepted: Tensor) -> None:
         columns["tokens_said"].add_(accepted).add_(1)
+
+
+def places_of(scores: Tensor, ahead: Ahead) -> Tensor:
+    """Return how many tokens of this round stand before each position: [A, W], or [W] where no row has a tree."""
+    if ahead.tree is None:
+        first = ahead.tokens.shape[1] - (scores.shape[1] - 1)
+        return torch.arange(first, first + scores.shape[1], device=scores.device)
+    depths = ahead.tree.depths
+    return depths if ahead.nodes is None else depths.gather(1, ahead.nodes)

@@ -9,18 +9,14 @@ from torch import Tensor
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..checks import LARGEST, real, require
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Change, wide, widened
 
 REPETITIONS = (1e-3, 1e3)
 
 
 class Penalties(Change):
-    fields: ClassVar = {
-        "repetition_penalty": "divide the score of tokens in prompt and output by this",
-        "presence_penalty": "subtract this from the score of tokens in the output",
-        "frequency_penalty": "subtract this for each time a token is in the output",
-    }
+    fields: ClassVar = told("repetition_penalty", "presence_penalty", "frequency_penalty")
     reads_ahead = reads_trees = True
 
     def check(self, params: Parameters) -> None:

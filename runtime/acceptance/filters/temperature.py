@@ -9,17 +9,14 @@ from torch import Tensor
 from ...state.proposal import Ahead
 from ...state.rows import Columns
 from ..checks import real, require
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Change, cut_below
 
 TEMPERATURES = (1e-5, 1e5)
 
 
 class Temperature(Change):
-    fields: ClassVar = {
-        "temperature": "0 is greedy",
-        "draft_temperature": "temperature of the draft; 0 proposes its likeliest token (default: the request's own)",
-    }
+    fields: ClassVar = told("temperature", "draft_temperature")
 
     def check(self, params: Parameters) -> None:
         cold, hot = TEMPERATURES

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ...state.rows import Columns
 from ..checks import require, whole
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from .filter import Cut
 
 
 class TopK(Cut):
-    fields: ClassVar = {"top_k": "keep the k likeliest tokens (0 = off)"}
+    fields: ClassVar = told("top_k")
 
     def check(self, params: Parameters) -> None:
         require("top_k", params.top_k, whole(params.top_k, 0), "a whole number >= 0 (0 = off)")

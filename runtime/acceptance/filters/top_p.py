@@ -9,13 +9,13 @@ from torch import Tensor
 from ....engines import WIDEST_STEP
 from ...state.rows import Columns
 from ..checks import real, require
-from ..parameters import Parameters
+from ..parameters import Parameters, told
 from ..sums import rising_sums
 from .filter import Cut
 
 
 class TopP(Cut):
-    fields: ClassVar = {"top_p": "keep the smallest set of likeliest tokens that holds this much probability"}
+    fields: ClassVar = told("top_p")
     reads_kept = True
 
     def check(self, params: Parameters) -> None:

@@ -12,7 +12,7 @@ from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import one_line
 from trt_spec.runtime.acceptance.seat import admit, make_rows
 from trt_spec.runtime.acceptance.trees import accept
-from trt_spec.runtime.state.noise import LINE
+from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.plan import Level
 from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.shapes import Shape, comb, line, read_shape

@@ -14,7 +14,7 @@ from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams, Speculation
 from trt_spec.runtime.drafters.suffix import PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import MATCHES, SuffixAutomaton
-from trt_spec.runtime.state.noise import MOST_LINES
+from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 

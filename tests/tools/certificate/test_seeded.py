@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.tools.certificate import distribution, seeded
-from trt_spec.tools.certificate.effort import QUICK
+from trt_spec.tools.certificate.effort import POWER, QUICK
 from trt_spec.tools.certificate.first_tokens import Case, remembering
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
@@ -35,7 +35,7 @@ def findings(subject: Subject) -> list[Finding]:
         logits = remembering(probes["target"])
         cases = filter(seeded.decided_by_seeds, distribution.list_cases(subject, decoder, logits, each_tree=True))
         judge = distribution.Arbiter(probes["target"], subject.rounding)
-        samples = seeded.samples_needed(QUICK.total_variation, distribution.POWER)
+        samples = seeded.samples_needed(QUICK.total_variation, POWER)
         return [seeded.compare(decoder, case, samples, logits, judge) for case in cases]
 
 

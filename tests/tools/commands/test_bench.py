@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import signal
 from dataclasses import replace
 from statistics import median
 
@@ -366,3 +367,31 @@ def test_auto_has_a_row_once_costs_are_known(bench, both):
         assert json.loads(bench("--json").out)["auto"]["drafter"] == "model", "it is the default"
     assert json.loads(bench("--json").out)["auto"] is None
     assert_refused(bench("--draft-lengths", "1,auto"), "auto needs to know what rounds cost here")
+
+
+def test_quick_says_what_it_does_and_shows_each_row_when_it_is_known(run, llama):
+    result = run("bench", "--bundle", llama.bundle, "--quick", "--max-new-tokens", 20)
+    assert result.code == 0
+    assert "quick: K of 0, 2, 4, on 3 prompts, 64 tokens each, once; less than two minutes for a model of" in result.err
+    shown = [line for line in result.err.splitlines() if re.fullmatch(r"K = \d: [\d.]+ tokens/s", line)]
+    assert len(shown) == 3
+    assert len(result.out.splitlines()) == 1 + 3 + 1
+
+
+def test_an_interruption_keeps_the_repeats_that_were_whole(run, llama, monkeypatch):
+    calls = []
+
+    def until_the_second_repeat(*arguments):
+        calls.append(arguments)
+        if len(calls) == 6:  # two settings: warmed up, measured once, and half of that again
+            signal.raise_signal(signal.SIGINT)
+        measure(*arguments)
+
+    monkeypatch.setattr("trt_spec.tools.commands.bench.measure", until_the_second_repeat)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+    result = run("bench", "--bundle", llama.bundle, "--draft-lengths", 2, "--max-new-tokens", 16, "--repeats", 3)
+    signal.signal(signal.SIGINT, before)
+    assert result.code == 130
+    assert "interrupted: this is what 1 of 3 repeats have measured\n" in result.err
+    assert result.err.endswith("trt-spec: interrupted\n")
+    assert [line.split()[0] for line in result.out.splitlines()[1:3]] == ["0", "2"]

@@ -11,7 +11,7 @@ from trt_spec.runtime.scheduling.engine_choice import save_choice
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.first_tokens import SETTINGS
 from trt_spec.tools.certificate.subject import controllers, spelled
-from trt_spec.tools.commands.verify import CHECKS, CLAIMS
+from trt_spec.tools.flags.verify import CHECKS, CLAIMS
 
 from ...bundles import Pair, resave, rewrite_graph
 from ...kit.costs import SIBLINGS, known_costs, table

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 from trt_spec.runtime import Grammar, RequestError, SamplingParams
-from trt_spec.runtime.acceptance.params import HELP
+from trt_spec.runtime.acceptance.parameters import HELP
 from trt_spec.tools.flags.sampling import add_sampling_flags, flag, sampling_params
 
 from ..conftest import assert_refused
@@ -98,10 +98,10 @@ def test_a_command_may_fix_a_field():
         (["--rule", "best"], "rule is 'best', expected one of rejection, tokenwise, coupled"),
     ],
 )
-def test_a_bad_value_is_refused_by_the_library_itself(run, arguments, message):
+def test_a_bad_value_is_refused_by_the_library_itself(run, llama, arguments, message):
     with pytest.raises(RequestError):
         parse(*arguments)
-    assert_refused(run("generate", "--bundle", "never-opened", "--prompt", "a", *arguments), message)
+    assert_refused(run("generate", "--bundle", llama.bundle, "--prompt", "a", *arguments), message)
 
 
 def test_a_bias_that_is_no_pair_is_refused(run):

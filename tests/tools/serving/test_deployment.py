@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from trt_spec.runtime.grammars import trials
-from trt_spec.runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
+from trt_spec.runtime.state.asked import DEFAULT_DRAFT_LENGTH
 from trt_spec.tools.cli import COMMANDS
 from trt_spec.tools.commands import export_models
 from trt_spec.tools.flags.limits import UNITS

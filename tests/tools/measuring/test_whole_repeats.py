@@ -1,0 +1,46 @@
+"""An interruption ends a measurement, and what whole repeats have measured is kept."""
+
+import pytest
+from trt_spec.tools.flags import bench, tune
+from trt_spec.tools.measuring.whole_repeats import whole_repeats
+from trt_spec.tools.program import Parser
+
+
+def measured(interrupted_in: int) -> tuple[list[int], int]:
+    into: list[int] = []
+
+    def run(repeat: int) -> None:
+        into.append(repeat)
+        if repeat == interrupted_in:
+            raise KeyboardInterrupt
+        into.append(repeat)
+
+    return whole_repeats(3, run, into)
+
+
+def test_what_whole_repeats_have_measured_is_kept(capsys):
+    assert measured(interrupted_in=2) == ([0, 0, 1, 1], 2)
+    assert capsys.readouterr().err == "interrupted: this is what 2 of 3 repeats have measured\n"
+    assert measured(interrupted_in=3) == ([0, 0, 1, 1, 2, 2], 3)
+    assert capsys.readouterr().err == ""
+
+
+def test_before_the_first_has_ended_nothing_is_kept():
+    with pytest.raises(KeyboardInterrupt):
+        measured(interrupted_in=0)
+
+
+@pytest.mark.parametrize("flags", [bench, tune])
+def test_quick_settles_what_was_left_open_and_nothing_else(flags):
+    def read(*words):
+        parser = Parser(prog="x")
+        flags.add_arguments(parser)
+        arguments = parser.read([*(("--bundle", "b") if flags is bench else ("b",)), *words])
+        flags.made_quick(arguments)
+        return arguments
+
+    usual, quick = read(), read("--quick")
+    assert (usual.repeats, usual.draft_lengths) == (3, None)
+    assert (quick.repeats, quick.draft_lengths, quick.max_new_tokens) == (1, (0, 2, 4), flags.QUICK_TOKENS)
+    own = read("--quick", "--draft-lengths", "1,3", "--max-new-tokens", "99")
+    assert (own.draft_lengths, own.max_new_tokens) == ((1, 3), 99)

@@ -1,0 +1,102 @@
+"""Measure how fast each draft length decodes, and compare it with what theory predicts.
+
+A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
+without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
+perfect.
+"""
+
+import argparse
+from pathlib import Path
+
+from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED
+from .controller import SOURCES_HELP
+from .draft_lengths import draft_lengths
+from .engine import add_engine_flags
+from .prompt import add_prompts_flag
+from .sampling import add_number, add_sampling_flags, batch_size
+
+PEERS = {"hf": "transformers", "openvino": "OpenVINO GenAI"}
+CHECKPOINT_FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
+OPENVINO_FLAGS = {"target": "--openvino-target", "draft": "--openvino-draft"}
+SAME, OWN = "bundle", "own"  # numbers in which OpenVINO GenAI computes
+BENCH_SAMPLING = (
+    "max_new_tokens",
+    "temperature",
+    "draft_temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "rule",
+    "lenience",
+    "num_beams",
+)
+PRINTED = Path("-")  # in place of a file
+QUICK_LENGTHS, QUICK_PROMPTS, QUICK_TOKENS = (0, 2, 4), 3, 64
+QUICK = f"K of {', '.join(map(str, QUICK_LENGTHS))}, on {QUICK_PROMPTS} prompts, {QUICK_TOKENS} tokens each, once"
+QUICK_MODEL = "a model of 135 million parameters on two cores"
+DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
+
+
+def made_quick(arguments: argparse.Namespace) -> None:
+    """Let what was left open be as quick as `--quick` says, if that was asked for."""
+    if arguments.quick:
+        arguments.repeats = 1
+        arguments.draft_lengths = arguments.draft_lengths or QUICK_LENGTHS
+        arguments.max_new_tokens = getattr(arguments, "max_new_tokens", QUICK_TOKENS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
+    add_prompts_flag(parser)
+    parser.add_argument(
+        "--draft-lengths",
+        type=draft_lengths,
+        metavar="K,K,…",
+        help="tokens to propose in a round, K+M for M siblings beside a line of K, K/N or AxBxC for a tree; 0 is "
+        "always measured as well "
+        f"(default: those of {','.join(map(str, DRAFT_LENGTHS))} that the engine can verify, and auto once trt-spec "
+        "tune has run)",
+    )
+    parser.add_argument(
+        "--drafter",
+        metavar="|".join((*DRAFTER_NAMES, MIXED)),
+        help=SOURCES_HELP,
+    )
+    parser.add_argument(
+        "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
+    )
+    parser.add_argument("--quick", action="store_true", help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}")
+    add_number(parser, "--repeats", 3, "times each setting has its turn")
+    add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=PRINTED,
+        type=Path,
+        metavar="OUT",
+        help="print one JSON object instead, or write it to this file",
+    )
+    parser.add_argument("--report", type=Path, metavar="OUT", help="write an HTML page of charts and tables")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens per second over K, into a .png or .svg")
+    parser.add_argument(
+        "--compare",
+        choices=PEERS,
+        help=f"also measure {' or '.join(PEERS.values())} on the same models, in turn with this "
+        "runtime but in a separate process",
+    )
+    for role, name in CHECKPOINT_FLAGS.items():
+        help_text = f"for --compare hf: the checkpoint that the bundle's {role} was exported from"
+        parser.add_argument(name, type=Path, metavar="DIR", help=help_text)
+    for role, name in OPENVINO_FLAGS.items():
+        help_text = f"for --compare openvino: the {role} as `optimum-cli export openvino` writes it"
+        parser.add_argument(name, type=Path, metavar="DIR", help=help_text)
+    parser.add_argument(
+        "--openvino-precision",
+        choices=(SAME, OWN),
+        default=SAME,
+        help=f"for --compare openvino: compute and cache in the bundle's type ({SAME}, the default), or as it "
+        f"chooses for this machine ({OWN})",
+    )
+    add_engine_flags(parser)
+    add_sampling_flags(parser, only=BENCH_SAMPLING)
