@@ -103,10 +103,7 @@ def refuse_unsupported(name: str, fields: dict[str, Any]) -> None:
     if fields.get("is_encoder_decoder") and kind in WORKS and kind not in BEHIND_SOURCES:
         raise ExportError(f"checkpoint {name} ({kind}) says that it is an encoder-decoder, which its type never is")
     if kind not in WORKS and kind not in READS_MORE:
-        unknown = "this version does not know it"
-        if fields.get("is_encoder_decoder"):
-            unknown = f"it is an encoder-decoder other than {', '.join(BEHIND_SOURCES)}"
-        reason = REFUSED.get(str(kind), unknown)
+        reason = REFUSED.get(str(kind), "this version does not know it")
         raise ExportError(
             f"checkpoint {name} has the model type {kind!r}, which cannot be exported: {reason}; "
             "trt-spec families lists what can"

@@ -6,15 +6,23 @@ from typing import Any
 # Types whose text model attends causally to text, by the type in config.json. The tests export and compare each.
 READS_MORE = (
     "aria",
+    "deepseek_vl",
+    "deepseek_vl_hybrid",
+    "exaone4_5",
     "gemma3",
     "gemma3n",
     "gemma4",
     "gemma4_unified",
+    "idefics2",
     "idefics3",
     "internvl",
+    "lfm2_vl",
+    "lighton_ocr",
     "llama4",
     "llava",
     "llava_next",
+    "llava_next_video",
+    "llava_onevision",
     "mistral3",
     "ovis2",
     "qwen2_5_vl",
@@ -22,19 +30,26 @@ READS_MORE = (
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_vl",
+    "qwen3_vl_moe",
     "smolvlm",
+    "video_llama_3",
+    "video_llava",
+    "vipllava",
     "voxtral",
 )
 SAME_ON_TEXT = {  # text models that are another known one, as long as no image moves their positions apart
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
 }
+UNSAID = {"qwen3_moe": {"norm_topk_prob": True}}  # what text models of these do without saying so
 WEIGHT_NAMES = {  # from how they are stored, now and by older versions of transformers, to those of the text model
     r"^language_model\.lm_head\.": "lm_head.",
     r"^(model\.)?(language_model|text_model)\.(model\.)?": "model.",
 }
-OTHERS = re.compile(r"vision|visual|image|audio|projector|connector|multi_modal")  # weights that read the rest
+# Of weights that read the rest.
+OTHERS = re.compile(r"vision|visual|image|video|audio|aligner|projector|connector|multi_modal")
 
 
 def text_config_of(config: Any) -> Any:
@@ -46,7 +61,9 @@ def text_config_of(config: Any) -> Any:
     if kind is not None:
         fields = text.to_dict()
         positions = {name: value for name, value in fields["rope_parameters"].items() if not name.startswith("mrope")}
-        text = CONFIG_MAPPING[kind].from_dict(fields | {"model_type": kind, "rope_parameters": positions})
+        text = CONFIG_MAPPING[kind].from_dict(
+            fields | UNSAID.get(kind, {}) | {"model_type": kind, "rope_parameters": positions}
+        )
     for name in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         if getattr(config, name, None) is not None and name in config.to_dict():
             setattr(text, name, getattr(config, name))

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from .flags.paths import refuse_absent
 from .program import Parser, exit_code, version_of
 
-COMMANDS = {  # each is a module in commands/ with add_arguments(parser), and run(arguments) -> exit code
+COMMANDS = {  # each is a module in commands/ with run(arguments) -> exit code, and most have add_arguments(parser)
     "demo": "watch a draft model make a target faster, with the same text",
     "generate": "complete a prompt",
     "transcribe": "write down what is said in sound files",
@@ -25,7 +26,7 @@ COMMANDS = {  # each is a module in commands/ with add_arguments(parser), and ru
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",
 }
-FLAGS_APART = ("bench", "tune", "verify")  # whose own modules load torch: flags and paths are judged before
+FLAGS_APART = ("bench", "tune", "verify")  # those whose flags are in flags/: their own modules load torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,14 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     chosen = _commands_parser().read(argv)
-    room = "flags" if chosen.command in FLAGS_APART else "commands"
-    described = import_module(f".{room}.{chosen.command}", __package__)
+    described = described_by(chosen.command)
     parser = Parser(prog=f"trt-spec {chosen.command}", description=described.__doc__)
     described.add_arguments(parser)
     arguments = parser.read_all(chosen.arguments)
     refuse_absent(arguments)
     status: int = import_module(f".commands.{chosen.command}", __package__).run(arguments)
     return status
+
+
+def described_by(command: str) -> ModuleType:
+    """Return the module that says what a command is for, and has its flags."""
+    room = "flags" if command in FLAGS_APART else "commands"
+    return import_module(f".{room}.{command}", __package__)
 
 
 def _commands_parser() -> Parser:

@@ -80,7 +80,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_in_our_words(tmp_path: Path
         ({"model_type": None}, "says no model_type in its config.json"),
         (
             {"model_type": "longt5", "is_encoder_decoder": True},
-            "which cannot be exported: it is an encoder-decoder other than bart, blenderbot,",
+            "which cannot be exported: its encoder, or the way in which its decoder asks it, is of a kind",
         ),
         ({"dtype": "float99"}, "has the dtype 'float99', which is no type of numbers, expected for instance bfloat16"),
         ({"torch_dtype": "save"}, "has the torch_dtype 'save', which is no type of numbers"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trt_spec.export.family_table import REFUSED, WORKS
 from trt_spec.export.text_models import READS_MORE
-from trt_spec.tools.cli import COMMANDS
+from trt_spec.tools.cli import COMMANDS, described_by
 from trt_spec.tools.commands import export_models
 from trt_spec.tools.commands.families import _said
 from trt_spec.tools.commands.plan import plan
@@ -57,7 +57,7 @@ def flags() -> set[str]:
     found: set[str] = {f"--{CONFIG}"}
     for command in COMMANDS:
         parser = Parser()
-        import_module(f"trt_spec.tools.commands.{command}").add_arguments(parser)
+        described_by(command).add_arguments(parser)
         found |= set(parser._option_string_actions)
     found |= set(export_models._parser()._option_string_actions)
     for module in PROGRAMS:

@@ -7,14 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 from trt_spec.runtime.grammars import trials
 from trt_spec.runtime.state.asked import DEFAULT_DRAFT_LENGTH
-from trt_spec.tools.cli import COMMANDS
+from trt_spec.tools.cli import COMMANDS, described_by
 from trt_spec.tools.commands import export_models
 from trt_spec.tools.flags.limits import UNITS
 from trt_spec.tools.measuring import load
@@ -44,7 +43,7 @@ TO_END = stepper.CANCEL_SECONDS + server.LINGER_SECONDS + stepper.JOIN_SECONDS  
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = Parser(prog=command)
-    import_module(f"trt_spec.tools.commands.{command}").add_arguments(parser)
+    described_by(command).add_arguments(parser)
     return parser
 
 
