@@ -13,6 +13,7 @@ from trt_spec.tools.pages.page import DARK
 
 from ..conftest import assert_refused
 
+BUNDLE = "of a fixture"
 PLAIN = {
     "draft_length": 0,
     "tokens_per_second": 100.0,
@@ -122,22 +123,25 @@ def test_two_charts_of_a_page_share_no_id_and_the_same_chart_is_the_same_text():
 @pytest.mark.parametrize(
     "command",
     [
-        ("bench", "--bundle", "none", "--report", "out.html"),
-        ("bench", "--bundle", "none", "--plot", "out.png"),
+        ("bench", "--bundle", BUNDLE, "--report", "out.html"),
+        ("bench", "--bundle", BUNDLE, "--plot", "out.png"),
         ("plan", "--alpha", ".8", "--plot", "out.svg"),
     ],
 )
-def test_without_matplotlib_the_error_names_the_extra_before_anything_is_done(run, monkeypatch, tmp_path, command):
+def test_without_matplotlib_the_error_names_the_extra_before_anything_is_done(
+    run, llama, monkeypatch, tmp_path, command
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     message = "charts are drawn by matplotlib, which is not here; pip install 'trt-spec[report]'"
-    assert_refused(run(*command), message)
+    assert_refused(run(*(llama.bundle if word == BUNDLE else word for word in command)), message)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [("bench", "--bundle", "none"), ("plan", "--alpha", ".8")])
-def test_a_picture_of_another_format_is_refused(run, command):
-    assert_refused(run(*command, "--plot", "out.gif"), "--plot out.gif ends in '.gif', expected .png or .svg")
+@pytest.mark.parametrize("command", [("bench", "--bundle", BUNDLE), ("plan", "--alpha", ".8")])
+def test_a_picture_of_another_format_is_refused(run, llama, command):
+    words = [llama.bundle if word == BUNDLE else word for word in command]
+    assert_refused(run(*words, "--plot", "out.gif"), "--plot out.gif ends in '.gif', expected .png or .svg")
 
 
 def test_the_planner_draws_a_file_of_either_format(run, tmp_path):
