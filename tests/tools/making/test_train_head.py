@@ -16,6 +16,7 @@ from trt_spec.engines import ExportError, RequestError
 from trt_spec.export.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head, open_look_aheads
 from trt_spec.export.quality import Sample
+from trt_spec.tools.interruption import Terminated
 from trt_spec.tools.making import train_head as tool
 from trt_spec.tools.making.heads import LESSONS
 from trt_spec.tools.making.heads import spoken as spoken_rows
@@ -26,7 +27,6 @@ from trt_spec.tools.making.heads.settings import OPTIONS, Settings
 from trt_spec.tools.making.heads.spoken import Rows, Spoken
 from trt_spec.tools.making.heads.teacher import Teacher
 from trt_spec.tools.making.train_head import train_head
-from trt_spec.tools.program import _Terminated
 
 from ...families import tiny_checkpoint
 from ...models import tiny_gemma2, tiny_gpt2, tiny_llama
@@ -109,7 +109,7 @@ def test_trained_look_aheads_are_accepted_more_often_on_what_was_held_out(
     [
         ("eagle3", "spoken", 2, KeyboardInterrupt),
         ("eagle3", "step", 1, KeyboardInterrupt),
-        ("eagle3", "step", 13, _Terminated),
+        ("eagle3", "step", 13, Terminated),
         ("eagle3", "step", 25, KeyboardInterrupt),
         ("blockwise", "step", 13, KeyboardInterrupt),
         ("pass", "step", 13, KeyboardInterrupt),
