@@ -363,7 +363,10 @@ def test_an_added_cut_is_the_one_it_imitates_and_leaves_neighbours_alone(llama: 
     [
         ({"never_after": (1, "b")}, r"never_after is \(1, 'b'\), expected two token ids"),
         ({"at_most": 0}, "at_most is 0, expected a whole number >= 1"),
-        ({"at_least": 1}, r"extra is .*, expected a mapping with no keys but \['at_most', 'never_after', 'speech'\]"),
+        (
+            {"at_least": 1},
+            r"extra is .*, expected a mapping with no keys but \['at_most', 'forced_end', 'never_after', 'speech'\]",
+        ),
     ],
 )
 def test_the_parameters_of_added_filters_are_checked_by_them(
