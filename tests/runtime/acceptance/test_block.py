@@ -23,6 +23,7 @@ from trt_spec.runtime.state.verdict import Verdict
 
 from ...bundles import Pair
 from ...kit.faults import fault
+from ...kit.sums import adding_in_blocks
 from ..states import make_plan, make_rows
 from .laws import EXACT, Models, V, mass_of, random_models, with_exclusions
 
@@ -142,6 +143,14 @@ def test_filters_that_leave_tokens_out_change_nothing_of_it(k: int):
 def test_in_float32_only_rounding_differs(k: int):
     for seed in SEEDS:
         assert error(random_models(seed, k, torch.float32), k) <= 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sums_that_a_device_makes_in_blocks_change_nothing_of_it(size: int):
+    models = random_models(0, 3, torch.float64)
+    with adding_in_blocks(size):
+        assert error(models, 3) <= EXACT
+        assert error(with_exclusions(models), 3) <= EXACT
 
 
 @pytest.mark.parametrize("spread", [0.0, 12.0])

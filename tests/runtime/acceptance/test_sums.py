@@ -1,7 +1,6 @@
 """What is drawn does not depend on how sums are made: a GPU adds in blocks, where a sum may fall by its last bit."""
 
 from collections.abc import Iterator
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,28 +14,16 @@ from trt_spec.runtime.acceptance.seat import make_rows
 from trt_spec.runtime.acceptance.sums import rising_sums
 from trt_spec.runtime.state import place
 
-from .laws import EXACT, random_models, with_exclusions
-from .test_block import error
+from ...kit.sums import adding_in_blocks, one_by_one
 
 VOCAB = 257
 BLOCKS = [1, 2, 3, 7, 8, 16, 31, 32, 64, 128]
 LEAST, MOST = 2.0**-49, 1 - 2.0**-49  # uniforms lie between these
 
-one_by_one = Tensor.cumsum
-
 
 @pytest.fixture(params=BLOCKS)
 def blocks(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A device that adds each block by itself, then what lies before it, as those do that add in parallel."""
-
-    def cumsum(tensor: Tensor, dim: int, **options: Any) -> Tensor:
-        assert dim in (-1, tensor.dim() - 1)
-        parts = [one_by_one(part, -1, **options) for part in tensor.split(request.param, -1)]
-        wholes = torch.stack([part[..., -1] for part in parts], -1)
-        before = [wholes[..., :end].sum(-1, keepdim=True) for end in range(len(parts))]
-        return torch.cat([part + more for part, more in zip(parts, before, strict=True)], -1)
-
-    with patch.object(Tensor, "cumsum", cumsum), patch.object(place, "HOSTS", set()):
+    with adding_in_blocks(request.param):
         yield request.param
 
 
@@ -107,13 +94,6 @@ def test_top_p_keeps_the_same_tokens_by_sums_made_in_any_blocks(blocks: int) -> 
     found = top_p.threshold(ordered, ordered, rows.columns)
     with patch.object(Tensor, "cumsum", one_by_one), patch.object(place, "HOSTS", {"cpu"}):
         assert torch.equal(found, top_p.threshold(ordered, ordered, rows.columns))
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 3], indirect=True)
-def test_block_verification_keeps_the_targets_law_by_sums_made_in_any_blocks(blocks: int) -> None:
-    models = random_models(0, 3, torch.float64)
-    assert error(models, 3) <= EXACT
-    assert error(with_exclusions(models), 3) <= EXACT
 
 
 def test_uniforms_that_were_never_made_let_nothing_stand_that_the_target_excludes() -> None:
