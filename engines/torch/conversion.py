@@ -89,17 +89,22 @@ def run_node(node: Node, values: dict[str, Tensor]) -> None:
         raise EngineError(f"engine torch cannot convert {node.op} {node.name!r}: {first_line(error)}") from error
 
 
-def fold(graph: Graph, device: str) -> tuple[list[Node], dict[str, Tensor]]:
-    """Return the nodes that depend on an input, and the constants they read: on the device, except shapes and axes."""
+def fold(graph: Graph) -> tuple[list[Node], dict[str, Tensor]]:
+    """Return the nodes that depend on an input, and all constants."""
     values, nodes = dict(graph.constants), []
     for node in graph.nodes:
         if all(name in values for name in node.inputs if name):
             run_node(node, values)
         else:
             nodes.append(node)
-    read = {name for node in nodes for name in node.inputs}
+    return nodes, values
 
-    def place(tensor: Tensor) -> Tensor:
+
+def place(constants: Mapping[str, Tensor], nodes: Sequence[Node], device: str) -> dict[str, Tensor]:
+    """Return the constants that the nodes read: on the device, except shapes and axes."""
+
+    def on_device(tensor: Tensor) -> Tensor:
         return tensor if tensor.dtype == torch.int64 and tensor.dim() <= 1 else tensor.to(device)
 
-    return nodes, {name: place(tensor) for name, tensor in values.items() if name in read}
+    read = {name for node in nodes for name in node.inputs}
+    return {name: on_device(tensor) for name, tensor in constants.items() if name in read}

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
-from .conversion import Recorder, fold, run_node
+from .conversion import Recorder, fold, place, run_node
+from .fusing import Rewriting, fuse
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
@@ -57,7 +58,10 @@ class TorchEngine(Engine):
         contract.check(str(graph), read.inputs, read.outputs)
         refuse_unknown(str(graph), read.nodes)
         refuse_copied_cache(str(graph), contract, read.nodes)
-        self._nodes, self._constants = fold(read, device)
+        rewriting = Rewriting(*fold(read), [spec.name for spec in contract.outputs], device)
+        self.fused = fuse(rewriting, compiled)
+        self._nodes = rewriting.in_order()
+        self._constants = place(rewriting.constants, self._nodes, device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]

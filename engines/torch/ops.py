@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..onnx_types import dtype_of
+from .kernels import FUSED_OPS
 
 FIXED: dict[str, Any] = {
     "alpha": 1.0,
@@ -298,4 +299,5 @@ OPS: dict[str, Callable[..., Any]] = {
     "Transpose": lambda x, perm: x.permute(perm),
     "Unsqueeze": _unsqueeze,
     "Where": torch.where,
+    **FUSED_OPS,
 }

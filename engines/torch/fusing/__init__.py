@@ -1,0 +1,27 @@
+"""Makes one operator of several before a graph is converted, by the rows of one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import gates
+from .rewriting import Rewriting
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How one operator is found in a graph; a row says how often it fired."""
+
+    name: str
+    fuse: Callable[[Rewriting], int]
+    compiled: bool  # also before torch.compile, which fuses by itself what is computed element by element
+
+
+FUSIONS = (Fusion("gates", gates.fuse, compiled=False),)
+
+
+def fuse(graph: Rewriting, compiled: bool) -> dict[str, int]:
+    """Rewrite a graph by the rows in their order, and return how often each fired."""
+    return {row.name: row.fuse(graph) for row in FUSIONS if row.compiled or not compiled}
+
+
+__all__ = ["FUSIONS", "Fusion", "Rewriting", "fuse"]
