@@ -35,8 +35,8 @@ class Recorder(TorchFunctionMode):
         self._written[id(tensor)] = tensor, self._graph.placeholder(spec.name)
         return tensor
 
-    def module(self, outputs: Sequence[Tensor]) -> fx.GraphModule:
-        self._graph.output(tuple(self._node(output) for output in outputs))
+    def module(self) -> fx.GraphModule:
+        self._graph.output(())
         return fx.GraphModule(self._root, self._graph)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,6 +53,8 @@ class Recorder(TorchFunctionMode):
             self._outputs[key] = output = func(*args, **kwargs)
             if isinstance(output, Tensor):
                 self._written[id(output)] = output, self._graph.call_function(func, *arguments)
+            elif output is None:  # it writes
+                self._graph.call_function(func, *arguments)
             elif isinstance(output, tuple) and any(isinstance(part, Tensor) for part in output):
                 node = self._graph.call_function(func, *arguments)
                 for index, part in enumerate(output):

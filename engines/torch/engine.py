@@ -12,7 +12,7 @@ from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .conversion import Recorder, fold, place, run_node
-from .fusing import Rewriting, fuse
+from .fusing import PLACE, Rewriting, fuse
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
@@ -85,8 +85,7 @@ class TorchEngine(Engine):
                 with torch.inference_mode():
                     # A step that repeats belongs to a round; prefill steps run too seldom to compile.
                     compute = self._compiled_module(shape) if self._compiled and again else module
-                    for place, found in zip(wanted, compute(*given), strict=True):
-                        place.copy_(found)
+                    compute(*given, *wanted)
                 again = True
             except torch.OutOfMemoryError:  # the decoder opened all models and says how much they need
                 raise
@@ -103,20 +102,25 @@ class TorchEngine(Engine):
         self._module.cache_clear()
         self._compiled_module.cache_clear()
 
-    def _compile(self, shape: Shape) -> Callable[..., tuple[Tensor, ...]]:
+    def _compile(self, shape: Shape) -> Callable[..., object]:
         return torch.compile(self._module(shape), fullgraph=True, dynamic=False)
 
     def _convert(self, shape: Shape) -> fx.GraphModule:
-        """Convert the graph for these sizes, to all outputs except the cache, which is written in place."""
+        """Convert the graph for these sizes; it writes to all of the caller's outputs, and to the cache in place."""
         sizes = dict(shape)
         recorder = Recorder(self.device)
         values = dict(self._constants)
         for spec in self.contract.inputs:
             values[spec.name] = recorder.input(spec, sizes)
+        places = {spec.name: recorder.input(spec, sizes) for spec in self._computed}
+        values |= {PLACE.format(name): place for name, place in places.items()}
         with recorder:
             for node in self._nodes:
                 run_node(node, values)
-        return recorder.module([values[spec.name] for spec in self._computed])
+            for name, place in places.items():
+                if values[name] is not place:
+                    place.copy_(values[name])
+        return recorder.module()
 
 
 def _powers_of_two(width: int) -> list[int]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import gates
+from . import entries, gates, norms, outputs, products
+from .outputs import PLACE
 from .rewriting import Rewriting
 
 
@@ -16,7 +17,13 @@ class Fusion:
     compiled: bool  # also before torch.compile, which fuses by itself what is computed element by element
 
 
-FUSIONS = (Fusion("gates", gates.fuse, compiled=False),)
+FUSIONS = (
+    Fusion("products", products.fuse, compiled=True),
+    Fusion("norms", norms.fuse, compiled=False),
+    Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
+    Fusion("gates", gates.fuse, compiled=False),
+    Fusion("outputs", outputs.fuse, compiled=False),
+)
 
 
 def fuse(graph: Rewriting, compiled: bool) -> dict[str, int]:
@@ -24,4 +31,4 @@ def fuse(graph: Rewriting, compiled: bool) -> dict[str, int]:
     return {row.name: row.fuse(graph) for row in FUSIONS if row.compiled or not compiled}
 
 
-__all__ = ["FUSIONS", "Fusion", "Rewriting", "fuse"]
+__all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse"]

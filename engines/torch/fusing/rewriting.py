@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..onnx_graph import Node
+from ..ops import FIXED, IGNORED
 
 FUSED = "trt_spec"  # the domain of operators that stand for several of ONNX
 
@@ -17,7 +19,7 @@ class Rewriting:
         self, nodes: Sequence[Node], constants: dict[str, Tensor], outputs: Sequence[str], device: str
     ) -> None:
         self.constants, self.device = constants, device
-        self._outputs = set(outputs)
+        self.outputs = tuple(outputs)  # what the caller reads
         self._nodes = {id(node): node for node in nodes}  # equal nodes are two nodes
         self._makers = {output: node for node in nodes for output in node.outputs}
         self._readers: dict[str, list[Node]] = {}
@@ -34,13 +36,18 @@ class Rewriting:
         node = self._makers.get(value)
         return node if node is not None and op in (None, node.op) else None
 
+    @staticmethod
+    def understood(node: Node, *attributes: str) -> bool:
+        """Say whether a node has no attribute but these and those that are refused unless they change nothing."""
+        return set(node.attributes) <= {*attributes, *FIXED, *IGNORED}
+
     def readers(self, value: str) -> Sequence[Node]:
         return self._readers.get(value, ())
 
     def only_reader(self, value: str, op: str | None = None) -> Node | None:
         """Return the node that alone reads a value, if it has this operator and the caller does not read the value."""
         readers = self.readers(value)
-        if len(readers) != 1 or value in self._outputs or op not in (None, readers[0].op):
+        if len(readers) != 1 or value in self.outputs or op not in (None, readers[0].op):
             return None
         return readers[0]
 
@@ -57,6 +64,13 @@ class Rewriting:
             self._makers |= dict.fromkeys(node.outputs, node)
             for value in set(node.inputs):
                 self._readers.setdefault(value, []).append(node)
+
+    def side_by_side(self, names: Sequence[str]) -> Tensor:
+        """Take constants away, and return their columns as one tensor on the device."""
+        parts = [self.constants.pop(name).to(self.device) for name in names]
+        narrow = parts[0].dtype.itemsize == 1  # not every type of one byte can be joined
+        bytes_or_numbers = [part.view(torch.uint8) if narrow else part for part in parts]
+        return torch.cat(bytes_or_numbers, -1).view(parts[0].dtype)
 
     def in_order(self) -> list[Node]:
         """Return the nodes so that each stands behind those whose outputs it reads, else as they stood."""

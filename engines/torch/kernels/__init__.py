@@ -7,8 +7,24 @@ lies in `on_gpu/`, which alone imports Triton, when the operator first runs on C
 from collections.abc import Callable
 from typing import Any
 
-from . import gate
+from . import entries, gate, norm
 
-LAUNCHES: dict[str, int] = {"gate": 1}  # how many kernels each launches on CUDA
+LAUNCHES: dict[str, int] = {  # how many kernels each has on CUDA
+    "add_norm": 1,
+    "gate": 1,
+    "norm": 1,
+    "norm_add": 1,
+    "rotate": 1,
+    "rotate_write": 1,
+    "write": 1,
+}
 
-FUSED_OPS: dict[str, Callable[..., Any]] = {"trt_spec::Gate": gate.gate}
+FUSED_OPS: dict[str, Callable[..., Any]] = {
+    "trt_spec::AddNorm": norm.add_norm,
+    "trt_spec::Gate": gate.gate,
+    "trt_spec::Norm": norm.norm,
+    "trt_spec::NormAdd": norm.norm_add,
+    "trt_spec::Rotate": entries.rotate,
+    "trt_spec::RotateWrite": entries.rotate_write,
+    "trt_spec::Write": entries.write,
+}

@@ -17,9 +17,10 @@ def _shape(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return gate.new_empty(gate.shape)
 
 
-_gate = declare("gate", "(Tensor gate, Tensor up, str activation) -> Tensor", _shape, _composition, "gate")
+_gated = declare("gate", "(Tensor gate, Tensor up, str activation) -> Tensor", _shape, _composition)
 
 
 def gate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    found: Tensor = _gate(gate, up, activation)
+    whole = gate.shape == up.shape and gate.dtype == up.dtype  # else torch makes the two alike
+    found: Tensor = (_gated if whole else _composition)(gate, up, activation)
     return found

@@ -10,20 +10,37 @@ from trt_spec.engines.torch import kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROUNDINGS = 4  # of numbers near 4, by which a kernel may differ from the same operation in float64
 
 
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def assert_computes(name: str, kernel: str, *arguments: Any) -> None:
-    """The kernel is as near to the operation in float64 as torch's operations, within a few roundings of the output."""
-    found = getattr(import_module(f"trt_spec.engines.torch.kernels.on_gpu.{kernel}"), name)(*arguments)
-    wide = [x.cpu().double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
-    expected = getattr(torch.ops.trt_spec, name)(*wide)
-    for own, exact in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, expected)), strict=True):
-        rounding = torch.finfo(own.dtype).eps
-        torch.testing.assert_close(own.cpu().double(), exact, rtol=2 * rounding, atol=8 * rounding)
+def kernel(name: str, file: str) -> Any:
+    return getattr(import_module(f"trt_spec.engines.torch.kernels.on_gpu.{file}"), name)
+
+
+def wide(value: Any) -> Any:
+    """The same numbers, or the same type, in float64, on the CPU."""
+    if isinstance(value, torch.dtype):
+        return torch.float64
+    return value.cpu().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def assert_close(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    assert found.dtype == dtype
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=ROUNDINGS * rounding, atol=ROUNDINGS * rounding)
+
+
+def assert_computes(name: str, file: str, dtype: torch.dtype, *arguments: Any) -> None:
+    """The kernel gives what torch's operations give in float64, but for a few roundings."""
+    found = kernel(name, file)(*arguments)
+    exact = getattr(torch.ops.trt_spec, name)(*map(wide, arguments))
+    for own, expected in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, exact)), strict=True):
+        assert own.shape == expected.shape
+        assert_close(own, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -31,7 +48,99 @@ def assert_computes(name: str, kernel: str, *arguments: Any) -> None:
 def test_a_gate(dtype: torch.dtype, activation: str) -> None:
     """Of parts of one product, of a size that fills no block."""
     both = random(2, 3, 2 * 1100, dtype=dtype)
-    assert_computes("gate", "gate", *both.split(1100, -1), activation)
+    assert_computes("gate", "gate", dtype, *both.split(1100, -1), activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale_dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 100), (1, 1, 1024), (2, 2, 3, 48)])
+def test_a_norm(dtype: torch.dtype, scale_dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Of tensors and of heads, with scales of any type."""
+    x, scale = random(*shape, dtype=dtype), random(shape[-1], dtype=scale_dtype, seed=1)
+    assert_computes("norm", "norm", dtype, x, scale, 1e-6, dtype)
+
+
+def test_a_norm_of_heads_that_are_parts_of_one_product() -> None:
+    heads = random(2, 3, 200)[..., 20:116].reshape(2, 3, 2, 48)
+    assert_computes("norm", "norm", torch.float32, heads, random(48), 1e-6, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("first", [None, torch.float32, torch.bfloat16])
+def test_a_residual_and_a_norm(dtype: torch.dtype, first: torch.dtype | None) -> None:
+    """Before the norm, and behind another; the norm is that of the sum as it is stored."""
+    residual, x = (random(2, 3, 100, dtype=dtype, seed=seed) for seed in range(2))
+    scale = random(100, dtype=dtype, seed=2)
+    before = None if first is None else random(100, dtype=first, seed=3)
+    arguments = residual, x, scale, before, 1e-6, dtype, 1e-5, dtype if first else None
+    assert_computes("add_norm", "norm", dtype, *arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_and_a_residual(dtype: torch.dtype) -> None:
+    residual, x = (random(2, 3, 100, dtype=dtype, seed=seed) for seed in range(2))
+    scale = random(100, dtype=dtype, seed=2)
+    assert_computes("norm_add", "norm", dtype, residual, x, scale, 1e-6, dtype)
+
+
+def heads(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
+    """Queries, keys and values of three heads and two, two tokens and two rows, as parts of one product."""
+    sizes = [3 * size, 2 * size, 2 * value_size]
+    parts = random(2, 2, sum(sizes), dtype=dtype).split(sizes, -1)
+    return [part.reshape(2, 2, -1, s).transpose(1, 2) for part, s in zip(parts, (size, size, value_size), strict=True)]
+
+
+def caches(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
+    """The first entries of longer caches."""
+    return [random(2, 2, 16, s, dtype=dtype, seed=9)[:, :, :11] for s in (size, value_size)]
+
+
+def angles(dtype: torch.dtype, count: int) -> list[Tensor]:
+    turns = random(2, 2, count, seed=5)
+    return [turns.cos().to(dtype), turns.sin().to(dtype)]
+
+
+START = [8, 2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("size", "value_size", "rotated"), [(64, 24, 64), (80, 80, 32), (18, 20, 6)])
+def test_rotation_and_a_write(dtype: torch.dtype, scaled: bool, size: int, value_size: int, rotated: int) -> None:
+    """Of whole heads or of their first numbers, with norms of heads or without; all else in the caches stays."""
+    start = torch.tensor(START, device=DEVICE)
+    given = *heads(dtype, size, value_size), *angles(dtype, rotated // 2), start
+    scales = [random(size, dtype=dtype, seed=7 + place) if scaled else None for place in range(2)]
+    past, exact_past = caches(dtype, size, value_size), [wide(x) for x in caches(dtype, size, value_size)]
+    found = kernel("rotate_write", "entries")(*given, *past, *scales, 1e-6, 1e-5)
+    exact = torch.ops.trt_spec.rotate_write(*map(wide, given), *exact_past, *map(wide, scales), 1e-6, 1e-5)
+    for own, expected in zip((found, *past), (exact, *exact_past), strict=True):
+        assert_close(own, expected, dtype)
+    queries, _, _, cos, sin, _ = given
+    assert_computes("rotate", "entries", dtype, queries, cos, sin, scales[0], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_write_alone(dtype: torch.dtype) -> None:
+    start = torch.tensor(START, device=DEVICE)
+    _, *given = heads(dtype, 24, 16)
+    past, expected = caches(dtype, 24, 16), [x.cpu() for x in caches(dtype, 24, 16)]
+    kernel("write", "entries")(*given, start, *past)
+    torch.ops.trt_spec.write(*[x.cpu() for x in (*given, start)], *expected)
+    for own, theirs in zip(past, expected, strict=True):
+        assert torch.equal(own.cpu(), theirs)
+
+
+def test_nothing_is_written_beside_a_cache() -> None:
+    """Torch's operations refuse it; a kernel cannot, and must not reach the next row."""
+    _, keys, values = heads(torch.float32, 16, 16)
+    past = [random(2, 2, 11, 16, seed=9) for _ in range(2)]
+    before = [x.clone() for x in past]
+    kernel("write", "entries")(keys, values, torch.tensor([10, 11], device=DEVICE), *past)
+    for own, old, new in zip(past, before, (keys, values), strict=True):
+        assert torch.equal(own[0, :, 10], new[0, :, 0])
+        old[0, :, 10] = own[0, :, 10]
+        assert torch.equal(own, old)
 
 
 def test_each_operator_says_how_many_kernels_it_launches() -> None:
