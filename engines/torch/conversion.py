@@ -1,7 +1,7 @@
 """Converts a graph's nodes to torch ops: runs them on tensors without data, and records the ops."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,11 +91,11 @@ def run_node(node: Node, values: dict[str, Tensor]) -> None:
         raise EngineError(f"engine torch cannot convert {node.op} {node.name!r}: {first_line(error)}") from error
 
 
-def fold(graph: Graph) -> tuple[list[Node], dict[str, Tensor]]:
-    """Return the nodes that depend on an input, and all constants."""
+def fold(graph: Graph, kept: Collection[str] = ()) -> tuple[list[Node], dict[str, Tensor]]:
+    """Return the nodes that depend on an input or make one of the values `kept`, and all constants."""
     values, nodes = dict(graph.constants), []
     for node in graph.nodes:
-        if all(name in values for name in node.inputs if name):
+        if all(name in values for name in node.inputs if name) and node.outputs[0] not in kept:
             run_node(node, values)
         else:
             nodes.append(node)

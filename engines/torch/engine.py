@@ -12,13 +12,14 @@ from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .conversion import Recorder, fold, place, run_node
-from .fusing import PLACE, Rewriting, fuse
+from .fusing import PLACE, Rewriting, fuse, kept
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
+KEEPS_NARROW = ("cuda",)  # where there are kernels for products with quantised matrices
 TRIAL: Shape = (
     ("batch", 2),
     ("capacity", 5),
@@ -39,7 +40,9 @@ def open_engines(
 
 
 class TorchEngine(Engine):
-    """A graph as torch ops. Quantised matrices are widened when it is opened, rows of an embedding when they are read.
+    """A graph as torch ops, of which several are one where a GPU has a kernel for them; `fused` says how many.
+
+    Quantised matrices are widened when it is opened, except on CUDA, and rows of an embedding when they are read.
 
     A step reads no tensor on the host and allocates only by torch's own allocator, so a caller may capture it.
     """
@@ -58,7 +61,8 @@ class TorchEngine(Engine):
         contract.check(str(graph), read.inputs, read.outputs)
         refuse_unknown(str(graph), read.nodes)
         refuse_copied_cache(str(graph), contract, read.nodes)
-        rewriting = Rewriting(*fold(read), [spec.name for spec in contract.outputs], device)
+        narrow = kept(read) if torch.device(device).type in KEEPS_NARROW else ()
+        rewriting = Rewriting(*fold(read, narrow), [spec.name for spec in contract.outputs], device)
         self.fused = fuse(rewriting, compiled)
         self._nodes = rewriting.in_order()
         self._constants = place(rewriting.constants, self._nodes, device)

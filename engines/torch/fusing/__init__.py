@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import entries, gates, norms, outputs, products
+from . import entries, gates, heads, narrow_products, norms, outputs, products
+from .narrow_products import kept
 from .outputs import PLACE
 from .rewriting import Rewriting
 
@@ -18,7 +19,9 @@ class Fusion:
 
 
 FUSIONS = (
+    Fusion("heads", heads.fuse, compiled=True),
     Fusion("products", products.fuse, compiled=True),
+    Fusion("narrow products", narrow_products.fuse, compiled=True),
     Fusion("norms", norms.fuse, compiled=False),
     Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
     Fusion("gates", gates.fuse, compiled=False),
@@ -31,4 +34,4 @@ def fuse(graph: Rewriting, compiled: bool) -> dict[str, int]:
     return {row.name: row.fuse(graph) for row in FUSIONS if row.compiled or not compiled}
 
 
-__all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse"]
+__all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse", "kept"]

@@ -57,9 +57,10 @@ def _product(graph: Rewriting, product: Node) -> _Product | None:
     for name in stored:
         if name not in graph.constants or len(graph.readers(name)) > 1:
             return None
-    if graph.constants[stored[0]].dim() != 2:
+    matrix = graph.constants[stored[0]]
+    columns = matrix.shape[-1]
+    if matrix.dim() != 2 or any(graph.constants[name].shape[-1:] != (columns,) for name in stored):
         return None
-    columns = graph.constants[stored[0]].shape[1]
     bias = graph.only_reader(product.outputs[0], "Add")
     beside = [graph.constants[name] for name in bias.inputs if name in graph.constants] if bias else []
     has_bias = [tensor.shape for tensor in beside] == [(columns,)]

@@ -9,38 +9,62 @@ import torch.nn.functional as F
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from trt_spec.engines import Bundle, open_engine
-from trt_spec.engines.torch import TorchEngine
+from trt_spec.engines.torch import TorchEngine, engine
 from trt_spec.engines.torch.kernels import LAUNCHES
+from trt_spec.export.passes.quantise import Quantisation
 
 from ...bundles import export_pair
 from ...families import tiny_checkpoint
+from ...models import tiny_llama
+from ..parity import assert_engine_agrees
 
-FIRED = {  # in two layers
+FIRED = {  # in two layers, where it does
     "llama": {"products": 2, "norms": 5, "entries": 8, "gates": 2, "outputs": 1},
-    "gpt2": {"products": 0, "norms": 0, "entries": 4, "gates": 0, "outputs": 1},
-    "gemma2": {"products": 2, "norms": 9, "entries": 8, "gates": 2, "outputs": 0},
+    "gpt2": {"entries": 4, "outputs": 1},
+    "gemma2": {"products": 2, "norms": 9, "entries": 8, "gates": 2},
 }
 MOST_KERNELS = 11  # a layer, of which attention has two: its parts, and their sum
 ATTENTION = {F.scaled_dot_product_attention: 2}
 
 
+def fired(engine: TorchEngine) -> dict[str, int]:
+    return {name: count for name, count in engine.fused.items() if count}
+
+
 def opened(bundle: Path, name: str = "torch") -> TorchEngine:
     graph = Bundle.open(bundle)
-    engine = open_engine(name, graph.graph("target"), graph.target.contract)
-    assert isinstance(engine, TorchEngine)
-    return engine
+    found = open_engine(name, graph.graph("target"), graph.target.contract)
+    assert isinstance(found, TorchEngine)
+    return found
 
 
 @pytest.mark.parametrize("family", FIRED)
 def test_each_row_fires_as_often_as_its_nodes_stand_in_the_graph(pairs, family: str) -> None:
-    assert opened(pairs(family).bundle).fused == FIRED[family]
+    assert fired(opened(pairs(family).bundle)) == FIRED[family]
 
 
 def test_before_a_compiler_only_products_are_merged(llama) -> None:
-    assert opened(llama.bundle, "torch-compiled").fused == {"products": 2}
+    assert fired(opened(llama.bundle, "torch-compiled")) == {"products": 2}
 
 
 WITHOUT_KERNEL = {"aten._unsafe_view.default"}  # besides views
+
+
+@pytest.mark.parametrize(("kind", "share"), [("int8", 0.36), ("int4", 0.25), ("fp8", 0.4)])
+def test_matrices_of_small_numbers_stay_so_where_there_is_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float
+) -> None:
+    """As on CUDA: the logits are those of the widened matrices, and the constants take a share of their memory."""
+    checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=64, intermediate_size=96)
+    bundle = export_pair(checkpoint, tmp_path / "bundle", weights=Quantisation(kind)).bundle
+    wide = opened(bundle)
+    monkeypatch.setattr(engine, "KEEPS_NARROW", ("cpu",))
+    narrow = opened(bundle)
+    assert (wide.fused["narrow products"], narrow.fused["narrow products"]) == (0, 2 * 4 + 1)
+    assert narrow.fused["heads"] == wide.fused["heads"] == (2 if kind == "int8" else 0)
+    assert_engine_agrees(bundle)
+    taken = [sum(x.nbytes for x in one._constants.values()) for one in (narrow, wide)]
+    assert taken[0] < share * taken[1]
 
 
 class _Counting(TorchDispatchMode):
@@ -70,11 +94,11 @@ class _Reading(fx.Interpreter):
         return found
 
 
-def kernels_of_a_layer(engine: TorchEngine, batch: int, width: int) -> list[tuple[str, int]]:
+def kernels_of_a_layer(opened: TorchEngine, batch: int, width: int) -> list[tuple[str, int]]:
     """Of the third one: what there is once for all layers, as masks, is computed in the first."""
     sizes = {"batch": batch, "capacity": 512, "rows": width, "tail": width, "width": width}
-    reading = _Reading(engine._convert(tuple(sorted(sizes.items()))))
-    inputs = [*engine.contract.inputs, *engine._computed]
+    reading = _Reading(opened._convert(tuple(sorted(sizes.items()))))
+    inputs = [*opened.contract.inputs, *opened._computed]
     shapes = [[sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape] for spec in inputs]
     dtypes = [getattr(torch, spec.dtype) for spec in inputs]
     reading.run(*[torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)])
@@ -89,7 +113,7 @@ def kernels_of_a_layer(engine: TorchEngine, batch: int, width: int) -> list[tupl
 def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     """As many as larger models of this form have, since sizes change none of them."""
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", num_hidden_layers=3, **settings)
-    engine = opened(export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle)
+    opened_engine = opened(export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle)
     for batch, width in ((1, 1), (1, 5), (8, 1), (8, 5)):
-        found = kernels_of_a_layer(engine, batch, width)
+        found = kernels_of_a_layer(opened_engine, batch, width)
         assert 8 < sum(count for _, count in found) <= MOST_KERNELS, found

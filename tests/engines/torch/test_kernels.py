@@ -1,24 +1,21 @@
 """Each fused operator's kernel computes what torch's own operations do, interpreted where there is no GPU."""
 
-from importlib import import_module
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from trt_spec.engines.torch import kernels
+from trt_spec.engines.torch.kernels.narrow_product import widened
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from ...kit.launches import DEVICE, DTYPES, LAUNCHED, START, angles, caches, heads, kernel, matrix, random
+
+ROOT = Path(__file__).resolve().parents[3]
 ROUNDINGS = 4  # of numbers near 4, by which a kernel may differ from the same operation in float64
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-def kernel(name: str, file: str) -> Any:
-    return getattr(import_module(f"trt_spec.engines.torch.kernels.on_gpu.{file}"), name)
 
 
 def wide(value: Any) -> Any:
@@ -83,26 +80,6 @@ def test_a_norm_and_a_residual(dtype: torch.dtype) -> None:
     assert_computes("norm_add", "norm", dtype, residual, x, scale, 1e-6, dtype)
 
 
-def heads(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
-    """Queries, keys and values of three heads and two, two tokens and two rows, as parts of one product."""
-    sizes = [3 * size, 2 * size, 2 * value_size]
-    parts = random(2, 2, sum(sizes), dtype=dtype).split(sizes, -1)
-    return [part.reshape(2, 2, -1, s).transpose(1, 2) for part, s in zip(parts, (size, size, value_size), strict=True)]
-
-
-def caches(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
-    """The first entries of longer caches."""
-    return [random(2, 2, 16, s, dtype=dtype, seed=9)[:, :, :11] for s in (size, value_size)]
-
-
-def angles(dtype: torch.dtype, count: int) -> list[Tensor]:
-    turns = random(2, 2, count, seed=5)
-    return [turns.cos().to(dtype), turns.sin().to(dtype)]
-
-
-START = [8, 2]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("size", "value_size", "rotated"), [(64, 24, 64), (80, 80, 32), (18, 20, 6)])
@@ -141,6 +118,39 @@ def test_nothing_is_written_beside_a_cache() -> None:
         assert torch.equal(own[0, :, 10], new[0, :, 0])
         old[0, :, 10] = own[0, :, 10]
         assert torch.equal(own, old)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "e4m3"])
+@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (17, 96, 24, 6)])
+def test_a_product_with_small_numbers(
+    dtype: torch.dtype, kind: str, rows: int, size: int, columns: int, blocks: int
+) -> None:
+    """Those of the matrix that was widened in memory; sums of so many numbers may differ by their roundings."""
+    x, (numbers, scales, zeros) = random(1, rows, size, dtype=dtype), matrix(kind, size, columns, blocks, dtype)
+    found = kernel("narrow_product", "narrow_product")(x, numbers, scales, zeros)
+    wide_matrix = widened(*[part if part is None else part.cpu() for part in (numbers, scales, zeros)])
+    exact = x.cpu().double() @ wide_matrix.double().t()
+    most = float((x.cpu().double().abs() @ wide_matrix.double().abs().t()).max())
+    assert found.dtype == dtype
+    assert float((found.cpu().double() - exact).abs().max()) < 2 * torch.finfo(dtype).eps * most
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ("80", "bfloat16"),
+        *(pytest.param(c, d, marks=pytest.mark.exhaustive) for c, d in (("90", "float16"), ("90", "float32"))),
+    ],
+)
+def test_triton_compiles_every_kernel_for_a_gpu_that_is_not_here(tmp_path: Path, capability: str, dtype: str) -> None:
+    """Its interpreter takes more than its compiler."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kit.compiled_kernels", capability, dtype]
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == list(LAUNCHED) == sorted(kernels.LAUNCHES)
 
 
 def test_each_operator_says_how_many_kernels_it_launches() -> None:

@@ -7,19 +7,39 @@ from torch import Tensor
 
 
 @triton.jit
-def _turned(
-    x, place, live, partner, sign, angle, turns, cos, sin, scale, epsilon, SIZE: tl.constexpr, NORM: tl.constexpr
+def _put(
+    x,
+    into,
+    inside,
+    cos,
+    sin,
+    angles,
+    scale,
+    epsilon,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROTATE: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Load one head, norm it, and rotate its first numbers, each with its partner in the other half of them."""
-    own = tl.load(x + place, mask=live, other=0.0).to(tl.float32)
-    other = tl.load(x + partner, mask=turns, other=0.0).to(tl.float32)
+    """Norm one head, rotate its first numbers, each with its partner in the other half of them, and store it."""
+    place = tl.arange(0, BLOCK)
+    live = place < SIZE
+    value = tl.load(x + place, mask=live, other=0.0).to(tl.float32)
     if NORM:
-        root = tl.rsqrt(tl.sum(own * own) / SIZE + epsilon)
-        own *= root * tl.load(scale + place, mask=live, other=0.0).to(tl.float32)
-        other *= root * tl.load(scale + partner, mask=turns, other=0.0).to(tl.float32)
-    across = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
-    along = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
-    return own * across + sign * other * along
+        root = tl.rsqrt(tl.sum(value * value) / SIZE + epsilon)
+        value *= root * tl.load(scale + place, mask=live, other=0.0).to(tl.float32)
+    if ROTATE:
+        turns = place < 2 * angles
+        first = place < angles
+        partner = tl.where(first, place + angles, place - angles)
+        other = tl.load(x + partner, mask=turns, other=0.0).to(tl.float32)
+        if NORM:
+            other *= root * tl.load(scale + partner, mask=turns, other=0.0).to(tl.float32)
+        angle = tl.where(first, place, place - angles)
+        across = tl.load(cos + angle, mask=turns, other=1.0).to(tl.float32)
+        along = tl.load(sin + angle, mask=turns, other=0.0).to(tl.float32)
+        value = value * across + tl.where(first, -other, other) * along
+    tl.store(into + place, value.to(into.dtype.element_ty), mask=live & inside)
 
 
 @triton.jit
@@ -71,44 +91,25 @@ def _entries(
     row = (tl.program_id(0) // width).to(tl.int64)
     token = tl.program_id(0) % width
     head = tl.program_id(1)
-    place = tl.arange(0, BLOCK)
-    first = place < angles
-    turns = place < 2 * angles
-    partner = tl.where(first, place + angles, place - angles)
-    sign = tl.where(first, -1.0, 1.0)
-    angle = tl.where(first, place, place - angles)
-    if ROTATE:
-        cos += row * cos_row + token * cos_token
-        sin += row * sin_row + token * sin_token
-    live = place < SIZE
+    cos += row * cos_row + token * cos_token
+    sin += row * sin_row + token * sin_token
     if head < HEADS:
-        x = queries + row * queries_row + head * queries_head + token * queries_token
-        value = _turned(
-            x, place, live, partner, sign, angle, turns, cos, sin, query_scale, query_epsilon, SIZE, NORM_QUERIES
-        )
-        into = found + ((row * HEADS + head) * width + token) * SIZE
-        tl.store(into + place, value.to(found.dtype.element_ty), mask=live)
-    else:
+        queries += row * queries_row + head * queries_head + token * queries_token
+        found += ((row * HEADS + head) * width + token) * SIZE
+        _put(queries, found, True, cos, sin, angles, query_scale, query_epsilon, SIZE, BLOCK, ROTATE, NORM_QUERIES)
+    elif KV_HEADS > 0:  # else there is no cache
         entry = tl.load(start + row) + token
         inside = (entry >= 0) & (entry < capacity)  # never beside the cache
-        if head < HEADS + KV_HEADS:
-            own = head - HEADS
-            x = keys + row * keys_row + own * keys_head + token * keys_token
-            if ROTATE:
-                value = _turned(
-                    x, place, live, partner, sign, angle, turns, cos, sin, key_scale, key_epsilon, SIZE, NORM_KEYS
-                )
-            else:
-                value = tl.load(x + place, mask=live)
-            into = past_keys + row * past_keys_row + own * past_keys_head + entry * past_keys_entry
-            tl.store(into + place, value.to(past_keys.dtype.element_ty), mask=live & inside)
+        own = head - HEADS
+        if own < KV_HEADS:
+            keys += row * keys_row + own * keys_head + token * keys_token
+            past_keys += row * past_keys_row + own * past_keys_head + entry * past_keys_entry
+            _put(keys, past_keys, inside, cos, sin, angles, key_scale, key_epsilon, SIZE, BLOCK, ROTATE, NORM_KEYS)
         else:
-            own = head - HEADS - KV_HEADS
-            live = place < VALUE_SIZE
-            x = values + row * values_row + own * values_head + token * values_token
-            into = past_values + row * past_values_row + own * past_values_head + entry * past_values_entry
-            value = tl.load(x + place, mask=live)
-            tl.store(into + place, value.to(past_values.dtype.element_ty), mask=live & inside)
+            own -= KV_HEADS
+            values += row * values_row + own * values_head + token * values_token
+            past_values += row * past_values_row + own * past_values_head + entry * past_values_entry
+            _put(values, past_values, inside, cos, sin, angles, values, 0.0, VALUE_SIZE, BLOCK, False, False)
 
 
 def _strides(name: str, x: Tensor | None, axes: tuple[str, ...]) -> dict[str, int]:
@@ -135,18 +136,21 @@ def _launch(
     (batch, _, width, size), value_size = some.shape, 1 if values is None else values.shape[3]
     heads, kv_heads = (0 if x is None else x.shape[1] for x in (queries, keys))
     per_head, entries = ("row", "head", "token"), ("row", "head", "entry")
+    pointers = {
+        "queries": queries,
+        "keys": keys,
+        "values": values,
+        "cos": cos,
+        "sin": sin,
+        "start": start,
+        "past_keys": past_keys,
+        "past_values": past_values,
+        "query_scale": query_scale,
+        "key_scale": key_scale,
+        "found": found,
+    }
     _entries[(batch * width, heads + 2 * kv_heads)](
-        queries=queries,
-        keys=keys,
-        values=values,
-        cos=cos,
-        sin=sin,
-        start=start,
-        past_keys=past_keys,
-        past_values=past_values,
-        query_scale=query_scale,
-        key_scale=key_scale,
-        found=found,
+        **{name: some if x is None else x for name, x in pointers.items()},  # what is not there is not read
         query_epsilon=query_epsilon,
         key_epsilon=key_epsilon,
         width=width,
