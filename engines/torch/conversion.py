@@ -66,7 +66,7 @@ class Recorder(TorchFunctionMode):
             return value
         if id(value) not in self._written:
             name = f"constant_{len(self._written)}"
-            self._root.register_buffer(name, value.to(self._device))
+            self._root.register_buffer(name, value if value.is_meta else value.to(self._device))
             self._written[id(value)] = value, self._graph.get_attr(name)
         return self._written[id(value)][1]
 
@@ -106,7 +106,8 @@ def place(constants: Mapping[str, Tensor], nodes: Sequence[Node], device: str) -
     """Return the constants that the nodes read: on the device, except shapes and axes."""
 
     def on_device(tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype == torch.int64 and tensor.dim() <= 1 else tensor.to(device)
+        stays = tensor.is_meta or (tensor.dtype == torch.int64 and tensor.dim() <= 1)
+        return tensor if stays else tensor.to(device)
 
     read = {name for node in nodes for name in node.inputs}
     return {name: on_device(tensor) for name, tensor in constants.items() if name in read}

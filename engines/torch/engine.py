@@ -13,13 +13,14 @@ from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .conversion import Recorder, fold, place, run_node
 from .fusing import PLACE, Rewriting, fuse, kept
+from .kernels import composed
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
-KEEPS_NARROW = ("cuda",)  # where there are kernels for products with quantised matrices
+WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel
 TRIAL: Shape = (
     ("batch", 2),
     ("capacity", 5),
@@ -47,7 +48,10 @@ class TorchEngine(Engine):
     A step reads no tensor on the host and allocates only by torch's own allocator, so a caller may capture it.
     """
 
-    def __init__(self, graph: Path, contract: AnyContract, device: str, compiled: bool) -> None:
+    def __init__(
+        self, graph: Path, contract: AnyContract, device: str, compiled: bool, weightless: bool = False
+    ) -> None:
+        """Open a graph; `weightless`, it is converted as for a GPU and cannot run, and its weights are not read."""
         try:
             torch.zeros(1, device=device).cpu()
         except (RuntimeError, AssertionError) as error:
@@ -61,9 +65,11 @@ class TorchEngine(Engine):
         contract.check(str(graph), read.inputs, read.outputs)
         refuse_unknown(str(graph), read.nodes)
         refuse_copied_cache(str(graph), contract, read.nodes)
-        narrow = kept(read) if torch.device(device).type in KEEPS_NARROW else ()
-        rewriting = Rewriting(*fold(read, narrow), [spec.name for spec in contract.outputs], device)
-        self.fused = fuse(rewriting, compiled)
+        self._with_kernels = weightless or torch.device(device).type in WITH_KERNELS
+        folded = fold(read, kept(read) if self._with_kernels else ())
+        outputs, place_of_weights = [spec.name for spec in contract.outputs], "meta" if weightless else device
+        rewriting = Rewriting(*folded, outputs, place_of_weights, read.four_bits)
+        self.fused = fuse(rewriting, compiled, self._with_kernels)
         self._nodes = rewriting.in_order()
         self._constants = place(rewriting.constants, self._nodes, device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
@@ -78,7 +84,7 @@ class TorchEngine(Engine):
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         sizes = self.contract.sizes({**inputs, **outputs})
         shape = tuple(sorted(sizes.items()))
-        module = self._module(shape)
+        module = self.converted(sizes)
         given = [inputs[spec.name] for spec in self.contract.inputs]
         wanted = [outputs[spec.name] for spec in self._computed]
         again = False
@@ -101,6 +107,10 @@ class TorchEngine(Engine):
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
+    def converted(self, sizes: Mapping[str, int]) -> fx.GraphModule:
+        """Return the graph as the operations of a step of these sizes, over its inputs and the outputs it computes."""
+        return self._module(tuple(sorted(sizes.items())))
+
     def close(self) -> None:
         self._constants = {}
         self._module.cache_clear()
@@ -118,7 +128,7 @@ class TorchEngine(Engine):
             values[spec.name] = recorder.input(spec, sizes)
         places = {spec.name: recorder.input(spec, sizes) for spec in self._computed}
         values |= {PLACE.format(name): place for name, place in places.items()}
-        with recorder:
+        with recorder, composed(not self._with_kernels):
             for node in self._nodes:
                 run_node(node, values)
             for name, place in places.items():

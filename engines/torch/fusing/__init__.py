@@ -16,12 +16,13 @@ class Fusion:
     name: str
     fuse: Callable[[Rewriting], int]
     compiled: bool  # also before torch.compile, which fuses by itself what is computed element by element
+    cpu: bool = True  # also there, where weights stay in their file and a launch costs little
 
 
 FUSIONS = (
     Fusion("heads", heads.fuse, compiled=True),
-    Fusion("products", products.fuse, compiled=True),
-    Fusion("narrow products", narrow_products.fuse, compiled=True),
+    Fusion("products", products.fuse, compiled=True, cpu=False),
+    Fusion("narrow products", narrow_products.fuse, compiled=True, cpu=False),
     Fusion("norms", norms.fuse, compiled=False),
     Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
     Fusion("gates", gates.fuse, compiled=False),
@@ -29,9 +30,10 @@ FUSIONS = (
 )
 
 
-def fuse(graph: Rewriting, compiled: bool) -> dict[str, int]:
+def fuse(graph: Rewriting, compiled: bool, as_on_gpu: bool) -> dict[str, int]:
     """Rewrite a graph by the rows in their order, and return how often each fired."""
-    return {row.name: row.fuse(graph) for row in FUSIONS if row.compiled or not compiled}
+    rows = [row for row in FUSIONS if (row.compiled or not compiled) and (row.cpu or as_on_gpu)]
+    return {row.name: row.fuse(graph) for row in rows}
 
 
 __all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse", "kept"]

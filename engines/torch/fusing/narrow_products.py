@@ -1,6 +1,5 @@
 """Products with matrices of small numbers, which stay as small on the device."""
 
-import torch
 from torch import Tensor
 
 from ..kernels.narrow_product import packed
@@ -39,11 +38,12 @@ def fuse(graph: Rewriting) -> int:
         node = graph.maker(product.inputs[1], "DequantizeLinear")
         if node is None or any(name not in graph.constants for name in node.inputs):
             continue
+        four_bits = node.inputs[0] in graph.four_bits
         numbers, scales, *zeros = (graph.constants.pop(name).to(graph.device) for name in node.inputs)
-        blocks = _blocks(node, numbers)
+        across, columns = numbers.t().contiguous(), numbers.shape[1]
         narrow = {
-            "numbers": _as_stored(numbers.t().contiguous()),
-            "scales": scales.expand(blocks, numbers.shape[1]).t().contiguous(),
+            "numbers": packed(across) if four_bits and across.shape[1] % 2 == 0 else across,
+            "scales": scales.expand(_blocks(node, numbers), columns).t().contiguous(),
         }
         if zeros:
             narrow["zeros"] = zeros[0].t().contiguous()
@@ -52,10 +52,3 @@ def fuse(graph: Rewriting) -> int:
         graph.replace([product, node], fused("NarrowProduct", [product.inputs[0], *names.values()], product.outputs))
         fired += 1
     return fired
-
-
-def _as_stored(numbers: Tensor) -> Tensor:
-    """Pack what takes four bits."""
-    if numbers.dtype != torch.int8 or numbers.shape[1] % 2:
-        return numbers
-    return packed(numbers) if bool(((numbers >= -8) & (numbers < 8)).all()) else numbers

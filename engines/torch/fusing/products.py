@@ -74,7 +74,7 @@ def _merge(graph: Rewriting, parts: Sequence[_Product]) -> None:
     whole = f"{first.stored[0]}.beside"
     names = [f"{whole}.{place}" for place in range(len(first.stored))]
     for place, name in enumerate(names):
-        graph.constants[name] = graph.side_by_side([part.stored[place] for part in parts])
+        graph.join([part.stored[place] for part in parts], name)
     new, matrix = [], names[0]
     if first.widened:
         matrix = f"{whole}.wide"

@@ -1,6 +1,6 @@
 """The nodes of a graph while rows of the table make one node of several."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,14 @@ class Rewriting:
     """The nodes, the constants they read, and who makes and who reads each value."""
 
     def __init__(
-        self, nodes: Sequence[Node], constants: dict[str, Tensor], outputs: Sequence[str], device: str
+        self,
+        nodes: Sequence[Node],
+        constants: dict[str, Tensor],
+        outputs: Sequence[str],
+        device: str,
+        four_bits: Collection[str] = (),
     ) -> None:
-        self.constants, self.device = constants, device
+        self.constants, self.device, self.four_bits = constants, device, set(four_bits)
         self.outputs = tuple(outputs)  # what the caller reads
         self._nodes = {id(node): node for node in nodes}  # equal nodes are two nodes
         self._makers = {output: node for node in nodes for output in node.outputs}
@@ -65,12 +70,14 @@ class Rewriting:
             for value in set(node.inputs):
                 self._readers.setdefault(value, []).append(node)
 
-    def side_by_side(self, names: Sequence[str]) -> Tensor:
-        """Take constants away, and return their columns as one tensor on the device."""
+    def join(self, names: Sequence[str], whole: str) -> None:
+        """Make one constant on the device of the columns of several, which are freed."""
         parts = [self.constants.pop(name).to(self.device) for name in names]
         narrow = parts[0].dtype.itemsize == 1  # not every type of one byte can be joined
         bytes_or_numbers = [part.view(torch.uint8) if narrow else part for part in parts]
-        return torch.cat(bytes_or_numbers, -1).view(parts[0].dtype)
+        self.constants[whole] = torch.cat(bytes_or_numbers, -1).view(parts[0].dtype)
+        if self.four_bits.issuperset(names):
+            self.four_bits.add(whole)
 
     def in_order(self) -> list[Node]:
         """Return the nodes so that each stands behind those whose outputs it reads, else as they stood."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import entries, gate, narrow_product, norm
+from .declare import composed
 
 LAUNCHES: dict[str, int] = {  # how many kernels each has on CUDA
     "add_norm": 1,
@@ -30,3 +31,5 @@ FUSED_OPS: dict[str, Callable[..., Any]] = {
     "trt_spec::RotateWrite": entries.rotate_write,
     "trt_spec::Write": entries.write,
 }
+
+__all__ = ["FUSED_OPS", "LAUNCHES", "composed"]

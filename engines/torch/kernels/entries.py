@@ -37,7 +37,7 @@ def _normed(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None = None, epsilon: float = 0.0) -> Tensor:
-    return turned(_normed(x, scale, epsilon), cos, sin).contiguous()
+    return turned(_normed(x, scale, epsilon), cos, sin)
 
 
 def _write(keys: Tensor, values: Tensor, start: Tensor, past_keys: Tensor, past_values: Tensor) -> None:

@@ -27,6 +27,12 @@ MOST_KERNELS = 11  # a layer, of which attention has two: its parts, and their s
 ATTENTION = {F.scaled_dot_product_attention: 2}
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose operators have kernels."""
+    monkeypatch.setattr(engine, "WITH_KERNELS", ("cpu", "cuda"))
+
+
 def fired(engine: TorchEngine) -> dict[str, int]:
     return {name: count for name, count in engine.fused.items() if count}
 
@@ -57,14 +63,37 @@ def test_matrices_of_small_numbers_stay_so_where_there_is_a_kernel(
     """As on CUDA: the logits are those of the widened matrices, and the constants take a share of their memory."""
     checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=64, intermediate_size=96)
     bundle = export_pair(checkpoint, tmp_path / "bundle", weights=Quantisation(kind)).bundle
-    wide = opened(bundle)
-    monkeypatch.setattr(engine, "KEEPS_NARROW", ("cpu",))
     narrow = opened(bundle)
-    assert (wide.fused["narrow products"], narrow.fused["narrow products"]) == (0, 2 * 4 + 1)
-    assert narrow.fused["heads"] == wide.fused["heads"] == (2 if kind == "int8" else 0)
+    assert narrow.fused["narrow products"] == 2 * 4 + 1
+    assert narrow.fused["heads"] == (2 if kind == "int8" else 0)
     assert_engine_agrees(bundle)
+    monkeypatch.setattr(engine, "WITH_KERNELS", ())
+    wide = opened(bundle)
     taken = [sum(x.nbytes for x in one._constants.values()) for one in (narrow, wide)]
     assert taken[0] < share * taken[1]
+
+
+def test_a_cpu_keeps_its_weights_in_their_file_and_runs_what_operators_stand_for(
+    llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "WITH_KERNELS", ("cuda",))
+    plain = opened(llama.bundle)
+    assert "products" not in plain.fused
+    nodes = plain.converted(dict.fromkeys(("batch", "capacity", "rows", "tail", "width"), 2)).graph.nodes
+    assert not [node for node in nodes if "trt_spec" in str(node.target)]
+
+
+@pytest.mark.parametrize("kind", ["none", "int4"])
+def test_a_graph_is_converted_as_for_a_gpu_without_its_weights(llama, tmp_path: Path, kind: str) -> None:
+    bundle = export_pair(llama.checkpoint, tmp_path / "bundle", weights=Quantisation(kind)).bundle
+    graph = Bundle.open(bundle)
+    sizes = dict.fromkeys(("batch", "capacity", "rows", "tail", "width"), 2)
+    weightless = TorchEngine(graph.graph("target"), graph.target.contract, "cpu", compiled=False, weightless=True)
+    found, expected = (one.converted(sizes) for one in (weightless, opened(bundle)))
+    assert found.code == expected.code
+    shapes = [{name: (x.shape, x.dtype) for name, x in one.named_buffers()} for one in (found, expected)]
+    assert shapes[0] == shapes[1]
+    assert any(x.is_meta for x in found.buffers())
 
 
 class _Counting(TorchDispatchMode):
@@ -97,7 +126,7 @@ class _Reading(fx.Interpreter):
 def kernels_of_a_layer(opened: TorchEngine, batch: int, width: int) -> list[tuple[str, int]]:
     """Of the third one: what there is once for all layers, as masks, is computed in the first."""
     sizes = {"batch": batch, "capacity": 512, "rows": width, "tail": width, "width": width}
-    reading = _Reading(opened._convert(tuple(sorted(sizes.items()))))
+    reading = _Reading(opened.converted(sizes))
     inputs = [*opened.contract.inputs, *opened._computed]
     shapes = [[sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape] for spec in inputs]
     dtypes = [getattr(torch, spec.dtype) for spec in inputs]
