@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,7 @@ from .refusals import refuse_copied_cache, refuse_unknown
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
-WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel
+WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel, with Triton
 TRIAL: Shape = (
     ("batch", 2),
     ("capacity", 5),
@@ -65,7 +66,8 @@ class TorchEngine(Engine):
         contract.check(str(graph), read.inputs, read.outputs)
         refuse_unknown(str(graph), read.nodes)
         refuse_copied_cache(str(graph), contract, read.nodes)
-        self._with_kernels = weightless or torch.device(device).type in WITH_KERNELS
+        has_kernels = torch.device(device).type in WITH_KERNELS and find_spec("triton") is not None
+        self._with_kernels = has_kernels or weightless
         folded = fold(read, kept(read) if self._with_kernels else ())
         outputs, place_of_weights = [spec.name for spec in contract.outputs], "meta" if weightless else device
         rewriting = Rewriting(*folded, outputs, place_of_weights, read.four_bits)

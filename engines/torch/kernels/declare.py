@@ -31,8 +31,9 @@ def declare(name: str, schema: str, shape: Callable[..., Any], composition: Call
     full = f"{NAMESPACE}::{name}"
     kernel = composition.__module__.rpartition(".")[2]
 
-    def launch(*arguments: Any) -> Any:
-        return getattr(import_module(f".on_gpu.{kernel}", __package__), name)(*arguments)
+    def launch(*arguments: Any, **options: Any) -> Any:
+        with torch.cuda.device_of(arguments[0]):  # Triton launches on the current one
+            return getattr(import_module(f".on_gpu.{kernel}", __package__), name)(*arguments, **options)
 
     torch.library.define(full, schema)
     torch.library.impl(full, "cpu", composition)

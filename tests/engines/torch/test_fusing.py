@@ -73,10 +73,13 @@ def test_matrices_of_small_numbers_stay_so_where_there_is_a_kernel(
     assert taken[0] < share * taken[1]
 
 
-def test_a_cpu_keeps_its_weights_in_their_file_and_runs_what_operators_stand_for(
-    llama, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"), [("WITH_KERNELS", ("cuda",)), ("find_spec", lambda name: None)], ids=["a CPU", "no Triton"]
+)
+def test_without_kernels_weights_stay_in_their_file_and_operators_are_what_they_stand_for(
+    llama, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr(engine, "WITH_KERNELS", ("cuda",))
+    monkeypatch.setattr(engine, name, value)
     plain = opened(llama.bundle)
     assert "products" not in plain.fused
     nodes = plain.converted(dict.fromkeys(("batch", "capacity", "rows", "tail", "width"), 2)).graph.nodes

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines.torch import kernels
+from trt_spec.engines import Bundle, blank_cache, blank_step, open_engine
+from trt_spec.engines.torch import TorchEngine, engine, kernels
 from trt_spec.engines.torch.kernels.narrow_product import widened
+from trt_spec.export.passes.quantise import Quantisation
 
+from ...bundles import export_pair
 from ...kit.launches import DEVICE, DTYPES, LAUNCHED, START, angles, caches, heads, kernel, matrix, random
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,6 +137,54 @@ def test_a_product_with_small_numbers(
     most = float((x.cpu().double().abs() @ wide_matrix.double().abs().t()).max())
     assert found.dtype == dtype
     assert float((found.cpu().double() - exact).abs().max()) < 2 * torch.finfo(dtype).eps * most
+
+
+def run_by_kernels(engine: TorchEngine) -> TorchEngine:
+    """Let each fused operator of a CPU be its kernel, which runs in the interpreter."""
+
+    def converted(shape: Any) -> Any:
+        module = engine._convert(shape)
+        swapped = [node for node in module.graph.nodes if str(node.target).startswith("trt_spec.")]
+        for node in swapped:
+            name = str(node.target).removeprefix("trt_spec.")
+            node.target = kernel(name, LAUNCHED[name][0])
+        assert len(swapped) > 4
+        module.recompile()
+        return module
+
+    engine._module = converted  # type: ignore[assignment]
+    return engine
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there kernels run without an interpreter, as `-m gpu` shows")
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("llama", "gemma2"))]
+)
+def test_steps_by_kernels_have_the_logits_and_caches_of_steps_by_torch(
+    pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of a whole graph: a prompt, single tokens and several of two rows, one of them taken back."""
+    made = Quantisation("int4" if kind == "int4" else "none")
+    checkpoint = pairs("gemma2" if kind == "gemma2" else "llama").checkpoint
+    bundle = Bundle.open(export_pair(checkpoint, tmp_path / "bundle", weights=made).bundle)
+    logits, caches = [], []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(engine, "WITH_KERNELS", devices)
+        opened = open_engine("torch", bundle.graph("target"), bundle.target.contract)
+        assert isinstance(opened, TorchEngine)
+        cache = blank_cache(opened.contract, 2, 16)
+        found = []
+        for start, width in (((0, 0), 3), ((3, 2), 1), ((4, 2), 3)):
+            step = blank_step(run_by_kernels(opened) if devices else opened, cache, 0, 2, width, width)
+            step.input_ids.copy_(torch.arange(2 * width).view(2, width) + 7)
+            step.start.copy_(torch.tensor(start))
+            step.run()
+            found.append(step.logits)
+        logits.append(torch.cat(found, 1))
+        caches.append(torch.cat([x.flatten() for x in cache.values()]))
+    assert logits[0].abs().max() > 1
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*caches, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
