@@ -299,6 +299,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Transpose": lambda x, perm: x.permute(perm),
     "Unsqueeze": _unsqueeze,
     "Where": torch.where,
+    "trt_spec::BiasedProduct": lambda x, matrix, bias: F.linear(x, matrix.t(), bias),
     "trt_spec::CastInto": _cast_into,
     "trt_spec::ProductInto": _product_into,
     **FUSED_OPS,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import entries, gates, heads, narrow_products, norms, outputs, products
+from . import biases, entries, gates, heads, narrow_products, norms, outputs, products
 from .narrow_products import kept
 from .outputs import PLACE
 from .rewriting import Rewriting
@@ -23,6 +23,7 @@ FUSIONS = (
     Fusion("heads", heads.fuse, compiled=True),
     Fusion("products", products.fuse, compiled=True, cpu=False),
     Fusion("narrow products", narrow_products.fuse, compiled=True, cpu=False),
+    Fusion("biases", biases.fuse, compiled=False, cpu=False),  # whose sums begin with the bias
     Fusion("norms", norms.fuse, compiled=False),
     Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
     Fusion("gates", gates.fuse, compiled=False),

@@ -32,7 +32,7 @@ def declare(name: str, schema: str, shape: Callable[..., Any], composition: Call
     kernel = composition.__module__.rpartition(".")[2]
 
     def launch(*arguments: Any, **options: Any) -> Any:
-        with torch.cuda.device_of(arguments[0]):  # Triton launches on the current one
+        with torch.cuda.device(arguments[0].device):  # Triton launches on the current one
             return getattr(import_module(f".on_gpu.{kernel}", __package__), name)(*arguments, **options)
 
     torch.library.define(full, schema)
