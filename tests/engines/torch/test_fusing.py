@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from trt_spec.engines import Bundle, open_engine
-from trt_spec.engines.torch import TorchEngine, engine
+from trt_spec.engines.torch import TorchEngine, engine, fusing
 from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.export.passes.quantise import Quantisation
 
 from ...bundles import export_pair
 from ...families import tiny_checkpoint
 from ...models import tiny_llama
-from ..parity import assert_engine_agrees
+from ..parity import assert_engine_agrees, run_script, write_trees
 
 FIRED = {  # in two layers, where it does
     "llama": {"products": 2, "norms": 5, "entries": 8, "gates": 2, "outputs": 1},
@@ -84,6 +84,18 @@ def test_without_kernels_weights_stay_in_their_file_and_operators_are_what_they_
     assert not {"products", "biases"} & plain.fused.keys()
     nodes = plain.converted(dict.fromkeys(("batch", "capacity", "rows", "tail", "width"), 2)).graph.nodes
     assert not [node for node in nodes if "trt_spec" in str(node.target)]
+
+
+@pytest.mark.parametrize("family", FIRED)
+def test_a_cpu_computes_the_bits_of_the_graph_as_it_was(pairs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setattr(engine, "WITH_KERNELS", ())
+    bundle, logits = pairs(family).bundle, []
+    for rows in (fusing.FUSIONS, ()):
+        monkeypatch.setattr(fusing, "FUSIONS", rows)
+        one = opened(bundle)
+        assert bool(one.fused) == bool(rows)
+        logits.append(torch.cat(run_script(one, write_trees(64, one.contract.max_length))))
+    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("kind", ["none", "int4"])

@@ -111,6 +111,17 @@ def test_a_write_alone(dtype: torch.dtype) -> None:
         assert torch.equal(own.cpu(), theirs)
 
 
+def test_what_torch_would_repeat_is_left_to_torch() -> None:
+    """A kernel reads rows of both tensors side by side."""
+    x, row, scale = random(2, 3, 20), random(1, 1, 20, seed=1), random(20, seed=2)
+    torch.testing.assert_close(kernels.gate.gate(x, row, "silu"), torch.sigmoid(x) * x * row)
+    options = {"epsilon": 1e-6, "dtype": torch.float32}
+    total, _ = kernels.norm.add_norm(row, x, scale, None, **options)
+    torch.testing.assert_close(total, x + row)
+    found = kernels.norm.norm_add(row, x, scale, **options)
+    torch.testing.assert_close(found, torch.rms_norm(x, (20,), scale, 1e-6) + row)
+
+
 def test_nothing_is_written_beside_a_cache() -> None:
     """Torch's operations refuse it; a kernel cannot, and must not reach the next row."""
     _, keys, values = heads(torch.float32, 16, 16)
