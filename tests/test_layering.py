@@ -81,7 +81,8 @@ FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.p
 EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
 READS_GRAPHS = "engines/torch/onnx_graph.py"
 # These import their library, and are themselves imported inside a function only.
-LOADED_LATE = {"engines/openvino/graph.py", "engines/openvino/operators.py"}
+KERNELS = {str(file.relative_to(ROOT)) for file in FILES if file.parent.name == "on_gpu" and file.stem != FACE}
+LOADED_LATE = {"engines/openvino/graph.py", "engines/openvino/operators.py", *KERNELS}
 ENGINE_LIBRARIES = {
     "onnxruntime",
     "tensorrt",
@@ -90,6 +91,7 @@ ENGINE_LIBRARIES = {
     "polygraphy",
     "openvino",
     "openvino_genai",
+    "triton",
 }
 
 

@@ -1,7 +1,7 @@
 """Converts a graph's nodes to torch ops: runs them on tensors without data, and records the ops."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,8 @@ class Recorder(TorchFunctionMode):
         self._written[id(tensor)] = tensor, self._graph.placeholder(spec.name)
         return tensor
 
-    def module(self, outputs: Sequence[Tensor]) -> fx.GraphModule:
-        self._graph.output(tuple(self._node(output) for output in outputs))
+    def module(self) -> fx.GraphModule:
+        self._graph.output(())
         return fx.GraphModule(self._root, self._graph)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,6 +53,8 @@ class Recorder(TorchFunctionMode):
             self._outputs[key] = output = func(*args, **kwargs)
             if isinstance(output, Tensor):
                 self._written[id(output)] = output, self._graph.call_function(func, *arguments)
+            elif output is None:  # it writes
+                self._graph.call_function(func, *arguments)
             elif isinstance(output, tuple) and any(isinstance(part, Tensor) for part in output):
                 node = self._graph.call_function(func, *arguments)
                 for index, part in enumerate(output):
@@ -64,7 +66,7 @@ class Recorder(TorchFunctionMode):
             return value
         if id(value) not in self._written:
             name = f"constant_{len(self._written)}"
-            self._root.register_buffer(name, value.to(self._device))
+            self._root.register_buffer(name, value if value.is_meta else value.to(self._device))
             self._written[id(value)] = value, self._graph.get_attr(name)
         return self._written[id(value)][1]
 
@@ -89,17 +91,23 @@ def run_node(node: Node, values: dict[str, Tensor]) -> None:
         raise EngineError(f"engine torch cannot convert {node.op} {node.name!r}: {first_line(error)}") from error
 
 
-def fold(graph: Graph, device: str) -> tuple[list[Node], dict[str, Tensor]]:
-    """Return the nodes that depend on an input, and the constants they read: on the device, except shapes and axes."""
+def fold(graph: Graph, kept: Collection[str] = ()) -> tuple[list[Node], dict[str, Tensor]]:
+    """Return the nodes that depend on an input or make one of the values `kept`, and all constants."""
     values, nodes = dict(graph.constants), []
     for node in graph.nodes:
-        if all(name in values for name in node.inputs if name):
+        if all(name in values for name in node.inputs if name) and node.outputs[0] not in kept:
             run_node(node, values)
         else:
             nodes.append(node)
+    return nodes, values
+
+
+def place(constants: Mapping[str, Tensor], nodes: Sequence[Node], device: str) -> dict[str, Tensor]:
+    """Return the constants that the nodes read: on the device, except shapes and axes."""
+
+    def on_device(tensor: Tensor) -> Tensor:
+        stays = tensor.is_meta or (tensor.dtype == torch.int64 and tensor.dim() <= 1)
+        return tensor if stays else tensor.to(device)
+
     read = {name for node in nodes for name in node.inputs}
-
-    def place(tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype == torch.int64 and tensor.dim() <= 1 else tensor.to(device)
-
-    return nodes, {name: place(tensor) for name, tensor in values.items() if name in read}
+    return {name: on_device(tensor) for name, tensor in constants.items() if name in read}

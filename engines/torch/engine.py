@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -11,13 +12,16 @@ from torch import Tensor, fx
 from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
-from .conversion import Recorder, fold, run_node
+from .conversion import Recorder, fold, place, run_node
+from .fusing import PLACE, Rewriting, fuse, kept
+from .kernels import composed
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
+WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel, with Triton
 TRIAL: Shape = (
     ("batch", 2),
     ("capacity", 5),
@@ -38,12 +42,17 @@ def open_engines(
 
 
 class TorchEngine(Engine):
-    """A graph as torch ops. Quantised matrices are widened when it is opened, rows of an embedding when they are read.
+    """A graph as torch ops, of which several are one where a GPU has a kernel for them; `fused` says how many.
+
+    Quantised matrices are widened when it is opened, except on CUDA, and rows of an embedding when they are read.
 
     A step reads no tensor on the host and allocates only by torch's own allocator, so a caller may capture it.
     """
 
-    def __init__(self, graph: Path, contract: AnyContract, device: str, compiled: bool) -> None:
+    def __init__(
+        self, graph: Path, contract: AnyContract, device: str, compiled: bool, weightless: bool = False
+    ) -> None:
+        """Open a graph; `weightless`, it is converted as for a GPU and cannot run, and its weights are not read."""
         try:
             torch.zeros(1, device=device).cpu()
         except (RuntimeError, AssertionError) as error:
@@ -57,7 +66,14 @@ class TorchEngine(Engine):
         contract.check(str(graph), read.inputs, read.outputs)
         refuse_unknown(str(graph), read.nodes)
         refuse_copied_cache(str(graph), contract, read.nodes)
-        self._nodes, self._constants = fold(read, device)
+        has_kernels = torch.device(device).type in WITH_KERNELS and find_spec("triton") is not None
+        self._with_kernels = has_kernels or weightless
+        folded = fold(read, kept(read) if self._with_kernels else ())
+        outputs, place_of_weights = [spec.name for spec in contract.outputs], "meta" if weightless else device
+        rewriting = Rewriting(*folded, outputs, place_of_weights, read.four_bits)
+        self.fused = fuse(rewriting, compiled, self._with_kernels)
+        self._nodes = rewriting.in_order()
+        self._constants = place(rewriting.constants, self._nodes, device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
@@ -70,7 +86,7 @@ class TorchEngine(Engine):
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         sizes = self.contract.sizes({**inputs, **outputs})
         shape = tuple(sorted(sizes.items()))
-        module = self._module(shape)
+        module = self.converted(sizes)
         given = [inputs[spec.name] for spec in self.contract.inputs]
         wanted = [outputs[spec.name] for spec in self._computed]
         again = False
@@ -81,8 +97,7 @@ class TorchEngine(Engine):
                 with torch.inference_mode():
                     # A step that repeats belongs to a round; prefill steps run too seldom to compile.
                     compute = self._compiled_module(shape) if self._compiled and again else module
-                    for place, found in zip(wanted, compute(*given), strict=True):
-                        place.copy_(found)
+                    compute(*given, *wanted)
                 again = True
             except torch.OutOfMemoryError:  # the decoder opened all models and says how much they need
                 raise
@@ -94,25 +109,34 @@ class TorchEngine(Engine):
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
+    def converted(self, sizes: Mapping[str, int]) -> fx.GraphModule:
+        """Return the graph as the operations of a step of these sizes, over its inputs and the outputs it computes."""
+        return self._module(tuple(sorted(sizes.items())))
+
     def close(self) -> None:
         self._constants = {}
         self._module.cache_clear()
         self._compiled_module.cache_clear()
 
-    def _compile(self, shape: Shape) -> Callable[..., tuple[Tensor, ...]]:
+    def _compile(self, shape: Shape) -> Callable[..., object]:
         return torch.compile(self._module(shape), fullgraph=True, dynamic=False)
 
     def _convert(self, shape: Shape) -> fx.GraphModule:
-        """Convert the graph for these sizes, to all outputs except the cache, which is written in place."""
+        """Convert the graph for these sizes; it writes to all of the caller's outputs, and to the cache in place."""
         sizes = dict(shape)
         recorder = Recorder(self.device)
         values = dict(self._constants)
         for spec in self.contract.inputs:
             values[spec.name] = recorder.input(spec, sizes)
-        with recorder:
+        places = {spec.name: recorder.input(spec, sizes) for spec in self._computed}
+        values |= {PLACE.format(name): place for name, place in places.items()}
+        with recorder, composed(not self._with_kernels):
             for node in self._nodes:
                 run_node(node, values)
-        return recorder.module([values[spec.name] for spec in self._computed])
+            for name, place in places.items():
+                if values[name] is not place:
+                    place.copy_(values[name])
+        return recorder.module()
 
 
 def _powers_of_two(width: int) -> list[int]:

@@ -34,6 +34,7 @@ class Graph:
     outputs: list[TensorSpec]
     nodes: list[Node]
     constants: dict[str, Tensor]
+    four_bits: frozenset[str] = frozenset()  # constants of int4, which stand here as int8
 
 
 def read_graph(file: Path) -> Graph:
@@ -47,6 +48,7 @@ def read_graph(file: Path) -> Graph:
         size = weights.stat().st_size if weights.exists() else 0
         mapped = torch.from_file(str(weights), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0)
         constants = {tensor.name: _tensor(tensor, mapped) for tensor in model.graph.initializer}
+        four_bits = frozenset(tensor.name for tensor in model.graph.initializer if tensor.data_type == INT4)
         nodes = [_node(node) for node in model.graph.node]
         inputs, outputs = ([_spec(value) for value in values] for values in (model.graph.input, model.graph.output))
     except Exception as error:  # from protobuf, onnx or torch, for a file that is not one of our graphs
@@ -56,7 +58,7 @@ def read_graph(file: Path) -> Graph:
         raise EngineError(
             f"{file} has ONNX operators of version {opsets.get('')}, engine torch expects {OPSET}; export it again"
         )
-    return Graph([spec for spec in inputs if spec.name not in constants], outputs, nodes, constants)
+    return Graph([spec for spec in inputs if spec.name not in constants], outputs, nodes, constants, four_bits)
 
 
 def _spec(value: Any) -> TensorSpec:

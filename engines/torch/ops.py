@@ -6,7 +6,7 @@ Constants are tensors with data, everything else is a meta tensor: shapes and ax
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..onnx_types import dtype_of
+from .kernels import FUSED_OPS
+from .kernels.entries import put, turned
 
 FIXED: dict[str, Any] = {
     "alpha": 1.0,
@@ -131,9 +133,7 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         raise ValueError(
             f"{list(x.shape)} is rotated by angles {list(cos.shape)}, expected [B, heads, S, 2 D] by [B, S, D]"
         )
-    both = torch.cat((cos, cos), -1).unsqueeze(1)
-    signed = torch.cat((-sin, sin), -1).unsqueeze(1)
-    return torch.addcmul(x * both, x.roll(x.shape[-1] // 2, -1), signed)
+    return turned(x, cos, sin)
 
 
 def _shape(x: Tensor, start: int = 0, end: int | None = None) -> Tensor:
@@ -217,20 +217,21 @@ def _conv(
     return F.conv1d(x, weight, bias, strides[0], pads[0], dilations[0], group)
 
 
-@cache
-def _first_numbers(count: int, *shape: int) -> Tensor:
-    """Return the same tensor for each call, so that it is kept once and what follows from it is computed once."""
-    return torch.arange(count).view(shape)
-
-
 def _tensor_scatter(past: Tensor, rows: Tensor, start: Tensor, axis: int = -2) -> Tensor:
     """Write in place; the output is the memory of `past` [B, kv_heads, T, D]."""
     if axis % past.dim() != 2 or past.dim() != 4:
         raise ValueError(f"the cache is written along the axis {axis}, expected axis 2 of 4")
-    batch, kv_heads, width, _ = rows.shape
-    row, head = _first_numbers(batch, -1, 1, 1), _first_numbers(kv_heads, -1, 1)
-    position = start.view(-1, 1, 1) + _first_numbers(width, -1)  # [B, 1, S]
-    return past.index_put_((row, head, position), rows)
+    return put(past, rows, start)
+
+
+def _cast_into(x: Tensor, place: Tensor) -> Tensor:
+    return place.copy_(x)
+
+
+def _product_into(x: Tensor, matrix: Tensor, place: Tensor, transposed: int) -> Tensor:
+    matrix = matrix.t() if transposed else matrix
+    torch.mm(x.reshape(-1, x.shape[-1]), matrix, out=place.view(-1, place.shape[-1]))
+    return place
 
 
 OPS: dict[str, Callable[..., Any]] = {
@@ -298,4 +299,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "Transpose": lambda x, perm: x.permute(perm),
     "Unsqueeze": _unsqueeze,
     "Where": torch.where,
+    "trt_spec::BiasedProduct": lambda x, matrix, bias: F.linear(x, matrix.t(), bias),
+    "trt_spec::CastInto": _cast_into,
+    "trt_spec::ProductInto": _product_into,
+    **FUSED_OPS,
 }

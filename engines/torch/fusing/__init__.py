@@ -1,0 +1,40 @@
+"""Makes one operator of several before a graph is converted, by the rows of one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import biases, entries, gates, heads, narrow_products, norms, outputs, products
+from .narrow_products import kept
+from .outputs import PLACE
+from .rewriting import Rewriting
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How one operator is found in a graph; a row says how often it fired."""
+
+    name: str
+    fuse: Callable[[Rewriting], int]
+    compiled: bool  # also before torch.compile, which fuses by itself what is computed element by element
+    cpu: bool = True  # also there, where weights stay in their file and a launch costs little
+
+
+FUSIONS = (
+    Fusion("heads", heads.fuse, compiled=True),
+    Fusion("products", products.fuse, compiled=True, cpu=False),
+    Fusion("narrow products", narrow_products.fuse, compiled=True, cpu=False),
+    Fusion("biases", biases.fuse, compiled=False, cpu=False),  # whose sums begin with the bias
+    Fusion("norms", norms.fuse, compiled=False),
+    Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
+    Fusion("gates", gates.fuse, compiled=False),
+    Fusion("outputs", outputs.fuse, compiled=False),
+)
+
+
+def fuse(graph: Rewriting, compiled: bool, as_on_gpu: bool) -> dict[str, int]:
+    """Rewrite a graph by the rows in their order, and return how often each fired."""
+    rows = [row for row in FUSIONS if (row.compiled or not compiled) and (row.cpu or as_on_gpu)]
+    return {row.name: row.fuse(graph) for row in rows}
+
+
+__all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse", "kept"]

@@ -1,0 +1,35 @@
+"""The fused operators: for each a file that declares it, with torch's own operations on the CPU and Triton on CUDA.
+
+Each is a `torch.library` operator in the namespace `trt_spec`, so a recorded graph holds one node for it. Its kernel
+lies in `on_gpu/`, which alone imports Triton, when the operator first runs on CUDA.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from . import entries, gate, narrow_product, norm
+from .declare import composed
+
+LAUNCHES: dict[str, int] = {  # how many kernels each has on CUDA
+    "add_norm": 1,
+    "gate": 1,
+    "narrow_product": 1,
+    "norm": 1,
+    "norm_add": 1,
+    "rotate": 1,
+    "rotate_write": 1,
+    "write": 1,
+}
+
+FUSED_OPS: dict[str, Callable[..., Any]] = {
+    "trt_spec::AddNorm": norm.add_norm,
+    "trt_spec::Gate": gate.gate,
+    "trt_spec::NarrowProduct": narrow_product.narrow_product,
+    "trt_spec::Norm": norm.norm,
+    "trt_spec::NormAdd": norm.norm_add,
+    "trt_spec::Rotate": entries.rotate,
+    "trt_spec::RotateWrite": entries.rotate_write,
+    "trt_spec::Write": entries.write,
+}
+
+__all__ = ["FUSED_OPS", "LAUNCHES", "composed"]

@@ -1,0 +1,163 @@
+"""What is fused when the engine torch opens a graph, how often, and how many kernels a layer is left with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from trt_spec.engines import Bundle, open_engine
+from trt_spec.engines.torch import TorchEngine, engine, fusing
+from trt_spec.engines.torch.kernels import LAUNCHES
+from trt_spec.export.passes.quantise import Quantisation
+
+from ...bundles import export_pair
+from ...families import tiny_checkpoint
+from ...models import tiny_llama
+from ..parity import assert_engine_agrees, run_script, write_trees
+
+FIRED = {  # in two layers, where it does
+    "llama": {"products": 2, "norms": 5, "entries": 8, "gates": 2, "outputs": 1},
+    "gpt2": {"biases": 8, "entries": 4, "outputs": 1},
+    "gemma2": {"products": 2, "norms": 9, "entries": 8, "gates": 2},
+}
+MOST_KERNELS = 11  # a layer, of which attention has two: its parts, and their sum
+ATTENTION = {F.scaled_dot_product_attention: 2}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose operators have kernels."""
+    monkeypatch.setattr(engine, "WITH_KERNELS", ("cpu", "cuda"))
+
+
+def fired(engine: TorchEngine) -> dict[str, int]:
+    return {name: count for name, count in engine.fused.items() if count}
+
+
+def opened(bundle: Path, name: str = "torch") -> TorchEngine:
+    graph = Bundle.open(bundle)
+    found = open_engine(name, graph.graph("target"), graph.target.contract)
+    assert isinstance(found, TorchEngine)
+    return found
+
+
+@pytest.mark.parametrize("family", FIRED)
+def test_each_row_fires_as_often_as_its_nodes_stand_in_the_graph(pairs, family: str) -> None:
+    assert fired(opened(pairs(family).bundle)) == FIRED[family]
+
+
+def test_before_a_compiler_only_products_are_merged(llama) -> None:
+    assert fired(opened(llama.bundle, "torch-compiled")) == {"products": 2}
+
+
+WITHOUT_KERNEL = {"aten._unsafe_view.default"}  # besides views
+
+
+@pytest.mark.parametrize(("kind", "share"), [("int8", 0.36), ("int4", 0.25), ("fp8", 0.4)])
+def test_matrices_of_small_numbers_stay_so_where_there_is_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float
+) -> None:
+    """As on CUDA: the logits are those of the widened matrices, and the constants take a share of their memory."""
+    checkpoint = tiny_llama(tmp_path / "checkpoint", hidden_size=64, intermediate_size=96)
+    bundle = export_pair(checkpoint, tmp_path / "bundle", weights=Quantisation(kind)).bundle
+    narrow = opened(bundle)
+    assert narrow.fused["narrow products"] == 2 * 4 + 1
+    assert narrow.fused["heads"] == (2 if kind == "int8" else 0)
+    assert_engine_agrees(bundle)
+    monkeypatch.setattr(engine, "WITH_KERNELS", ())
+    wide = opened(bundle)
+    taken = [sum(x.nbytes for x in one._constants.values()) for one in (narrow, wide)]
+    assert taken[0] < share * taken[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("WITH_KERNELS", ("cuda",)), ("find_spec", lambda name: None)], ids=["a CPU", "no Triton"]
+)
+def test_without_kernels_weights_stay_in_their_file_and_operators_are_what_they_stand_for(
+    llama, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(engine, name, value)
+    plain = opened(llama.bundle)
+    assert not {"products", "biases"} & plain.fused.keys()
+    nodes = plain.converted(dict.fromkeys(("batch", "capacity", "rows", "tail", "width"), 2)).graph.nodes
+    assert not [node for node in nodes if "trt_spec" in str(node.target)]
+
+
+@pytest.mark.parametrize("family", FIRED)
+def test_a_cpu_computes_the_bits_of_the_graph_as_it_was(pairs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setattr(engine, "WITH_KERNELS", ())
+    bundle, logits = pairs(family).bundle, []
+    for rows in (fusing.FUSIONS, ()):
+        monkeypatch.setattr(fusing, "FUSIONS", rows)
+        one = opened(bundle)
+        assert bool(one.fused) == bool(rows)
+        logits.append(torch.cat(run_script(one, write_trees(64, one.contract.max_length))))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("kind", ["none", "int4"])
+def test_a_graph_is_converted_as_for_a_gpu_without_its_weights(llama, tmp_path: Path, kind: str) -> None:
+    bundle = export_pair(llama.checkpoint, tmp_path / "bundle", weights=Quantisation(kind)).bundle
+    graph = Bundle.open(bundle)
+    sizes = dict.fromkeys(("batch", "capacity", "rows", "tail", "width"), 2)
+    weightless = TorchEngine(graph.graph("target"), graph.target.contract, "cpu", compiled=False, weightless=True)
+    found, expected = (one.converted(sizes) for one in (weightless, opened(bundle)))
+    assert found.code == expected.code
+    shapes = [{name: (x.shape, x.dtype) for name, x in one.named_buffers()} for one in (found, expected)]
+    assert shapes[0] == shapes[1]
+    assert any(x.is_meta for x in found.buffers())
+
+
+class _Counting(TorchDispatchMode):
+    """Counts what a GPU would run a kernel for."""
+
+    kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returns = func._schema.returns
+        is_view = returns and returns[0].alias_info and not returns[0].alias_info.is_write
+        self.kernels += not is_view and str(func) not in WITHOUT_KERNEL
+        return func(*args, **(kwargs or {}))
+
+
+class _Reading(fx.Interpreter):
+    """Runs a recorded graph on tensors without data, and tells the kernels of each node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module.to("meta"))
+        self.kernels: list[tuple[str, int]] = []
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        name = str(target).rpartition(".")[2]
+        with _Counting() as counting:
+            found = super().call_function(target, args, kwargs)
+        self.kernels.append((name, LAUNCHES.get(name, ATTENTION.get(target, counting.kernels))))
+        return found
+
+
+def kernels_of_a_layer(opened: TorchEngine, batch: int, width: int) -> list[tuple[str, int]]:
+    """Of the third one: what there is once for all layers, as masks, is computed in the first."""
+    sizes = {"batch": batch, "capacity": 512, "rows": width, "tail": width, "width": width}
+    reading = _Reading(opened.converted(sizes))
+    inputs = [*opened.contract.inputs, *opened._computed]
+    shapes = [[sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape] for spec in inputs]
+    dtypes = [getattr(torch, spec.dtype) for spec in inputs]
+    reading.run(*[torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)])
+    _, first, second = (place for place, (name, _) in enumerate(reading.kernels) if name == "rotate_write")
+    return [(name, count) for name, count in reading.kernels[first + 1 : second + 1] if count]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("llama", {}), ("qwen3", {"use_sliding_window": False, "layer_types": ["full_attention"] * 3})],
+)
+def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    """As many as larger models of this form have, since sizes change none of them."""
+    checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", num_hidden_layers=3, **settings)
+    opened_engine = opened(export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle)
+    for batch, width in ((1, 1), (1, 5), (8, 1), (8, 5)):
+        found = kernels_of_a_layer(opened_engine, batch, width)
+        assert 8 < sum(count for _, count in found) <= MOST_KERNELS, found

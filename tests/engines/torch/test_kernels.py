@@ -1,0 +1,220 @@
+"""Each fused operator's kernel computes what torch's own operations do, interpreted where there is no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trt_spec.engines import Bundle, blank_cache, blank_step, open_engine
+from trt_spec.engines.torch import TorchEngine, engine, kernels
+from trt_spec.engines.torch.kernels.narrow_product import widened
+from trt_spec.export.passes.quantise import Quantisation
+
+from ...bundles import export_pair
+from ...kit.launches import DEVICE, DTYPES, LAUNCHED, START, angles, caches, heads, kernel, matrix, random
+
+ROOT = Path(__file__).resolve().parents[3]
+ROUNDINGS = 4  # of numbers near 4, by which a kernel may differ from the same operation in float64
+
+
+def wide(value: Any) -> Any:
+    """The same numbers, or the same type, in float64, on the CPU."""
+    if isinstance(value, torch.dtype):
+        return torch.float64
+    return value.cpu().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def assert_close(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    assert found.dtype == dtype
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=ROUNDINGS * rounding, atol=ROUNDINGS * rounding)
+
+
+def assert_computes(name: str, file: str, dtype: torch.dtype, *arguments: Any) -> None:
+    """The kernel gives what torch's operations give in float64, but for a few roundings."""
+    found = kernel(name, file)(*arguments)
+    exact = getattr(torch.ops.trt_spec, name)(*map(wide, arguments))
+    for own, expected in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, exact)), strict=True):
+        assert own.shape == expected.shape
+        assert_close(own, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_a_gate(dtype: torch.dtype, activation: str) -> None:
+    """Of parts of one product, of a size that fills no block."""
+    both = random(2, 3, 2 * 1100, dtype=dtype)
+    assert_computes("gate", "gate", dtype, *both.split(1100, -1), activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale_dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 100), (1, 1, 1024), (2, 2, 3, 48)])
+def test_a_norm(dtype: torch.dtype, scale_dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Of tensors and of heads, with scales of any type."""
+    x, scale = random(*shape, dtype=dtype), random(shape[-1], dtype=scale_dtype, seed=1)
+    assert_computes("norm", "norm", dtype, x, scale, 1e-6, dtype)
+
+
+def test_a_norm_of_heads_that_are_parts_of_one_product() -> None:
+    heads = random(2, 3, 200)[..., 20:116].reshape(2, 3, 2, 48)
+    assert_computes("norm", "norm", torch.float32, heads, random(48), 1e-6, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("first", [None, torch.float32, torch.bfloat16])
+def test_a_residual_and_a_norm(dtype: torch.dtype, first: torch.dtype | None) -> None:
+    """Before the norm, and behind another; the norm is that of the sum as it is stored."""
+    residual, x = (random(2, 3, 100, dtype=dtype, seed=seed) for seed in range(2))
+    scale = random(100, dtype=dtype, seed=2)
+    before = None if first is None else random(100, dtype=first, seed=3)
+    arguments = residual, x, scale, before, 1e-6, dtype, 1e-5, dtype if first else None
+    assert_computes("add_norm", "norm", dtype, *arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_and_a_residual(dtype: torch.dtype) -> None:
+    residual, x = (random(2, 3, 100, dtype=dtype, seed=seed) for seed in range(2))
+    scale = random(100, dtype=dtype, seed=2)
+    assert_computes("norm_add", "norm", dtype, residual, x, scale, 1e-6, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("size", "value_size", "rotated"), [(64, 24, 64), (80, 80, 32), (18, 20, 6)])
+def test_rotation_and_a_write(dtype: torch.dtype, scaled: bool, size: int, value_size: int, rotated: int) -> None:
+    """Of whole heads or of their first numbers, with norms of heads or without; all else in the caches stays."""
+    start = torch.tensor(START, device=DEVICE)
+    given = *heads(dtype, size, value_size), *angles(dtype, rotated // 2), start
+    scales = [random(size, dtype=dtype, seed=7 + place) if scaled else None for place in range(2)]
+    past, exact_past = caches(dtype, size, value_size), [wide(x) for x in caches(dtype, size, value_size)]
+    found = kernel("rotate_write", "entries")(*given, *past, *scales, 1e-6, 1e-5)
+    exact = torch.ops.trt_spec.rotate_write(*map(wide, given), *exact_past, *map(wide, scales), 1e-6, 1e-5)
+    for own, expected in zip((found, *past), (exact, *exact_past), strict=True):
+        assert_close(own, expected, dtype)
+    queries, _, _, cos, sin, _ = given
+    assert_computes("rotate", "entries", dtype, queries, cos, sin, scales[0], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_write_alone(dtype: torch.dtype) -> None:
+    start = torch.tensor(START, device=DEVICE)
+    _, *given = heads(dtype, 24, 16)
+    past, expected = caches(dtype, 24, 16), [x.cpu() for x in caches(dtype, 24, 16)]
+    kernel("write", "entries")(*given, start, *past)
+    torch.ops.trt_spec.write(*[x.cpu() for x in (*given, start)], *expected)
+    for own, theirs in zip(past, expected, strict=True):
+        assert torch.equal(own.cpu(), theirs)
+
+
+def test_what_torch_would_repeat_is_left_to_torch() -> None:
+    """A kernel reads rows of both tensors side by side."""
+    x, row, scale = random(2, 3, 20), random(1, 1, 20, seed=1), random(20, seed=2)
+    torch.testing.assert_close(kernels.gate.gate(x, row, "silu"), torch.sigmoid(x) * x * row)
+    options = {"epsilon": 1e-6, "dtype": torch.float32}
+    total, _ = kernels.norm.add_norm(row, x, scale, None, **options)
+    torch.testing.assert_close(total, x + row)
+    found = kernels.norm.norm_add(row, x, scale, **options)
+    torch.testing.assert_close(found, torch.rms_norm(x, (20,), scale, 1e-6) + row)
+
+
+def test_nothing_is_written_beside_a_cache() -> None:
+    """Torch's operations refuse it; a kernel cannot, and must not reach the next row."""
+    _, keys, values = heads(torch.float32, 16, 16)
+    past = [random(2, 2, 11, 16, seed=9) for _ in range(2)]
+    before = [x.clone() for x in past]
+    kernel("write", "entries")(keys, values, torch.tensor([10, 11], device=DEVICE), *past)
+    for own, old, new in zip(past, before, (keys, values), strict=True):
+        assert torch.equal(own[0, :, 10], new[0, :, 0])
+        old[0, :, 10] = own[0, :, 10]
+        assert torch.equal(own, old)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "e4m3"])
+@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (17, 96, 24, 6)])
+def test_a_product_with_small_numbers(
+    dtype: torch.dtype, kind: str, rows: int, size: int, columns: int, blocks: int
+) -> None:
+    """Those of the matrix that was widened in memory; sums of so many numbers may differ by their roundings."""
+    x, (numbers, scales, zeros) = random(1, rows, size, dtype=dtype), matrix(kind, size, columns, blocks, dtype)
+    found = kernel("narrow_product", "narrow_product")(x, numbers, scales, zeros)
+    wide_matrix = widened(*[part if part is None else part.cpu() for part in (numbers, scales, zeros)])
+    exact = x.cpu().double() @ wide_matrix.double().t()
+    most = float((x.cpu().double().abs() @ wide_matrix.double().abs().t()).max())
+    assert found.dtype == dtype
+    assert float((found.cpu().double() - exact).abs().max()) < 2 * torch.finfo(dtype).eps * most
+
+
+def run_by_kernels(engine: TorchEngine) -> TorchEngine:
+    """Let each fused operator of a CPU be its kernel, which runs in the interpreter."""
+
+    def converted(shape: Any) -> Any:
+        module = engine._convert(shape)
+        swapped = [node for node in module.graph.nodes if str(node.target).startswith("trt_spec.")]
+        for node in swapped:
+            name = str(node.target).removeprefix("trt_spec.")
+            node.target = kernel(name, LAUNCHED[name][0])
+        assert len(swapped) > 4
+        module.recompile()
+        return module
+
+    engine._module = converted  # type: ignore[assignment]
+    return engine
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there kernels run without an interpreter, as `-m gpu` shows")
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("llama", "gemma2"))]
+)
+def test_steps_by_kernels_have_the_logits_and_caches_of_steps_by_torch(
+    pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of a whole graph: a prompt, single tokens and several of two rows, one of them taken back."""
+    made = Quantisation("int4" if kind == "int4" else "none")
+    checkpoint = pairs("gemma2" if kind == "gemma2" else "llama").checkpoint
+    bundle = Bundle.open(export_pair(checkpoint, tmp_path / "bundle", weights=made).bundle)
+    logits, caches = [], []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(engine, "WITH_KERNELS", devices)
+        opened = open_engine("torch", bundle.graph("target"), bundle.target.contract)
+        assert isinstance(opened, TorchEngine)
+        cache = blank_cache(opened.contract, 2, 16)
+        found = []
+        for start, width in (((0, 0), 3), ((3, 2), 1), ((4, 2), 3)):
+            step = blank_step(run_by_kernels(opened) if devices else opened, cache, 0, 2, width, width)
+            step.input_ids.copy_(torch.arange(2 * width).view(2, width) + 7)
+            step.start.copy_(torch.tensor(start))
+            step.run()
+            found.append(step.logits)
+        logits.append(torch.cat(found, 1))
+        caches.append(torch.cat([x.flatten() for x in cache.values()]))
+    assert logits[0].abs().max() > 1
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*caches, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ("80", "bfloat16"),
+        *(pytest.param(c, d, marks=pytest.mark.exhaustive) for c, d in (("90", "float16"), ("90", "float32"))),
+    ],
+)
+def test_triton_compiles_every_kernel_for_a_gpu_that_is_not_here(tmp_path: Path, capability: str, dtype: str) -> None:
+    """Its interpreter takes more than its compiler."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kit.compiled_kernels", capability, dtype]
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == list(LAUNCHED) == sorted(kernels.LAUNCHES)
+
+
+def test_each_operator_says_how_many_kernels_it_launches() -> None:
+    declared = {name for name in dir(torch.ops.trt_spec) if not name.startswith("_") and name != "name"}
+    assert set(kernels.LAUNCHES) == declared

@@ -1,0 +1,96 @@
+"""A launch of each fused operator's kernel, on tensors as an engine gives them."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from trt_spec.engines.torch.kernels.narrow_product import packed
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+START = [8, 2]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def kernel(name: str, file: str) -> Any:
+    return getattr(import_module(f"trt_spec.engines.torch.kernels.on_gpu.{file}"), name)
+
+
+def heads(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
+    """Queries, keys and values of three heads and two, two tokens and two rows, as parts of one product."""
+    sizes = [3 * size, 2 * size, 2 * value_size]
+    parts = random(2, 2, sum(sizes), dtype=dtype).split(sizes, -1)
+    return [part.reshape(2, 2, -1, s).transpose(1, 2) for part, s in zip(parts, (size, size, value_size), strict=True)]
+
+
+def caches(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
+    """The first entries of longer caches."""
+    return [random(2, 2, 16, s, dtype=dtype, seed=9)[:, :, :11] for s in (size, value_size)]
+
+
+def angles(dtype: torch.dtype, count: int) -> list[Tensor]:
+    turns = random(2, 2, count, seed=5)
+    return [turns.cos().to(dtype), turns.sin().to(dtype)]
+
+
+def matrix(kind: str, size: int, columns: int, blocks: int, dtype: torch.dtype) -> list[Tensor | None]:
+    """As small numbers, with their scales and, of the kind `zeros`, zero points."""
+    integers = torch.randint(-128, 128, (columns, size), generator=torch.Generator().manual_seed(3), dtype=torch.int8)
+    narrow = integers >> 4
+    of_floats = torch.where(integers.view(torch.uint8) & 127 == 127, 0, integers).view(torch.float8_e4m3fn)
+    numbers = {"int8": integers, "int4": packed(narrow), "zeros": packed(narrow), "e4m3": of_floats}[kind]
+    zeros = (narrow[:, :blocks] - 1).to(DEVICE) if kind == "zeros" else None
+    return [numbers.to(DEVICE), (random(columns, blocks, seed=4) / 64).to(dtype), zeros]
+
+
+def norms(dtype: torch.dtype) -> list[Tensor]:
+    """A residual, what is added to it, and a scale."""
+    return [random(2, 3, 100, dtype=dtype), random(2, 3, 100, dtype=dtype, seed=1), random(100, dtype=dtype, seed=2)]
+
+
+def entries(dtype: torch.dtype) -> list[Tensor]:
+    return [*heads(dtype, 64, 24), *angles(dtype, 16), torch.tensor(START, device=DEVICE), *caches(dtype, 64, 24)]
+
+
+def launch(name: str, dtype: torch.dtype) -> None:
+    """Run the kernels of an operator."""
+    file, given = LAUNCHED[name]
+    for arguments in given(dtype):
+        kernel(name, file)(*arguments)
+
+
+# By operator: where its kernel stands, and the arguments of its launches.
+LAUNCHED: dict[str, tuple[str, Callable[[torch.dtype], list[tuple[Any, ...]]]]] = {
+    "add_norm": (
+        "norm",
+        lambda dtype: [
+            (*norms(dtype), None, 1e-6, dtype),
+            (*norms(dtype), norms(torch.float32)[2], 1e-6, dtype, 1e-5, dtype),
+        ],
+    ),
+    "gate": (
+        "gate",
+        lambda dtype: [(*norms(dtype)[:2], activation) for activation in ("silu", "gelu", "gelu_tanh")],
+    ),
+    "narrow_product": (
+        "narrow_product",
+        lambda dtype: [
+            (random(1, rows, 96, dtype=dtype), *matrix(kind, 96, 24, 6, dtype))
+            for rows in (1, 17)
+            for kind in ("int8", "int4", "zeros", "e4m3")
+        ],
+    ),
+    "norm": ("norm", lambda dtype: [(*norms(dtype)[::2], 1e-6, dtype)]),
+    "norm_add": ("norm", lambda dtype: [(*norms(dtype), 1e-6, dtype)]),
+    "rotate": ("entries", lambda dtype: [(entries(dtype)[0], *entries(dtype)[3:5])]),
+    "rotate_write": (
+        "entries",
+        lambda dtype: [tuple(entries(dtype)), (*entries(dtype), random(64), random(64), 1e-6, 1e-6)],
+    ),
+    "write": ("entries", lambda dtype: [(*entries(dtype)[1:3], *entries(dtype)[5:])]),
+}
