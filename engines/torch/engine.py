@@ -69,8 +69,7 @@ class TorchEngine(Engine):
         has_kernels = torch.device(device).type in WITH_KERNELS and find_spec("triton") is not None
         self._with_kernels = has_kernels or weightless
         folded = fold(read, kept(read) if self._with_kernels else ())
-        outputs, place_of_weights = [spec.name for spec in contract.outputs], "meta" if weightless else device
-        rewriting = Rewriting(*folded, outputs, place_of_weights, read.four_bits)
+        rewriting = Rewriting(*folded, contract, "meta" if weightless else device, read.four_bits)
         self.fused = fuse(rewriting, compiled, self._with_kernels)
         self._nodes = rewriting.in_order()
         self._constants = place(rewriting.constants, self._nodes, device)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..onnx_types import dtype_of
+from .attending import attention
 from .kernels import FUSED_OPS
 from .kernels.entries import put, turned
 
@@ -164,41 +165,6 @@ def _unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
     return x
 
 
-def _attention(
-    query: Tensor,  # [B, heads, S, D]
-    key: Tensor,  # [B, kv_heads, T, D]
-    value: Tensor,  # [B, kv_heads, T, D]
-    mask: Tensor | None = None,  # [B, 1, S, T], or what is added to the scores of each head [B or 1, heads, S, T]
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Tensor:
-    (batch, heads, width, size), kv_heads = query.shape, key.shape[1]
-    scale = size**-0.5 if scale is None else scale
-    if mask is None:
-        if softcap or heads != kv_heads:
-            raise ValueError("attention has no mask, expected one where heads share keys or scores are capped")
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)
-    if mask.dtype == torch.bool and mask.shape[1] == 1:
-        mask = torch.where(mask, 0.0, -torch.inf)
-    elif mask.dtype != query.dtype or mask.shape[1] != heads:
-        expected = f"bool [B, 1, S, T] or {query.dtype} [B, {heads}, S, T]"
-        raise ValueError(f"attention has a mask {mask.dtype} {list(mask.shape)}, expected {expected}")
-    hidden = _as(mask.expand(batch, -1, -1, -1), torch.float32 if softcap else query.dtype)
-    if heads != kv_heads:  # heads that share a key head become more rows of one, so no kernel copies the cache
-        query = query.reshape(batch, kv_heads, -1, size)
-        if hidden.shape[1] == heads:
-            hidden = hidden.reshape(batch, kv_heads, -1, hidden.shape[3])
-        else:
-            hidden = hidden.repeat(1, 1, heads // kv_heads, 1)
-    if softcap:
-        scores = _as(torch.matmul(query * scale, key.transpose(2, 3)), torch.float32)
-        weights = torch.softmax(torch.tanh(scores / softcap) * softcap + hidden, -1)
-        found = torch.matmul(_as(weights, value.dtype), value)
-    else:
-        found = F.scaled_dot_product_attention(query, key, value, hidden, scale=scale)
-    return found if heads == kv_heads else found.reshape(batch, heads, width, -1)
-
-
 def _conv(
     x: Tensor,  # [B, channels, S]
     weight: Tensor,
@@ -239,7 +205,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "Add": _binary(torch.add),
     "And": torch.logical_and,
     "ArgMax": lambda x, axis=0, keepdims=1: torch.argmax(x, axis, bool(keepdims)),
-    "Attention": _attention,
+    "Attention": attention,
     "Cast": _cast,
     "Clip": _clip,
     "Concat": lambda *tensors, axis: torch.cat(tensors, axis),

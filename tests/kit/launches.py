@@ -57,6 +57,15 @@ def entries(dtype: torch.dtype) -> list[Tensor]:
     return [*heads(dtype, 64, 24), *angles(dtype, 16), torch.tensor(START, device=DEVICE), *caches(dtype, 64, 24)]
 
 
+def attention(dtype: torch.dtype, size: int, window: int, softcap: float, sinks: bool) -> tuple[Any, ...]:
+    """Of five tokens in two rows, whose heads share key heads by four."""
+    query, (key, value) = random(2, 5, 8, size, dtype=dtype).transpose(1, 2), caches(dtype, size, size)
+    depths = torch.arange(5, device=DEVICE).expand(2, -1)
+    ancestors = torch.ones(2, 5, 5, dtype=torch.bool, device=DEVICE).tril()
+    scores = random(8, dtype=dtype) if sinks else None
+    return query, key, value, torch.tensor([5, 2], device=DEVICE), depths, ancestors, scores, 0.1, softcap, window
+
+
 def launch(name: str, dtype: torch.dtype) -> None:
     """Run the kernels of an operator."""
     file, given = LAUNCHED[name]
@@ -72,6 +81,10 @@ LAUNCHED: dict[str, tuple[str, Callable[[torch.dtype], list[tuple[Any, ...]]]]] 
             (*norms(dtype), None, 1e-6, dtype),
             (*norms(dtype), norms(torch.float32)[2], 1e-6, dtype, 1e-5, dtype),
         ],
+    ),
+    "attention": (
+        "attention",
+        lambda dtype: [attention(dtype, 128, 4096, 50.0, True), attention(dtype, 256, 0, 0.0, False)],
     ),
     "gate": (
         "gate",

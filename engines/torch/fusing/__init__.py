@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import biases, entries, gates, heads, narrow_products, norms, outputs, products
+from . import attention, biases, entries, gates, heads, narrow_products, norms, outputs, products
 from .narrow_products import kept
 from .outputs import PLACE
 from .rewriting import Rewriting
@@ -26,6 +26,7 @@ FUSIONS = (
     Fusion("biases", biases.fuse, compiled=False, cpu=False),  # whose sums begin with the bias
     Fusion("norms", norms.fuse, compiled=False),
     Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
+    Fusion("attention", attention.fuse, compiled=True, cpu=False),  # where one mask serves all layers
     Fusion("gates", gates.fuse, compiled=False),
     Fusion("outputs", outputs.fuse, compiled=False),
 )

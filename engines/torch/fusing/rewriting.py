@@ -1,11 +1,12 @@
 """The nodes of a graph while rows of the table make one node of several."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...contract import AnyContract
 from ..onnx_graph import Node
 from ..ops import FIXED, IGNORED
 
@@ -19,12 +20,12 @@ class Rewriting:
         self,
         nodes: Sequence[Node],
         constants: dict[str, Tensor],
-        outputs: Sequence[str],
+        contract: AnyContract,
         device: str,
         four_bits: Collection[str] = (),
     ) -> None:
-        self.constants, self.device, self.four_bits = constants, device, set(four_bits)
-        self.outputs = tuple(outputs)  # what the caller reads
+        self.constants, self.contract, self.device, self.four_bits = constants, contract, device, set(four_bits)
+        self.outputs = [spec.name for spec in contract.outputs]  # what the caller reads
         self._nodes = {id(node): node for node in nodes}  # equal nodes are two nodes
         self._makers = {output: node for node in nodes for output in node.outputs}
         self._readers: dict[str, list[Node]] = {}
@@ -80,17 +81,20 @@ class Rewriting:
             self.four_bits.add(whole)
 
     def in_order(self) -> list[Node]:
-        """Return the nodes so that each stands behind those whose outputs it reads, else as they stood."""
+        """Return the nodes that the outputs need, each behind those whose outputs it reads."""
+        return self.behind(self.outputs)
+
+    def behind(self, values: Sequence[str], given: Container[str] = ()) -> list[Node]:
+        """Return the nodes that make values of those given, in an order in which they can run."""
         found: dict[int, Node] = {}
-        for node in self._nodes.values():
-            waiting = [node]
-            while waiting:
-                one = waiting[-1]
-                makers = [self._makers[value] for value in one.inputs if value in self._makers]
-                missing = [maker for maker in makers if id(maker) not in found]
-                if not missing:
-                    found[id(waiting.pop())] = one
-                waiting += missing
+        waiting = [self._makers[value] for value in reversed(values) if value in self._makers and value not in given]
+        while waiting:
+            one = waiting[-1]
+            makers = [self._makers[value] for value in one.inputs if value in self._makers and value not in given]
+            missing = [maker for maker in makers if id(maker) not in found]
+            if not missing:
+                found[id(waiting.pop())] = one
+            waiting += missing
         return list(found.values())
 
 

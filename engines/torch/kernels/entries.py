@@ -1,25 +1,18 @@
 """Writes a call's keys and values into the cache, and rotates keys and queries by the angles of their positions."""
 
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attending import first_numbers
 from .declare import declare
-
-
-@cache
-def _first_numbers(count: int, *shape: int) -> Tensor:
-    """Return the same tensor for each call, so that it is kept once and what follows from it is computed once."""
-    return torch.arange(count).view(shape)
 
 
 def put(past: Tensor, rows: Tensor, start: Tensor) -> Tensor:
     """Write in place; the output is the memory of `past` [B, heads, T, D]."""
     batch, heads, width, _ = rows.shape
-    row, head = _first_numbers(batch, -1, 1, 1), _first_numbers(heads, -1, 1)
-    position = start.view(-1, 1, 1) + _first_numbers(width, -1)  # [B, 1, S]
+    row, head = first_numbers(batch, -1, 1, 1), first_numbers(heads, -1, 1)
+    position = start.view(-1, 1, 1) + first_numbers(width, -1)  # [B, 1, S]
     return past.index_put_((row, head, position), rows)
 
 

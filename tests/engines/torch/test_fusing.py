@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from trt_spec.engines import Bundle, open_engine
@@ -19,12 +18,11 @@ from ...models import tiny_llama
 from ..parity import assert_engine_agrees, run_script, write_trees
 
 FIRED = {  # in two layers, where it does
-    "llama": {"products": 2, "norms": 5, "entries": 8, "gates": 2, "outputs": 1},
-    "gpt2": {"biases": 8, "entries": 4, "outputs": 1},
-    "gemma2": {"products": 2, "norms": 9, "entries": 8, "gates": 2},
+    "llama": {"products": 2, "norms": 5, "entries": 8, "attention": 2, "gates": 2, "outputs": 1},
+    "gpt2": {"biases": 8, "entries": 4, "attention": 2, "outputs": 1},
+    "gemma2": {"products": 2, "norms": 9, "entries": 8, "attention": 2, "gates": 2},
 }
-MOST_KERNELS = 11  # a layer, of which attention has two: its parts, and their sum
-ATTENTION = {F.scaled_dot_product_attention: 2}
+MOST_KERNELS = 10  # a layer
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +47,8 @@ def test_each_row_fires_as_often_as_its_nodes_stand_in_the_graph(pairs, family: 
     assert fired(opened(pairs(family).bundle)) == FIRED[family]
 
 
-def test_before_a_compiler_only_products_are_merged(llama) -> None:
-    assert fired(opened(llama.bundle, "torch-compiled")) == {"products": 2}
+def test_before_a_compiler_products_are_merged_and_attention_is_fused(llama) -> None:
+    assert fired(opened(llama.bundle, "torch-compiled")) == {"products": 2, "attention": 2}
 
 
 WITHOUT_KERNEL = {"aten._unsafe_view.default"}  # besides views
@@ -134,7 +132,7 @@ class _Reading(fx.Interpreter):
         name = str(target).rpartition(".")[2]
         with _Counting() as counting:
             found = super().call_function(target, args, kwargs)
-        self.kernels.append((name, LAUNCHES.get(name, ATTENTION.get(target, counting.kernels))))
+        self.kernels.append((name, LAUNCHES.get(name, counting.kernels)))
         return found
 
 
@@ -157,7 +155,8 @@ def kernels_of_a_layer(opened: TorchEngine, batch: int, width: int) -> list[tupl
 def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     """As many as larger models of this form have, since sizes change none of them."""
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", num_hidden_layers=3, **settings)
-    opened_engine = opened(export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle)
+    bundle = export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle
+    opened_engine = opened(bundle)
     for batch, width in ((1, 1), (1, 5), (8, 1), (8, 5)):
         found = kernels_of_a_layer(opened_engine, batch, width)
         assert 8 < sum(count for _, count in found) <= MOST_KERNELS, found

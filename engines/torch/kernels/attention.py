@@ -1,0 +1,66 @@
+"""Attention of few queries over the live entries of a cache, whose mask no memory holds."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ..attending import attention as attend
+from ..attending import left_by_sinks, seen_entries
+from .declare import declare
+
+MOST_TOKENS = 64  # of a call; more are a prompt's, for which torch has kernels
+MOST_NUMBERS = 256  # of a head
+SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor start, Tensor depths, Tensor ancestors, Tensor? sinks, "
+    "float scale, float softcap, int window) -> Tensor"
+)
+
+
+def _composition(
+    query: Tensor,  # [B, heads, S, D]
+    key: Tensor,  # [B, kv_heads, T, D]
+    value: Tensor,  # [B, kv_heads, T, D]
+    start: Tensor,
+    depths: Tensor,
+    ancestors: Tensor,
+    sinks: Tensor | None,  # one for each head
+    scale: float,
+    softcap: float,
+    window: int,
+) -> Tensor:
+    mask = seen_entries(start, depths, ancestors, key.shape[2], window)
+    found = attend(query, key, value, mask, scale, softcap)
+    return found if sinks is None else found * left_by_sinks(query, key, mask, scale, sinks)
+
+
+def _shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    """Lay heads beside one another [B, S, heads, D], so that the next product reads them without a copy."""
+    batch, heads, width = query.shape[:3]
+    return query.new_empty(batch, width, heads, value.shape[3]).transpose(1, 2)
+
+
+def _on_cpu(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+    return _shape(query, key, value).copy_(_composition(query, key, value, *others))
+
+
+_attention = declare("attention", SCHEMA, _shape, _on_cpu)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    start: Tensor,
+    depths: Tensor,
+    ancestors: Tensor,
+    sinks: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> Tensor:
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    few = query.shape[2] <= MOST_TOKENS and max(query.shape[3], value.shape[3]) <= MOST_NUMBERS
+    how = _attention if few and query.dtype == key.dtype == value.dtype else _composition
+    found: Tensor = how(query, key, value, start, depths, ancestors, sinks, scale, softcap, window)
+    return found
