@@ -46,6 +46,7 @@ class Engine:
     reads_together = False  # one step may read the prompts of several rows, however long
     static_capacity = False  # the cache must have its full capacity from the start
     reads_prefixes = False  # a step may be given the first entries of longer buffers, and reads no others
+    reads_live = False  # a round's step reads the entries that its tokens may see alone, however long the buffers are
     own_threads = False  # computes on threads of its own; torch's would fight them for cores
 
     def step(self, inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]") -> Step:

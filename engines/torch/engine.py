@@ -13,7 +13,7 @@ from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .conversion import Recorder, fold, place, run_node
-from .fusing import PLACE, Rewriting, fuse, kept
+from .fusing import PLACE, Rewriting, fuse, kept, reads_live
 from .kernels import composed
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
@@ -72,6 +72,7 @@ class TorchEngine(Engine):
         rewriting = Rewriting(*folded, contract, "meta" if weightless else device, read.four_bits)
         self.fused = fuse(rewriting, compiled, self._with_kernels)
         self._nodes = rewriting.in_order()
+        self.reads_live = self._with_kernels and reads_live(self._nodes, contract)
         self._constants = place(rewriting.constants, self._nodes, device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)

@@ -50,7 +50,7 @@ class Planner:
     """Makes plans and keeps the last one while rows and shares stay the same.
 
     `most` proposals of a row can be verified at once; `bucket` tells how many entries of a row the steps should read if
-    they need so many; models that are `recurrent` swallow what they have read.
+    they need so many, None if they know by themselves; models that are `recurrent` swallow what they have read.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Planner:
         drafters: Mapping[str, Drafter],
         vocab_size: int,
         most: int,
-        bucket: Callable[[int], int | None],
+        bucket: Callable[[int], int | None] | None,
         recurrent: Sequence[Model] = (),
     ) -> None:
         self._rows, self._drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
@@ -128,6 +128,8 @@ class Planner:
 
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
+        if self._bucket is None:
+            return None
         width = self._plan.draft_length + self._plan.beyond + 1 + self._plan.look_aheads
         behind = max((draft.behind(self._plan.draft_length) + 1 for draft in self._plan.drafts), default=0)
         return self._bucket(max(request.length for request in live) + width + max(width, behind))

@@ -52,7 +52,9 @@ class Scheduler:
             self._rows.columns.update(drafter.columns(max_batch))
         recurrent = [model for model in self._models if model.recurrent]
         most = target.engine.verify_width - 1 if rules.most is None else rules.most
-        self._planner = Planner(self._rows, drafters, target.vocab_size, most, target.bucket, recurrent)
+        pays = any(not model.engine.reads_live for model in self._models)  # for entries that no row has yet
+        bucket = target.bucket if pays else None
+        self._planner = Planner(self._rows, drafters, target.vocab_size, most, bucket, recurrent)
         self.seating = Seating(self._rows, self._models, drafters.values(), rules, kept_blocks, self._planner.forget)
         self._windows = Windows(drafters, drafts)
         self._rounds = Rounds([model.engine for model in self._models] if capture else [])

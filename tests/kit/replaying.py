@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trt_spec.engines.torch import TorchEngine
+from trt_spec.engines.torch import engine as torch_engine
 from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.state import place
@@ -207,7 +208,7 @@ def converted_once() -> Iterator[Any]:
         open_(self, graph, *rest, **options)
 
     def converted(self: TorchEngine, shape: Any) -> Any:
-        key = vars(self)["file"], shape
+        key = vars(self)["file"], self._with_kernels, shape
         if key not in CONVERTED:
             CONVERTED[key] = convert(self, shape)
         return CONVERTED[key]
@@ -217,8 +218,11 @@ def converted_once() -> Iterator[Any]:
 
 
 @contextmanager
-def replaying(shortest: int = 16) -> Iterator[Machine]:
-    """Let the engine `torch` be used as on a GPU: static memory, buckets from `shortest` on, records, rounds ahead."""
+def replaying(*, kernels: bool = True) -> Iterator[Machine]:
+    """Let the engine `torch` be used as on a GPU: static memory, fused operators, records, rounds ahead.
+
+    Without `kernels` steps read the first 16, 32, 64, … entries of the cache, as they do where nothing is fused.
+    """
     machine, always = Machine(), property(lambda self: True, lambda self, value: None)
     with ExitStack() as patched:
         for change in (
@@ -227,8 +231,9 @@ def replaying(shortest: int = 16) -> Iterator[Machine]:
             patch.object(TorchEngine, "capturable", lambda self: True),
             patch.object(TorchEngine, "static_capacity", always, create=True),
             patch.object(TorchEngine, "reads_prefixes", always, create=True),
-            patch.object(bucket, "SHORTEST", shortest),
+            patch.object(bucket, "SHORTEST", 16),
             patch.object(place, "HOSTS", set()),
+            patch.object(torch_engine, "WITH_KERNELS", ("cpu",) if kernels else ()),
             *converted_once(),
         ):
             patched.enter_context(change)

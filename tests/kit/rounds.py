@@ -42,6 +42,7 @@ class Scene:
     lengths: Sequence[int] = field(default_factory=lambda: LENGTHS)
     sources: str | None = None  # of the kind that its models stand behind
     traced: bool = False
+    kernels: bool = True  # of a GPU, which need no buckets; here torch's operations stand for them
     plain: str = "onnxruntime"  # the engine of plain rounds
     recorded: bool = True  # most of its rounds
     ahead: bool = True  # some of them are launched before the one before them was read
@@ -133,8 +134,8 @@ BEHIND: list[Choice] = [("model2", 3), ("lookup", 3), ("model", "3/6")]
 RECURRENT: list[Choice] = [("none", 0), ("lookup", 3), ("model", "3/6"), ("cascade", 3)]
 
 SCENES = {
-    "sampled lines": Scene(LLAMA, LINES, SAMPLED, TEXTS),
-    "sampled trees": Scene(LLAMA, TREES, SAMPLED, TEXTS),
+    "sampled lines": Scene(LLAMA, LINES, SAMPLED, TEXTS, kernels=False),
+    "sampled trees": Scene(LLAMA, TREES, SAMPLED, TEXTS, kernels=False),
     "greedy lines": Scene(LLAMA, LINES, GREEDY, TEXTS),
     "greedy trees": Scene(LLAMA, TREES, GREEDY, TEXTS),
     "coupled lines": Scene(LLAMA, LINES, COUPLED, TEXTS),
@@ -146,8 +147,8 @@ SCENES = {
     "log-probs and traces": Scene(LLAMA, [("model", 3), ("cascade", 4), ("model", "3/9")], TOLD, TEXTS, traced=True),
     "the draft's entropy": Scene(LLAMA, [("model", EntropyRule(longest=4))], COUPLED, TEXTS, ahead=False),
     "a grammar": Scene(LLAMA, [("model", 3), ("none", 0)], GUIDED, TEXTS, recorded=False, ahead=False),
-    "greedy to the end": Scene(LLAMA, [("model", 4), ("model", "3/9")], GREEDY, *TO_THE_END),
-    "sampled to the end": Scene(LLAMA, [("model", 4), ("model", "3/9")], SAMPLED, *TO_THE_END),
+    "greedy to the end": Scene(LLAMA, [("model", 4), ("model", "3/9")], GREEDY, *TO_THE_END, kernels=False),
+    "sampled to the end": Scene(LLAMA, [("model", 4), ("model", "3/9")], SAMPLED, *TO_THE_END, kernels=False),
     "soft-caps and windows": Scene(_pair("gemma2"), [("model", 3), ("model", "3/6")], SAMPLED),
     "learned positions": Scene(_pair("gpt2"), [("model", 3), ("model", "3/6")], SAMPLED),
     "latents": Scene(_of("latents"), [("model", 3), ("model", "3/6")], SAMPLED),

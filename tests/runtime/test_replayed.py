@@ -39,11 +39,24 @@ def replayed(scene: Scene, pair: Pair, **options: Any) -> tuple[list[Said], Mach
 def test_rounds_that_are_replayed_write_the_texts_of_plain_ones(name: str, request: pytest.FixtureRequest) -> None:
     scene = SCENES[name]
     bundle = scene.bundle(request)
-    with replaying() as machine:
+    with replaying(kernels=scene.kernels) as machine:
         found = texts(scene, bundle, "torch")
     require_same(found, texts(scene, bundle), scene)
     assert not scene.recorded or sum(machine.launched) > 4 * len(scene.choices), "many rounds were replayed"
     assert not scene.ahead or machine.most_unread >= 2, "some were launched before the one before them was read"
+
+
+def test_steps_that_read_live_entries_alone_are_recorded_once_however_long_texts_grow(llama: Pair) -> None:
+    """Else once for each length of the cache's first entries that they read: 16, 32, 64."""
+
+    def records(*, kernels: bool) -> int:
+        with replaying(kernels=kernels) as machine:
+            found = texts(replace(PLAIN, prompts=TEXTS[:1], lengths=[50]), llama.bundle, "torch")
+        assert len(found[0].tokens) == 50
+        return len(machine.launched)
+
+    assert records(kernels=True) == 2
+    assert records(kernels=False) > 2
 
 
 def test_a_request_that_is_cancelled_disturbs_no_other(llama: Pair) -> None:

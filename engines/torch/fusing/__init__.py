@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import attention, biases, entries, gates, heads, narrow_products, norms, outputs, products
+from .attention import reads_live
 from .narrow_products import kept
 from .outputs import PLACE
 from .rewriting import Rewriting
@@ -38,4 +39,4 @@ def fuse(graph: Rewriting, compiled: bool, as_on_gpu: bool) -> dict[str, int]:
     return {row.name: row.fuse(graph) for row in rows}
 
 
-__all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse", "kept"]
+__all__ = ["FUSIONS", "PLACE", "Fusion", "Rewriting", "fuse", "kept", "reads_live"]

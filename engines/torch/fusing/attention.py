@@ -4,11 +4,14 @@ Which mask a graph has is found by trial: over a cache as long as any, it must b
 Anything else stays as it is: other masks, numbers added to the scores, attention over a source.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ...contract import TAILS, Contract
+from ...contract import TAILS, TOKEN, AnyContract, Contract
 from ..attending import left_by_sinks, seen_entries
+from ..kernels.attention import MOST_NUMBERS
 from ..onnx_graph import Node
 from .rewriting import Rewriting, fused
 from .trial import computed
@@ -42,6 +45,18 @@ def fuse(graph: Rewriting) -> int:
         graph.replace(old, fused("Attention", inputs, outputs, **attributes))
         fired += 1
     return fired
+
+
+def reads_live(nodes: Sequence[Node], contract: AnyContract) -> bool:
+    """Whether the kernel alone reads the entries of tokens: then a step of few tokens reads no entry that is dead.
+
+    It need not be told how much of a cache to read, and is converted and recorded once.
+    """
+    states = contract.of_kind(TOKEN) if isinstance(contract, Contract) else ()
+    entries = {f"present_{state.name}" for state in states}
+    fitting = all(state.shape[-1] <= MOST_NUMBERS and state.dtype == contract.dtype for state in states)
+    readers = [node.op for node in nodes if entries.intersection(node.inputs)]
+    return fitting and bool(readers) and set(readers) == {"trt_spec::Attention"}
 
 
 def _window(graph: Rewriting, contract: Contract, mask: str) -> int | None:

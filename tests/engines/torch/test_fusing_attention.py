@@ -144,3 +144,17 @@ def test_the_kernels_in_the_engine_give_the_logits_of_onnxruntime(pairs, interpr
 
     assert_engine_agrees(pairs(family).bundle, write=write)
     assert set(interpreted) >= {7, 9, 12}
+
+
+@pytest.mark.parametrize(("family", "expected"), [("llama", True), ("gemma2", True), ("latents", False)])
+def test_rounds_need_no_buckets_where_the_kernel_alone_reads_the_cache(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, family: str, expected: bool
+) -> None:
+    """Latents of 576 numbers, and whatever is not fused, are read by torch's operations in full."""
+    pairs, latents = request.getfixturevalue("pairs"), request.getfixturevalue("latents")
+    bundle = Bundle.open(latents.bundle if family == "latents" else pairs(family).bundle)
+    assert not open_engine("torch", bundle.graph("target"), bundle.target.contract).reads_live
+    monkeypatch.setattr(engine, "WITH_KERNELS", ("cpu", "cuda"))
+    if family == "latents":
+        monkeypatch.setattr(fusing.attention, "MOST_NUMBERS", 8)
+    assert open_engine("torch", bundle.graph("target"), bundle.target.contract).reads_live == expected
