@@ -44,6 +44,7 @@ class Scheduler:
     ) -> None:
         self.target, self.drafts = target, drafts
         self.frame: Frame | None = None  # of the last round
+        self.replayed = False  # whether the last round that was read had been recorded
         self._drafters, self._rules = drafters, rules
         self._models, self._encoders = [target, *drafts, *foreign], encoders
         device, copied = target.engine.device, max((one.longest_text for one in encoders), default=0)
@@ -81,6 +82,10 @@ class Scheduler:
         return dict(self._results.by_drafter)
 
     @property
+    def recorded(self) -> bool:
+        return self._rounds.recorded
+
+    @property
     def live(self) -> list[Occupant]:
         """The requests that are decoding; occupant i has row i."""
         return self.seating.live
@@ -91,6 +96,7 @@ class Scheduler:
         try:
             flight = self._schedule(began)
             if flight is not None:
+                self.replayed = flight.replayed
                 if flight.replayed:
                     self._launch_next(flight)
                 self._results.give_all(flight, self.live, began)

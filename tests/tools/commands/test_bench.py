@@ -15,7 +15,7 @@ from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Trans
 from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
 from trt_spec.tools.measuring.theirs import Theirs
 from trt_spec.tools.measuring.theory import tokens_per_round
-from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits, measure
+from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, TimedRound, Waits, measure
 from trt_spec.tools.text_files import read_prompts
 
 from ...bundles import export_pair
@@ -260,7 +260,7 @@ def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):
 
 
 def test_the_first_draft_step_has_its_own_time():
-    measured = Measured(Setting(4, "model"), round_ms=[12.0])
+    measured = Measured(Setting(4, "model"), rounds=[TimedRound(12.0, [], replayed=False)])
     measured.bare.first_draft["model"] = [1.0, 3.0, 9.0]
     measured.bare.draft["model"] = [0.5, 0.5, 7.0]
     measured.bare.verify += [5.5]
