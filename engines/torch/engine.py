@@ -94,6 +94,10 @@ class TorchEngine(Engine):
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
+    def converted(self, sizes: Mapping[str, int]) -> fx.GraphModule:
+        """Return the graph as the operations of a step of these sizes, which a step on a GPU would launch."""
+        return self._module(tuple(sorted(sizes.items())))
+
     def close(self) -> None:
         self._constants = {}
         self._module.cache_clear()
