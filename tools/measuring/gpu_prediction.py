@@ -1,5 +1,6 @@
 """Predict what a bundle does on a GPU: the steps of each model, and greedy rounds without and with its draft."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...engines import Bundle
@@ -57,6 +58,12 @@ def predict(bundle: Bundle, gpu: Gpu, batch: int, draft_length: int, length: int
         "steps": steps,
         "rounds": rounds,
     }
+
+
+def predicted_rounds_ms(bundle: Bundle, gpu: Gpu, batch: int, draft_lengths: Iterable[int]) -> dict[int, float]:
+    """Return the milliseconds of greedy rounds by K, of a bundle with a plain draft."""
+    engines = {name: WeightlessEngine(bundle, name) for name in bundle.names}
+    return {k: predicted_ms(count_round(bundle, engines, batch, k).launches, gpu) for k in draft_lengths}
 
 
 def _kernels(counted: Counted, gpu: Gpu) -> dict[str, Any]:
