@@ -377,6 +377,11 @@ class Decoder:
         return self._scheduler.recorded
 
     @property
+    def recorded_kinds(self) -> int:
+        """How many kinds of rounds are recorded now."""
+        return self._scheduler.recorded_kinds
+
+    @property
     def replayed(self) -> bool:
         """Whether the last round was such a graph."""
         return self._scheduler.replayed

@@ -54,6 +54,11 @@ class Rounds:
         """Whether rounds that repeat are recorded."""
         return bool(self._engines) and all(engine.capturable() for engine in self._engines)
 
+    @property
+    def kinds(self) -> int:
+        """How many kinds of rounds are recorded now."""
+        return sum(records is not None for records in self._seen.values())
+
     def launch(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
         """Launch a round that does what `run_round` does; see there for `span`."""
         if records := self._seen.get(plan):

@@ -86,6 +86,10 @@ class Scheduler:
         return self._rounds.recorded
 
     @property
+    def recorded_kinds(self) -> int:
+        return self._rounds.kinds
+
+    @property
     def live(self) -> list[Occupant]:
         """The requests that are decoding; occupant i has row i."""
         return self.seating.live

@@ -26,8 +26,8 @@ from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth
 from .budget import Row
-from .gpu_model import Gpu
 from .gpu_prediction import predicted_rounds_ms
+from .gpus import Gpu
 from .shipped_prompts import PYTHON_PROMPTS
 from .theirs import Theirs
 from .time_rounds import Setting

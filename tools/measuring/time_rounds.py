@@ -57,6 +57,7 @@ class Bare:
     first_draft: dict[str, list[float]] = field(default_factory=dict)  # by drafter: wider than those that follow
     draft: dict[str, list[float]] = field(default_factory=dict)
     verify: list[float] = field(default_factory=list)
+    draft_steps: dict[str, int] = field(default_factory=dict)  # of a round, by drafter
 
 
 @dataclass
@@ -84,6 +85,7 @@ class TimedRound(NamedTuple):
     ms: float
     parts_ms: list[float]  # of the PARTS
     replayed: bool
+    entries: int = 0  # tokens of all rows before it, which it reads from the caches
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Measured:
     waits: Waits = field(default_factory=Waits)
     bare: Bare = field(default_factory=Bare)
     speculation: list[Speculation] = field(default_factory=list)  # one a request
+    kernels_per_round: float | None = None  # counted on a GPU
 
     @property
     def lasting(self) -> list[TimedRound]:
@@ -181,6 +184,7 @@ def _decode_group(
     arrived = [0.0] * len(requests)
     tokens, seconds, rounds = 0, 0.0, 0
     while live := [request for request in requests if not request.finished]:
+        entries = sum(request.length for request in live)
         only_rounds = all(request.state is State.LIVE for request in live)
         before, parts_before = [len(request.token_ids) for request in requests], _parts(requests[0])
         began = now()
@@ -203,9 +207,8 @@ def _decode_group(
         tokens, seconds, rounds = tokens + sum(new), seconds + elapsed, rounds + 1
         if len(live) == len(requests):
             parts = zip(_parts(requests[0]), parts_before, strict=True)
-            into.rounds.append(
-                TimedRound(1e3 * elapsed, [after - earlier for after, earlier in parts], decoder.replayed)
-            )
+            parts_ms = [after - earlier for after, earlier in parts]
+            into.rounds.append(TimedRound(1e3 * elapsed, parts_ms, decoder.replayed, entries))
             if rounds % ROUNDS_PER_BARE == 1 and not any(request.finished for request in requests):
                 _time_bare(decoder, steps, into.bare)
     into.speculation += [request.speculation for request in requests]
@@ -222,6 +225,7 @@ def _time_bare(decoder: Decoder, steps: BareSteps, bare: Bare) -> None:
     assert frame is not None
     with decoder.between_rounds():
         for drafter, runs in frame.draft_runs.items():
+            bare.draft_steps[drafter] = len(runs)
             for first, step in enumerate(runs):
                 kind = bare.draft if first else bare.first_draft
                 kind.setdefault(drafter, []).append(steps.ms(step))

@@ -73,6 +73,23 @@ def test_the_result_is_a_table_and_a_consistent_json_object(bench, both):
     assert roof["bare_over_roof"] == pytest.approx(plain["verify_ms"] / roof["roof_ms"])
 
 
+def test_a_round_reads_the_weights_of_its_steps_and_what_their_caches_hold(bench, llama):
+    found, bundle = json.loads(bench("--json").out), Bundle.open(llama.bundle)
+    size = {name: 4 * model.parameters for name, model in bundle.models.items()}
+    entry = {name: model.contract.cache_bytes_per_token for name, model in bundle.models.items()}
+    bandwidth = found["roof"]["bandwidth_bytes_per_second"]
+    tokens = set()
+    for one in found["settings"]:
+        k, read = one["draft_length"], one["bytes_per_round"]
+        held, odd = divmod(read - size["target"] - k * size["draft"], entry["target"] + k * entry["draft"])
+        assert odd == 0
+        tokens.add(held)
+        assert one["bandwidth_share"] == pytest.approx(read / (1e-3 * one["round_ms"] * bandwidth))
+        assert one["on_device"] is None, "nothing is recorded on the CPU"
+    assert 8 < min(tokens) <= max(tokens) < 15 + 24, "of prompts of some ten tokens, and half of what was written"
+    assert found["recorded_kinds"] == 0
+
+
 def test_the_parts_of_a_round_and_the_waits_are_those_of_whole_rounds(bench):
     found = json.loads(bench("--json").out)
     drafting = {one["draft_length"]: one["parts_ms"]["draft"] for one in found["settings"]}

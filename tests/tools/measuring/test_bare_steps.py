@@ -13,6 +13,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.runtime.scheduling import capture
 from trt_spec.tools.commands import bench as bench_command
+from trt_spec.tools.in_words import on_device
 from trt_spec.tools.measuring import bare_steps, clock, fastest_engine
 from trt_spec.tools.measuring.fastest_engine import fastest_engines
 from trt_spec.tools.measuring.time_rounds import Measured, Setting, measure
@@ -112,6 +113,12 @@ def test_bench_and_the_table_of_costs_tell_of_replayed_steps(llama: Pair, host: 
     assert drafted["predicted"] == pytest.approx(drafted["tokens_per_round"] / 6.0, rel=0.3), (
         "of the acceptance that was seen, over c · K + v = 6"
     )
+    for one in found["settings"]:
+        assert 0.5 < one["on_device"]["replayed_share"] <= 1
+        assert one["on_device"]["kernels_per_round"] is None
+    assert found["recorded_kinds"] >= 2
+    told = [on_device(one["draft_length"], one) for one in found["settings"]]
+    assert "% of rounds replayed, " in told[0]
     bundle = Bundle.open(llama.bundle)
     try:
         assert run("tune", llama.bundle, *few, "--batches", 1).code == 0
