@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     gpu = None if arguments.gpu is None else gpu_of(arguments.gpu)
     found = describe(bundle, arguments.batch, length)
     if gpu is not None:
-        from ...runtime.lengths.drafting import DEFAULT_DRAFT_LENGTH
         from ...runtime.memory.bucket import SHORTEST
+        from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH
         from ..measuring.gpu_prediction import predict
 
         read = arguments.length or min(SHORTEST, bundle.max_length)
