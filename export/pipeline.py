@@ -283,7 +283,7 @@ def _export_model(
         own = write_fused(folder / role)
         if any(own.values()) and reference is not None:
             try:
-                fused, logits = check_graph(folder / role / GRAPH, contract, reference, weights.kind)
+                fused, logits = check_graph(folder / role / FUSED, contract, reference, weights.kind)
                 check = worse(check, fused)
             except (EngineError, ExportError) as error:  # model.onnx is sound: it has passed before this was there
                 (folder / role / FUSED).unlink()

@@ -372,6 +372,21 @@ class Decoder:
         return self._scheduler.frame
 
     @property
+    def recorded(self) -> bool:
+        """Whether rounds that repeat run as recorded CUDA graphs."""
+        return self._scheduler.recorded
+
+    @property
+    def recorded_kinds(self) -> int:
+        """How many kinds of rounds are recorded now."""
+        return self._scheduler.recorded_kinds
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the last round was such a graph."""
+        return self._scheduler.replayed
+
+    @property
     def longest_draft(self) -> int:
         """The most proposals that a round can verify."""
         return self._rules.longest

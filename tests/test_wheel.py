@@ -50,7 +50,7 @@ def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> No
     heads = [f"pycode-14m-{kind}" for kind in ("eagle3", "medusa", "blockwise", "pass")]
     for checkpoint in ("pycode-14m", "pycode-1m", "pycode-hybrid-1m", *heads, "telegram-750k", "telegram-400k"):
         assert f"trt_spec/tools/demo_pair/{checkpoint}/model.safetensors" in names
-    for other in ("prompts/chat.jsonl", "paper.json"):
+    for other in ("prompts/chat.jsonl", "paper.json", "gpu_figures.json"):
         assert f"trt_spec/tools/measuring/{other}" in names
     assert "trt_spec/py.typed" in names
     tops = {name.split("/")[0] for name in names}

@@ -58,6 +58,16 @@ def summary(speculation: Speculation) -> str:
     return f"{proposals}, {speculation.tokens_per_round or 0:.2f} tokens a round"
 
 
+def on_device(length: object, setting: dict[str, Any]) -> str:
+    """State how the device ran the rounds of a setting that bench measured."""
+    found = setting["on_device"]
+    kernels = "" if found["kernels_per_round"] is None else f", {found['kernels_per_round']:,.0f} kernels a round"
+    return (
+        f"K = {length}: {found['replayed_share']:.0%} of rounds replayed{kernels}, {found['gap_ms']:.3f} ms of "
+        f"{setting['round_ms']:.3f} between them"
+    )
+
+
 def lossy(lenience: float) -> str:
     """Warn about a result that was made with lenience."""
     return f"lossy: with lenience {lenience:g} the output is not distributed as the target's own"

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from ..contract import AnyContract, Contract, TensorSpec, in_words
 from ..engine import Engine, Step
 from ..errors import EngineError, first_line
 from ..onnx_types import DTYPES
-from .session import open_session
+from .session import UnknownOperators, open_session
 from .threads import Threads, share_threads
 
 ONNX_TYPES = {dtype: number for number, dtype in DTYPES.items()}
@@ -46,9 +47,14 @@ class OnnxRuntimeEngine(Engine):
             raise EngineError(
                 f"{graph} is {contract.dtype}, for which ONNX Runtime has no CPU kernels; export with --dtype float32"
             )
-        if not self._on_gpu and (fused := graph.with_name(FUSED)).exists():
-            graph = fused
-        self._session: Any = open_session(graph, threads, exact_weights, device)
+        fused = graph.with_name(FUSED)
+        self._session: Any = None
+        if not self._on_gpu and graph != fused and fused.exists():
+            with suppress(UnknownOperators):  # an older library runs the graph of all engines
+                self._session = open_session(fused, threads, exact_weights, device)
+                graph = fused
+        self._session = self._session or open_session(graph, threads, exact_weights, device)
+        self.graph = graph  # that it runs
         contract.check(str(graph), *(_specs(tensors) for tensors in _interface(self._session)))
         self._graph_ids = itertools.count(1)
 

@@ -9,6 +9,12 @@ from ..errors import EngineError, first_line
 from .threads import Threads
 
 GPU = "CUDAExecutionProvider"
+# What it raises for forms of operators that it does not know, and says of operators.
+NOT_KNOWN, NOT_REGISTERED = ("InvalidGraph", "NotImplemented"), "is not a registered function/op"
+
+
+class UnknownOperators(EngineError):
+    """The ONNX Runtime that is installed does not know operators of a graph."""
 
 
 def open_session(graph: Path, threads: Threads, exact_weights: bool = False, device: str = "cpu") -> Any:
@@ -55,7 +61,9 @@ def _open(graph: Path, options: Any, provider: str, settings: dict[str, str]) ->
     try:
         session = onnxruntime.InferenceSession(str(graph), options, providers=[(provider, settings)], enable_fallback=0)
     except Exception as error:  # the bindings raise a dozen unrelated types
-        raise EngineError(f"ONNX Runtime cannot open {graph}: {first_line(error)}") from error
+        unknown = type(error).__name__ in NOT_KNOWN or NOT_REGISTERED in str(error)
+        kind = UnknownOperators if unknown else EngineError
+        raise kind(f"ONNX Runtime cannot open {graph}: {first_line(error)}") from error
     if provider not in session.get_providers():
         raise EngineError(f"ONNX Runtime cannot load {provider}; see its warnings for the missing library")
     return session

@@ -49,6 +49,16 @@ class Rounds:
         self._pool: Any = None  # memory that all records share, because no two run at once
         self._clock: Clock | None = None  # of rounds that are not replayed
 
+    @property
+    def recorded(self) -> bool:
+        """Whether rounds that repeat are recorded."""
+        return bool(self._engines) and all(engine.capturable() for engine in self._engines)
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of rounds are recorded now."""
+        return sum(records is not None for records in self._seen.values())
+
     def launch(self, rows: Rows, plan: Plan, frame: Frame, span: int) -> Flight:
         """Launch a round that does what `run_round` does; see there for `span`."""
         if records := self._seen.get(plan):
@@ -60,7 +70,7 @@ class Rounds:
             if len(self._seen) >= MOST_KINDS:
                 self.forget()
             self._seen[plan] = None
-        elif plan.recordable and self._engines and all(engine.capturable() for engine in self._engines):
+        elif plan.recordable and self.recorded:
             whole = rows.tokens.shape[1]  # a span that fits every later round
             self._pool = self._pool or new_pool()
             work = partial(tabulated_round, rows, plan, frame, whole)

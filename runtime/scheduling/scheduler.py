@@ -44,6 +44,7 @@ class Scheduler:
     ) -> None:
         self.target, self.drafts = target, drafts
         self.frame: Frame | None = None  # of the last round
+        self.replayed = False  # whether the last round that was read had been recorded
         self._drafters, self._rules = drafters, rules
         self._models, self._encoders = [target, *drafts, *foreign], encoders
         device, copied = target.engine.device, max((one.longest_text for one in encoders), default=0)
@@ -83,6 +84,14 @@ class Scheduler:
         return dict(self._results.by_drafter)
 
     @property
+    def recorded(self) -> bool:
+        return self._rounds.recorded
+
+    @property
+    def recorded_kinds(self) -> int:
+        return self._rounds.kinds
+
+    @property
     def live(self) -> list[Occupant]:
         """The requests that are decoding; occupant i has row i."""
         return self.seating.live
@@ -93,6 +102,7 @@ class Scheduler:
         try:
             flight = self._schedule(began)
             if flight is not None:
+                self.replayed = flight.replayed
                 if flight.replayed:
                     self._launch_next(flight)
                 self._results.give_all(flight, self.live, began)

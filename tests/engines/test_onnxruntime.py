@@ -1,18 +1,22 @@
 """ONNX Runtime writes the cache in place, keeps to its rows, and says in a sentence when memory is missing."""
 
+import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+import onnx
 import onnxruntime
 import pytest
 import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, Engine, EngineError, blank_cache, blank_step, make_step, open_engine, usable_cores
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
+from trt_spec.export import export_bundle, pipeline
+from trt_spec.export.graph import write_fused
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, export_pair, without_fused
@@ -289,6 +293,64 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> list[Engine]:
     assert (pair.bundle / "target" / "onnxruntime.onnx").exists()
     both = (Bundle.open(one) for one in (pair.bundle, without_fused(pair.bundle, folder / "plain")))
     return [open_engine("onnxruntime", one.graph("target"), one.target.contract) for one in both]
+
+
+def test_its_own_operators_run_where_the_library_has_them(grouped: list[Engine]) -> None:
+    """Its attention takes chunks of unlike lengths since 1.32."""
+    has = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
+    assert grouped[0].graph.name == ("onnxruntime.onnx" if has else "model.onnx")
+    assert grouped[1].graph.name == "model.onnx"
+
+
+def name_an_operator_of_tomorrow(node: onnx.NodeProto) -> None:
+    node.op_type = "AttentionOfTomorrow"
+
+
+def add_an_input_of_tomorrow(node: onnx.NodeProto) -> None:
+    node.input.extend([node.input[0]] * (20 - len(node.input)))
+
+
+TOMORROW = [name_an_operator_of_tomorrow, add_an_input_of_tomorrow]
+
+
+def as_of_tomorrow(file: Path, change: Callable[[onnx.NodeProto], None]) -> None:
+    """Make its attention one that only a later ONNX Runtime has."""
+    model = onnx.load(file, load_external_data=False)
+    change(next(node for node in model.graph.node if node.op_type == "GroupQueryAttention"))
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize("change", TOMORROW)
+def test_a_graph_of_operators_that_an_older_library_does_not_know_is_left_for_that_of_all_engines(
+    grouped: list[Engine], tmp_path: Path, change: Callable[[onnx.NodeProto], None]
+) -> None:
+    folder = shutil.copytree(grouped[0].graph.parent, tmp_path / "target")
+    as_of_tomorrow(folder / "onnxruntime.onnx", change)
+    engine = open_engine("onnxruntime", folder / "model.onnx", grouped[0].contract)
+    assert engine.graph.name == "model.onnx"
+    tokens = torch.arange(5).expand(1, 5)
+    found, expected = (called(one, [9], tokens, range(4), 1) for one in (engine, grouped[1]))
+    for own, plain in zip(found, expected, strict=True):
+        assert torch.equal(own, plain)
+
+
+@pytest.mark.parametrize("change", TOMORROW)
+def test_an_export_keeps_no_graph_that_the_library_here_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[onnx.NodeProto], None]
+) -> None:
+    def write(folder: Path) -> dict[str, int]:
+        fired = write_fused(folder)
+        as_of_tomorrow(folder / "onnxruntime.onnx", change)
+        return fired
+
+    monkeypatch.setattr(pipeline, "write_fused", write)
+    checkpoint = tiny_llama(tmp_path / "checkpoint", head_dim=32)
+    report = export_bundle(checkpoint, tmp_path / "bundle")
+    [note] = report.notes
+    assert note.startswith(
+        "target/onnxruntime.onnx was left out, and ONNX Runtime will run the slower model.onnx: ONNX"
+    )
+    assert not (tmp_path / "bundle" / "target" / "onnxruntime.onnx").exists()
 
 
 def called(engine: Engine, starts: Sequence[int], tokens: Tensor, parents: Sequence[int], filled: int) -> list[Tensor]:

@@ -18,11 +18,12 @@ from ..flags.bench import DRAFT_LENGTHS, PRINTED, QUICK, QUICK_MODEL, QUICK_PROM
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import open_decoder
 from ..flags.sampling import sampling_params
-from ..in_words import lossy, pair, place
+from ..in_words import lossy, on_device, pair, place
 from ..measuring.apart import Apart
 from ..measuring.bandwidth import read_bandwidth
 from ..measuring.bench_result import Compared, bench_result, is_line
 from ..measuring.conditions import memory_used
+from ..measuring.kernels import kernels_per_round
 from ..measuring.peers import PEERS
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theirs import Theirs, same_text
@@ -39,6 +40,7 @@ COLUMNS = {
     "acceptance": ("acceptance", ".3f"),
     "tokens/round": ("tokens_per_round", ".2f"),
     "overhead": ("round_overhead", ".3f"),
+    "bandwidth": ("bandwidth_share", ".0%"),
     "speed-up": ("speed_up", ".2f"),
     "predicted": ("predicted", ".2f"),
 }
@@ -121,8 +123,8 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
                 show(f"warming up {name}")
                 other.measure(ids[: arguments.batch], each[: arguments.batch], Theirs(one.setting))
                 turns[name] = partial(other.measure, ids, each, one)
-            ours = decoder.generate(ids, each, draft_length=0, drafter="none") if params.greedy else None
-            texts = None if ours is None else [output.token_ids for output in ours]
+            plain = decoder.generate(ids, each, draft_length=0, drafter="none") if params.greedy else None
+            texts = None if plain is None else [output.token_ids for output in plain]
             compared = Compared(peer, runs_as, theirs, texts)
         bandwidth = read_bandwidth(arguments.device)
         results = {str(one.setting): one for one in measured}
@@ -137,6 +139,11 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         (measured, theirs), arguments.repeats = whole_repeats(arguments.repeats, turn, (measured, theirs))
         if compared is not None:
             compared = replace(compared, settings=theirs)
+        if arguments.device.startswith("cuda"):
+            for ours in measured:
+                show(f"counting the kernels of {ours.setting}")
+                group = prompts[: arguments.batch], each[: arguments.batch]
+                ours.kernels_per_round = kernels_per_round(decoder, *group, ours.setting)
     bandwidth = max(bandwidth, read_bandwidth(arguments.device))
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
 
@@ -181,8 +188,11 @@ def _report(result: dict[str, Any]) -> str:
     roof = result["roof"]
     note = "" if result["lossless"] else f"{lossy(result['sampling']['lenience'])}\n"
     theirs = _theirs(result["compared"]) if result["compared"] else ""
+    launched = "".join(f"{on_device(row['title'], row)}\n" for row in rows if row.get("on_device"))
+    if launched:
+        launched += f"{result['recorded_kinds']} kinds of rounds are recorded\n"
     return (
-        f"{table_of(rows, COLUMNS, left=0)}\n{note}{theirs}"
+        f"{table_of(rows, COLUMNS, left=0)}\n{note}{theirs}{launched}"
         f"the bare target takes {roof['bare_ms']:.2f} ms for one token, {roof['bare_over_roof']:.2f} × what reading "
         f"{in_bytes(roof['weight_bytes'])} of weights takes at {in_bytes(roof['bandwidth_bytes_per_second'])}/s"
     )

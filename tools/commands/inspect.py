@@ -9,6 +9,7 @@ from typing import Any
 from ...engines import MAX_DRAFT_LENGTH, Bundle, BundleError, Contract, EncoderEntry, ModelEntry, RequestError
 from ..console import in_bytes, table
 from ..flags.sampling import add_number, batch_size, positive
+from ..measuring.gpus import GPUS, gpu_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--batch", 1, "requests to decode together", batch_size)
     parser.add_argument(
         "--length", type=positive, metavar="L", help="tokens of each request (default: as many as the bundle allows)"
+    )
+    parser.add_argument(
+        "--gpu",
+        nargs="?",
+        const=next(iter(GPUS)),
+        metavar="|".join((*GPUS, "GB/s")),
+        help="predict what the engine torch does on this GPU, or on one that reads so many gigabytes a second; none is "
+        f"needed (default {next(iter(GPUS))})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -25,7 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     length = arguments.length or bundle.max_length
     if length > bundle.max_length:
         raise RequestError(f"--length is {length}, expected at most the {bundle.max_length} tokens the bundle allows")
+    gpu = None if arguments.gpu is None else gpu_of(arguments.gpu)
     found = describe(bundle, arguments.batch, length)
+    if gpu is not None:
+        from ...runtime.memory.bucket import SHORTEST
+        from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH
+        from ..measuring.gpu_prediction import predict
+
+        read = arguments.length or min(SHORTEST, bundle.max_length)
+        found["prediction"] = predict(bundle, gpu, arguments.batch, DEFAULT_DRAFT_LENGTH, read)
     print(json.dumps(found) if arguments.json else _report(found))
     return 0
 
@@ -156,8 +173,15 @@ def _report(found: dict[str, Any]) -> str:
             f"memory for {memory['batch']} × {memory['length']:,} tokens: {in_bytes(memory['weight_bytes'])} weights + "
             f"{in_bytes(memory['cache_bytes'])} cache{sources} = {in_bytes(memory['total_bytes'])}, plus what the "
             "engine needs",
+            *(["", _prediction(found["prediction"])] if "prediction" in found else []),
         ]
     )
+
+
+def _prediction(found: dict[str, Any]) -> str:
+    from ..measuring.gpu_prediction import prediction_report
+
+    return prediction_report(found)
 
 
 def _encoder_line(encoder: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
 without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
-perfect.
+perfect. Bandwidth is the share of the memory's own that a round reaches: its steps read their weights and what is in
+their caches.
 """
 
 import argparse

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from ...engines import Bundle
+from ...engines.bundle import TARGET
 from ...runtime import Decoder, SamplingParams
 from ..flags.bench import BENCH_SAMPLING
 from ..in_words import draft_of
+from .bytes_read import round_bytes_read, weight_bytes_read
 from .conditions import conditions
 from .peers import Peer
 from .theirs import Texts, Theirs
@@ -42,14 +45,16 @@ def bench_result(
 ) -> dict[str, Any]:
     bundle, plain = decoder.bundle, measured[0]
     drafter = [one.setting.drafter for one in measured if not one.setting.other_drafter][-1]
-    # A tied embedding is stored twice and read once. In quantised weights the embedding is a small part.
-    target = bundle.target
-    size = 4 if target.contract.dtype == "float32" else 2
-    weight_bytes = size * target.parameters if target.weights == "none" else bundle.weight_bytes("target")
+    target, weight_bytes = bundle.target, weight_bytes_read(bundle, TARGET)
     roof_ms = 1e3 * weight_bytes / bandwidth
+
+    def of_setting(one: Measured) -> dict[str, Any]:
+        on_device = device_json(one) if decoder.recorded or one.kernels_per_round is not None else None
+        return setting_json(one, plain) | bandwidth_json(bundle, one, bandwidth) | {"on_device": on_device}
+
     return {
         "bundle": str(arguments.bundle),
-        "target": bundle.target.name,
+        "target": target.name,
         "weights": target.contract.dtype if target.weights == "none" else target.weights,
         "draft": draft_of(bundle, drafter),
         "engine": decoder.engine,
@@ -70,14 +75,11 @@ def bench_result(
         },
         "memory": memory,
         "conditions": conditions(bundle, decoder.engine, arguments.device, [compared.peer.package] if compared else []),
-        "settings": [setting_json(one, plain) for one in measured if is_line(one.setting)],
-        "shapes": [
-            {"shape": str(one.setting.shape), **setting_json(one, plain)} for one in measured if one.setting.shape
-        ],
+        "recorded_kinds": decoder.recorded_kinds,
+        "settings": [of_setting(one) for one in measured if is_line(one.setting)],
+        "shapes": [{"shape": str(one.setting.shape), **of_setting(one)} for one in measured if one.setting.shape],
         "drafters": [
-            {"drafter": one.setting.drafter, **setting_json(one, plain)}
-            for one in measured
-            if one.setting.other_drafter
+            {"drafter": one.setting.drafter, **of_setting(one)} for one in measured if one.setting.other_drafter
         ],
         "auto": next((auto_json(one, plain) for one in measured if one.setting.auto), None),
         "compared": compared.to_json() if compared else None,
@@ -103,6 +105,23 @@ def auto_json(measured: Measured, plain: Measured) -> dict[str, Any]:
         "speed_up": median(ours / theirs for ours, theirs in speed_ups),
         **measured.waits.to_json(),
         "speculation": counts.to_json(),
+    }
+
+
+def bandwidth_json(bundle: Bundle, measured: Measured, bandwidth: float) -> dict[str, float]:
+    """What a round has to read, and the share of the memory's bandwidth that this is over its time."""
+    read = round_bytes_read(bundle, measured)
+    share = read / (1e-3 * median(measured.round_ms) * bandwidth)
+    return {"bytes_per_round": read, "bandwidth_share": share}
+
+
+def device_json(measured: Measured) -> dict[str, float | None]:
+    """How rounds were launched, and how long the device waits between them, by the clock of the device."""
+    gaps = [one.ms - sum(one.parts_ms[:-1]) for one in measured.lasting]
+    return {
+        "replayed_share": sum(one.replayed for one in measured.rounds) / len(measured.rounds),
+        "gap_ms": median(gaps),
+        "kernels_per_round": measured.kernels_per_round,
     }
 
 

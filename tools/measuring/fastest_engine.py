@@ -1,4 +1,7 @@
-"""Time the steps of a bundle's models in every engine that runs here, in turn, and find the fastest for each model."""
+"""Time the steps of a bundle's models in every engine that runs here, in turn, and find the fastest for each model.
+
+The steps of an engine that can be recorded in CUDA graphs are, as in a decoder's rounds.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -6,7 +9,7 @@ from statistics import geometric_mean, median
 
 from ...engines import ENGINES, GRANULE, Bundle, EngineError, blank_cache, blank_step, open_engine, together
 from ...engines.bundle import DRAFT, HEAD, TARGET
-from .clock import run_ms
+from .bare_steps import BareSteps, stream_of_records
 
 WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,), HEAD: (1,)}  # tokens of each request in the steps that are timed
 PAST = 128  # tokens in the cache
@@ -49,7 +52,8 @@ def _time_steps(
     """
     taken_ms: dict[str, dict[int, list[float]]] = {}
     with ExitStack() as opened:
-        runs, engines = {}, []
+        opened.enter_context(stream_of_records(device))
+        steps, engines = {}, {}
         for kind in kinds:
             show(f"batch {batch}: opening the {name} in {kind}")
             try:
@@ -58,21 +62,22 @@ def _time_steps(
                 show(f"{kind} is left out: {error}")
                 continue
             opened.callback(engine.close)
-            engines.append(engine)
+            engines[kind] = engine
             cache = blank_cache(engine.contract, batch, PAST + GRANULE, device)
             for width in WIDTHS[bundle.models[name].kind]:
                 step = blank_step(engine, cache, 0, batch, width, width)
                 step.start.fill_(PAST)
-                runs[kind, width] = step.run
-        for run in (*runs.values(), *runs.values()):  # twice: engines prepare for steps that recur
-            run()
-        for engine in engines:
+                steps[kind, width] = step
+        for step in (*steps.values(), *steps.values()):  # twice: engines prepare for steps that recur
+            step.run()
+        for engine in engines.values():
             engine.settle()
+        bare = {kind: BareSteps(device, engine.capturable()) for kind, engine in engines.items()}
         show(f"batch {batch}: timing the {name}")
         for _ in range(REPEATS):
-            for (kind, width), run in runs.items():
-                run()  # the first wakes the engine's threads, and gives its caches the size that is timed
-                taken_ms.setdefault(kind, {}).setdefault(width, []).append(run_ms(run, device))
+            for (kind, width), step in steps.items():
+                step.run()  # the first wakes the engine's threads, and gives its caches the size that is timed
+                taken_ms.setdefault(kind, {}).setdefault(width, []).append(bare[kind].ms(step))
     return {kind: [median(found) for found in by_width.values()] for kind, by_width in taken_ms.items()}
 
 

@@ -2,11 +2,13 @@
 
 Any run of a round may be repeated after it: it writes the same values to the same cache entries. So the bare runs
 happen in the order, at the lengths and in the memory state of real rounds, and share the machine's noise with them.
+Where rounds are recorded as CUDA graphs, so are the bare runs, and no round counts that was not replayed.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +18,10 @@ from ...runtime.requests.request import State
 from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.asked import AUTO, BESIDE, DraftLength
 from ...runtime.state.shapes import Shape
-from .clock import now, run_ms, wait_for
+from .bare_steps import BareSteps
+from .clock import now, wait_for
 
-ROUNDS_PER_REPLAY = 4
+ROUNDS_PER_BARE = 4
 PARTS = ("draft", "verify", "accept", "host")  # of a round
 PERCENTILES = (50, 99)
 
@@ -54,6 +57,7 @@ class Bare:
     first_draft: dict[str, list[float]] = field(default_factory=dict)  # by drafter: wider than those that follow
     draft: dict[str, list[float]] = field(default_factory=dict)
     verify: list[float] = field(default_factory=list)
+    draft_steps: dict[str, int] = field(default_factory=dict)  # of a round, by drafter
 
 
 @dataclass
@@ -77,17 +81,37 @@ class Waits:
         }
 
 
+class TimedRound(NamedTuple):
+    ms: float
+    parts_ms: list[float]  # of the PARTS
+    replayed: bool
+    entries: int = 0  # tokens of all rows before it, which it reads from the caches
+
+
 @dataclass
 class Measured:
     """One setting in all repeats. All but `waits` is counted only once all rows are live."""
 
     setting: Setting
     tokens_per_second: list[float] = field(default_factory=list)  # one a repeat
-    round_ms: list[float] = field(default_factory=list)
-    parts_ms: list[list[float]] = field(default_factory=list)  # the PARTS of each of those rounds
+    rounds: list[TimedRound] = field(default_factory=list)
     waits: Waits = field(default_factory=Waits)
     bare: Bare = field(default_factory=Bare)
     speculation: list[Speculation] = field(default_factory=list)  # one a request
+    kernels_per_round: float | None = None  # counted on a GPU
+
+    @property
+    def lasting(self) -> list[TimedRound]:
+        """The rounds that are like those to come: replayed ones, if there are any."""
+        return [one for one in self.rounds if one.replayed] or self.rounds
+
+    @property
+    def round_ms(self) -> list[float]:
+        return [one.ms for one in self.lasting]
+
+    @property
+    def parts_ms(self) -> list[list[float]]:
+        return [one.parts_ms for one in self.lasting]
 
     @property
     def draft_ms(self) -> float:
@@ -130,9 +154,10 @@ def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[Sampli
     """Decode all prompts once, `max_batch` at a time, with no memory of earlier outputs."""
     decoder.forget_outputs()
     tokens, seconds = 0, 0.0
+    steps = BareSteps(decoder.target.engine.device, decoder.recorded)
     for first in range(0, len(prompts), decoder.max_batch):
         group = slice(first, first + decoder.max_batch)
-        counted, elapsed = _decode_group(decoder, prompts[group], params[group], into)
+        counted, elapsed = _decode_group(decoder, prompts[group], params[group], steps, into)
         tokens, seconds = tokens + counted, seconds + elapsed
     if not into.bare.verify:
         raise RequestError(
@@ -143,7 +168,11 @@ def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[Sampli
 
 
 def _decode_group(
-    decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[SamplingParams], into: Measured
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    steps: BareSteps,
+    into: Measured,
 ) -> tuple[int, float]:
     setting = into.setting
     began = now()
@@ -155,11 +184,12 @@ def _decode_group(
     arrived = [0.0] * len(requests)
     tokens, seconds, rounds = 0, 0.0, 0
     while live := [request for request in requests if not request.finished]:
+        entries = sum(request.length for request in live)
         only_rounds = all(request.state is State.LIVE for request in live)
         before, parts_before = [len(request.token_ids) for request in requests], _parts(requests[0])
         began = now()
         decoder.step()
-        if rounds % ROUNDS_PER_REPLAY == 0:  # the clock includes a round in flight, which must end before bare runs
+        if rounds % ROUNDS_PER_BARE == 0:  # the clock includes a round in flight, which must end before bare runs
             wait_for(decoder.target.engine.device)
         elapsed = now() - began
         clock += elapsed
@@ -176,11 +206,11 @@ def _decode_group(
             continue
         tokens, seconds, rounds = tokens + sum(new), seconds + elapsed, rounds + 1
         if len(live) == len(requests):
-            into.round_ms.append(1e3 * elapsed)
             parts = zip(_parts(requests[0]), parts_before, strict=True)
-            into.parts_ms.append([after - earlier for after, earlier in parts])
-            if rounds % ROUNDS_PER_REPLAY == 1 and not any(request.finished for request in requests):
-                _replay(decoder, into.bare)
+            parts_ms = [after - earlier for after, earlier in parts]
+            into.rounds.append(TimedRound(1e3 * elapsed, parts_ms, decoder.replayed, entries))
+            if rounds % ROUNDS_PER_BARE == 1 and not any(request.finished for request in requests):
+                _time_bare(decoder, steps, into.bare)
     into.speculation += [request.speculation for request in requests]
     return tokens, seconds
 
@@ -190,13 +220,14 @@ def _parts(request: Request) -> list[float]:
     return [getattr(request.speculation, f"{part}_ms") for part in PARTS]
 
 
-def _replay(decoder: Decoder, bare: Bare) -> None:
-    frame, device = decoder.last_frame, decoder.target.engine.device
+def _time_bare(decoder: Decoder, steps: BareSteps, bare: Bare) -> None:
+    frame = decoder.last_frame
     assert frame is not None
     with decoder.between_rounds():
         for drafter, runs in frame.draft_runs.items():
+            bare.draft_steps[drafter] = len(runs)
             for first, step in enumerate(runs):
                 kind = bare.draft if first else bare.first_draft
-                kind.setdefault(drafter, []).append(run_ms(step.run, device))
-        bare.verify.append(run_ms(frame.verify.run, device))
+                kind.setdefault(drafter, []).append(steps.ms(step))
+        bare.verify.append(steps.ms(frame.verify))
         frame.settle()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...engines import RequestError
 from ..console import in_bytes
-from ..in_words import lossy, pair, place
+from ..in_words import lossy, on_device, pair, place
 from ..measuring.theirs import same_text
 from ..measuring.time_rounds import PERCENTILES
 from ..program import program
@@ -22,6 +22,7 @@ from ..whole_file import whole_file
 from .charts import (
     acceptance_by_position,
     accepted_histogram,
+    bandwidth_over_draft_length,
     inline_svg,
     require_matplotlib,
     round_timeline,
@@ -52,7 +53,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 pre { overflow-x: auto; padding: 1rem; border-radius: .5rem; background: var(--card); font-size: .8rem; }
 @media (max-width: 30rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
 """
-COLUMNS = ("tokens/s", "acceptance", "tokens/round", "overhead", "speed-up", "predicted")
+COLUMNS = ("tokens/s", "acceptance", "tokens/round", "overhead", "bandwidth", "speed-up", "predicted")
 WAITS = {"first_token_ms": "first token, ms", "between_tokens_ms": "between tokens, ms"}
 
 
@@ -101,6 +102,11 @@ def _charts(result: dict[str, Any], plain: dict[str, Any], fastest: dict[str, An
         "The line is the median of the repeats, each of which is a tick. Predicted: from "
         "the acceptance and the bare costs of draft and verify alone.",
         inline_svg(speed_over_draft_length(result), "speed", "Tokens per second over K"),
+    )
+    yield _figure(
+        "Bandwidth over K",
+        "The weights of a round's steps and what their caches hold, over its time: the share of what the memory reads.",
+        inline_svg(bandwidth_over_draft_length(result), "bandwidth", "Share of the memory's bandwidth over K"),
     )
     if fastest is None:
         return
@@ -152,14 +158,15 @@ def _table(result: dict[str, Any]) -> str:
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
     """A row of another runtime has only a rate and waits."""
-    keys = ("acceptance", "tokens_per_round", "round_overhead", "speed_up", "predicted")
+    keys = ("acceptance", "tokens_per_round", "round_overhead", "bandwidth_share", "speed_up", "predicted")
     waits = [f"{one[kind][f'p{share}']:.1f}" for kind in WAITS for share in PERCENTILES]
     return [name, f"{one['tokens_per_second']:.1f}", *(_optional(one.get(key)) for key in keys), *waits]
 
 
 def _table_note(result: dict[str, Any]) -> str:
     return (
-        "Overhead: a round over the bare engine runs in it. The tokens of a round come together: the first of them has "
+        "Overhead: a round over the bare engine runs in it. Bandwidth: what its steps have to read over its time, as a "
+        "share of what the memory reads. The tokens of a round come together: the first of them has "
         "waited for the round, the others for nothing. "
         f"The bare target took {result['roof']['bare_ms']:.2f} ms for one token, "
         f"{result['roof']['bare_over_roof']:.2f} × what reading its weights takes."
@@ -181,6 +188,9 @@ def _conditions(result: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield compared["name"], _pairs(compared["runs_as"])
         wrote = (f"K = {one['draft_length']}: {same_text(one)}" for one in compared["settings"])
         yield "which wrote", "; ".join(wrote)
+    for one in result["settings"]:
+        if one["on_device"]:
+            yield f"K = {one['draft_length']}", on_device(one["draft_length"], one).partition(": ")[2]
     yield "prompts", f"{result['prompts']} of {result['prompts_from']}, {result['repeats']} repeats"
     yield "sampling", _pairs(result["sampling"])
     if not result["lossless"]:

@@ -65,6 +65,19 @@ def speed_over_draft_length(result: dict[str, Any]) -> Any:
     return figure
 
 
+def bandwidth_over_draft_length(result: dict[str, Any]) -> Any:
+    """The share of the memory's bandwidth that rounds reach."""
+    figure, (axes,) = _figure(ROUND, "share of the bandwidth")
+    settings = result["settings"]
+    shares = [100 * one["bandwidth_share"] for one in settings]
+    lengths = [one["draft_length"] for one in settings]
+    axes.plot(lengths, shares, "o-", color=COLOURS["blue"])
+    axes.set_xticks(lengths)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    return figure
+
+
 def accepted_histogram(setting: dict[str, Any]) -> Any:
     """The share of rounds that accepted 0, 1, … K of their proposals."""
     counts = setting["speculation"]["histogram"]

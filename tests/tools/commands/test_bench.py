@@ -15,7 +15,7 @@ from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Trans
 from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
 from trt_spec.tools.measuring.theirs import Theirs
 from trt_spec.tools.measuring.theory import tokens_per_round
-from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, Waits, measure
+from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, TimedRound, Waits, measure
 from trt_spec.tools.text_files import read_prompts
 
 from ...bundles import export_pair
@@ -71,6 +71,23 @@ def test_the_result_is_a_table_and_a_consistent_json_object(bench, both):
     roof = found["roof"]
     assert roof["roof_ms"] == pytest.approx(1e3 * roof["weight_bytes"] / roof["bandwidth_bytes_per_second"])
     assert roof["bare_over_roof"] == pytest.approx(plain["verify_ms"] / roof["roof_ms"])
+
+
+def test_a_round_reads_the_weights_of_its_steps_and_what_their_caches_hold(bench, llama):
+    found, bundle = json.loads(bench("--json").out), Bundle.open(llama.bundle)
+    size = {name: 4 * model.parameters for name, model in bundle.models.items()}
+    entry = {name: model.contract.cache_bytes_per_token for name, model in bundle.models.items()}
+    bandwidth = found["roof"]["bandwidth_bytes_per_second"]
+    tokens = set()
+    for one in found["settings"]:
+        k, read = one["draft_length"], one["bytes_per_round"]
+        held, odd = divmod(read - size["target"] - k * size["draft"], entry["target"] + k * entry["draft"])
+        assert odd == 0
+        tokens.add(held)
+        assert one["bandwidth_share"] == pytest.approx(read / (1e-3 * one["round_ms"] * bandwidth))
+        assert one["on_device"] is None, "nothing is recorded on the CPU"
+    assert 8 < min(tokens) <= max(tokens) < 15 + 24, "of prompts of some ten tokens, and half of what was written"
+    assert found["recorded_kinds"] == 0
 
 
 def test_the_parts_of_a_round_and_the_waits_are_those_of_whole_rounds(bench):
@@ -260,7 +277,7 @@ def test_bare_runs_between_rounds_leave_every_text_as_it_is(llama):
 
 
 def test_the_first_draft_step_has_its_own_time():
-    measured = Measured(Setting(4, "model"), round_ms=[12.0])
+    measured = Measured(Setting(4, "model"), rounds=[TimedRound(12.0, [], replayed=False)])
     measured.bare.first_draft["model"] = [1.0, 3.0, 9.0]
     measured.bare.draft["model"] = [0.5, 0.5, 7.0]
     measured.bare.verify += [5.5]

@@ -13,7 +13,7 @@ from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands import tune as tune_command
 from trt_spec.tools.measuring import clock, fastest_engine
 from trt_spec.tools.measuring.fastest_engine import _choose, fastest_engines
-from trt_spec.tools.measuring.time_rounds import Measured, Setting
+from trt_spec.tools.measuring.time_rounds import Measured, Setting, TimedRound
 from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
 
 from ...bundles import export_pair
@@ -97,9 +97,12 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
 
 
 def test_a_machine_that_was_busy_is_told_by_the_spread_of_equal_rounds(tune):
-    quiet = Measured(Setting(1, "model"), round_ms=[1.0, 1.02, 1.04] * 5 + [9.0])
-    busy = Measured(Setting(2, "model"), round_ms=[1.0, 3.0, 1.0, 3.0, 2.0])
-    once = Measured(Setting(3, "model"), round_ms=[1.0])
+    def rounds(*times):
+        return Measured(Setting(1, "model"), rounds=[TimedRound(ms, [], replayed=False) for ms in times])
+
+    quiet = rounds(*[1.0, 1.02, 1.04] * 5, 9.0)
+    busy = rounds(1.0, 3.0, 1.0, 3.0, 2.0)
+    once = rounds(1.0)
     assert _spread([once]) == 0 < BUSY < _spread([busy, once])
     assert _spread([quiet, quiet, busy]) == _spread([quiet])
     found = json.loads(tune().out.splitlines()[-1])

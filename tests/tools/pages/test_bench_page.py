@@ -53,7 +53,7 @@ def test_the_page_is_self_contained_and_holds_the_numbers(made, result):
     assert result["conditions"]["machine"]["cpu"]["model"] in shown
     assert "resident at the peak" in shown
     assert json.loads(page.find("pre")[0]) == result
-    assert len(page.find("svg")) == 4
+    assert len(page.find("svg")) == 5
     assert (made / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -98,10 +98,10 @@ def test_another_runtime_and_its_ratio_are_on_the_page_when_it_was_measured(resu
 
 def test_plain_decoding_alone_and_a_draft_that_never_proposed_have_pages_too(result):
     alone = report_page(result | {"settings": result["settings"][:1]})
-    assert len(assert_self_contained(alone).find("svg")) == 1
+    assert len(assert_self_contained(alone).find("svg")) == 2
     for one in result["settings"][1:]:
         one["acceptance"] = None
-    assert len(assert_self_contained(report_page(result)).find("svg")) == 2
+    assert len(assert_self_contained(report_page(result)).find("svg")) == 3
 
 
 def luminance(colour):

@@ -19,6 +19,7 @@ PLAIN = {
     "tokens_per_second": 100.0,
     "tokens_per_second_each": [90.0, 100.0, 104.0],
     "predicted": 1.0,
+    "bandwidth_share": 0.4,
     "parts_ms": {"draft": 0.0, "verify": 9.0, "accept": 0.5, "host": 0.25},
 }
 DRAFTED = {
@@ -26,6 +27,7 @@ DRAFTED = {
     "tokens_per_second": 180.0,
     "tokens_per_second_each": [170.0, 180.0, 181.0],
     "predicted": 2.0,
+    "bandwidth_share": 0.25,
     "acceptance": 0.6,
     "draft_ms": 2.0,
     "verify_ms": 9.5,
@@ -51,6 +53,12 @@ def test_the_main_chart_has_a_point_for_each_setting_and_the_prediction_as_a_lin
     assert ranges == [[[0, 90], [0, 104]], [[4, 170], [4, 181]]]
     alone = charts.speed_over_draft_length(result | {"compared": None})
     assert set(lines(alone.axes[0])) == {"measured", "predicted"}
+
+
+def test_the_share_of_the_bandwidth_has_a_point_for_each_setting():
+    [axes] = charts.bandwidth_over_draft_length({"settings": [PLAIN, DRAFTED]}).axes
+    [[lengths, shares]] = lines(axes).values()
+    assert (lengths, shares) == ([0, 4], [40, 25])
 
 
 def test_the_histogram_has_a_bar_for_each_count_of_accepted_proposals():
