@@ -51,7 +51,7 @@ SPLIT_FROM = 1024  # numbers that a product adds up, from which it is split amon
 class Launch(NamedTuple):
     """A kernel."""
 
-    kind: str  # one of those above, or the name of an operator of our own
+    kind: str  # one of those above, or the full name of an operator of our own
     bytes: int
     rows: int = 1  # of a product or a norm
 
@@ -88,8 +88,8 @@ class Launches:
         self._touch((args, kwargs))
         namespace, name = func._schema.name.split("::")
         if namespace == NAMESPACE:
-            each = _bytes((args, kwargs, output)) // max(1, self._own[name])
-            self.found += [Launch(name, each)] * self._own[name]
+            each = (_bytes(_only_read(func, args, kwargs)) + _bytes(output)) // max(1, self._own[name])
+            self.found += [Launch(func._schema.name, each)] * self._own[name]
         elif name in PRODUCTS:
             self.found += _product(args, output)
         elif not (func.is_view or name in NOTHING):
@@ -168,6 +168,12 @@ def _copied_indices(indices: Any) -> int:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _only_read(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments that an operator does not write to: of a cache it writes as much as it is given to write."""
+    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | (kwargs or {})
+    return [given.get(one.name) for one in func._schema.arguments if one.alias_info is None]
 
 
 def _bytes(values: Any) -> int:

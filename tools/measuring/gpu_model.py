@@ -24,13 +24,11 @@ PRODUCT_US = 2.0  # of a product, beside the reading of its matrix
 ROWS_US = 1.5  # more, where it has several rows
 SHARE = 0.9  # of the bandwidth with which a product reads its matrix
 FUSED_US: Mapping[str, float] = {  # estimates, of which no GPU gave any: by a word in the name of an operator of ours
-    "attend": 5.0,
-    "attention": 5.0,
+    "attention": 3.5,  # each of two kernels, which together take what cuDNN's one takes
     "norm": 2.5,
     "rotate": 2.5,
     "write": 2.5,
     "gate": 1.5,
-    "silu": 1.5,
 }
 OTHER_FUSED_US = 2.5
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from statistics import median_low
 
@@ -13,6 +11,7 @@ from torch import Tensor, fx
 from ...engines import Bundle, Engine, Step, blank_cache, blank_step
 from ...engines.bundle import TARGET
 from ...engines.torch import TorchEngine
+from ...engines.torch.kernels import LAUNCHES
 from ...runtime import SamplingParams
 from ...runtime.acceptance.seat import make_rows
 from ...runtime.drafters import Resources, open_drafters, usual_drafter
@@ -26,7 +25,6 @@ from ...runtime.state.frame import Frame
 from ...runtime.state.shapes import line
 from .gpu_launches import Launch, Launches, memory_of
 
-KERNELS = "trt_spec.engines.torch.kernels"  # declares the operators of our own
 NOWHERE = "meta"
 
 
@@ -46,22 +44,17 @@ class WeightlessEngine(Engine):
     static_capacity = reads_prefixes = True
 
     def __init__(self, bundle: Bundle, name: str) -> None:
-        # On the CPU weights stay in their file, and of them only shapes are read.
-        self._engine = TorchEngine(bundle.graph(name), bundle.models[name].contract, "cpu", compiled=False)
+        contract = bundle.models[name].contract
+        self._engine = TorchEngine(bundle.graph(name), contract, "cpu", compiled=False, weightless=True)
         self.contract = self._engine.contract
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         module = self._engine.converted(self.contract.sizes({**inputs, **outputs}))
-        weightless = {name: tensor.to(NOWHERE) for name, tensor in module.named_buffers()}
-        graph = fx.GraphModule(weightless, module.graph)
+        graph = fx.GraphModule({name: tensor.to(NOWHERE) for name, tensor in module.named_buffers()}, module.graph)
         given = [inputs[spec.name] for spec in self.contract.inputs]
         wanted = [outputs[spec.name] for spec in self.contract.outputs if spec.name not in self.contract.aliases]
 
-        def run() -> None:
-            for place, found in zip(wanted, graph(*given), strict=True):
-                place.copy_(found)
-
-        return Step(inputs, outputs, run)
+        return Step(inputs, outputs, lambda: graph(*given, *wanted))
 
     def capturable(self) -> bool:
         return True
@@ -70,17 +63,9 @@ class WeightlessEngine(Engine):
         self._engine.close()
 
 
-def own_kernels() -> Mapping[str, int]:
-    """Return how many kernels each operator of our own launches."""
-    if find_spec(KERNELS) is None:
-        return {}
-    found: Mapping[str, int] = getattr(import_module(KERNELS), "LAUNCHES", {})
-    return found
-
-
 def count_step(engine: WeightlessEngine, batch: int, width: int, entries: int = SHORTEST) -> Counted:
     """Count a step of so many rows and tokens, all of which give logits, over the first entries of a cache."""
-    contract, launches = engine.contract, Launches(own_kernels())
+    contract, launches = engine.contract, Launches(LAUNCHES)
     cache = blank_cache(contract, batch, entries, NOWHERE)
     step = blank_step(engine, cache, 0, batch, width, width)
     with torch.no_grad(), launches.counted():
@@ -115,9 +100,9 @@ def count_round(
     plan = make_plan(params, [share] * batch, vocab_size=vocab_size, traced=False)
     plan = replace(plan, live=min(entries, bundle.capacity))
     frame, rows, clock = Frame(plan, target), rows.view(batch), Clock(rows.length.device)
-    launches = Launches(own_kernels())
+    launches = Launches(LAUNCHES)
     with torch.no_grad():
-        for one in (Launches(own_kernels()), launches):  # constants are made in the first
+        for one in (Launches(LAUNCHES), launches):  # constants are made in the first
             with one.counted():
                 tabulate(run_round(rows, plan, frame, bundle.capacity, clock), plan)
     return Counted(tuple(launches.found))
