@@ -58,7 +58,10 @@ class ChatWriter(ChoiceWriter[ChatChoice, ChunkChoice]):
         logprobs = [one for piece in pieces for one in piece.logprobs]
         if not (text or logprobs or self._body.return_token_ids):
             return None
-        choice = ChunkChoice(index=index, delta=joined(self._readers[index].feed(text)))
+        delta = joined(self._readers[index].feed(text))
+        if delta == Delta() and not (logprobs or self._body.return_token_ids):  # what came is not whole yet, or marks
+            return None
+        choice = ChunkChoice(index=index, delta=delta)
         if self._body.logprobs:
             choice.logprobs = chat_logprobs(logprobs, self._spelling)
         if self._body.return_token_ids:
