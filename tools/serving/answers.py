@@ -141,6 +141,12 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
+class InputTokens(msgspec.Struct):
+    """How many tokens a model would read."""
+
+    input_tokens: int
+
+
 class Tokens(Struct):
     count: int
     max_model_len: int

@@ -18,7 +18,7 @@ from .access_log import AccessLog, note
 from .allowances import Allowances
 from .answers import ModelList, Prompt, Status, Tokens, Version
 from .bodies import DetokenizeBody, TokenizeBody
-from .chat import apply_template, chat, prompt_of
+from .chat import apply_template, chat, count_chat, prompt_of
 from .completions import complete
 from .delivery import error_response, json_response, told
 from .errors import ApiError
@@ -27,7 +27,7 @@ from .keys import Keys
 from .messages import answer_messages, count_tokens
 from .metrics import CONTENT_TYPE
 from .openapi import openapi_page
-from .responses import respond
+from .responses import count_input, kept_response, respond
 from .service import Service, body_of
 from .transcriptions import transcribe, translate
 
@@ -64,7 +64,10 @@ def make_app(
     routes = [
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", count_chat, methods=["POST"]),
         Route("/v1/responses", respond, methods=["POST"]),
+        Route("/v1/responses/input_tokens", count_input, methods=["POST"]),
+        Route("/v1/responses/{response_id}", kept_response),
         Route("/v1/messages", answer_messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
         Route("/v1/audio/transcriptions", transcribe, methods=["POST"]),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ...runtime import Output, Piece, Request
 from .access_log import note_prompt
-from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, Prompt
+from .answers import ChatChoice, ChunkChoice, Delta, FinishReason, InputTokens, Prompt
 from .bodies import ApplyTemplateBody, ChatBody, Message
 from .choices import ChoiceWriter, reason_of
 from .delivery import delivery_of, encode, json_response
@@ -58,7 +58,10 @@ class ChatWriter(ChoiceWriter[ChatChoice, ChunkChoice]):
         logprobs = [one for piece in pieces for one in piece.logprobs]
         if not (text or logprobs or self._body.return_token_ids):
             return None
-        choice = ChunkChoice(index=index, delta=joined(self._readers[index].feed(text)))
+        delta = joined(self._readers[index].feed(text))
+        if delta == Delta() and not (logprobs or self._body.return_token_ids):  # what came is not whole yet, or marks
+            return None
+        choice = ChunkChoice(index=index, delta=delta)
         if self._body.logprobs:
             choice.logprobs = chat_logprobs(logprobs, self._spelling)
         if self._body.return_token_ids:
@@ -89,6 +92,14 @@ async def chat(request: HttpRequest) -> Response:
         raise ApiError(400, "top_logprobs says how many log-probabilities, but logprobs is not true", "top_logprobs")
     flight, conversation = await converse(request, service, body)
     return delivery_of(flight, ChatWriter(service, body, conversation), service, stream=body.stream, each=body.n or 1)
+
+
+async def count_chat(request: HttpRequest) -> Response:
+    """Count what the model would read, as llama.cpp does at this path."""
+    service: Service = request.app.state.service
+    body = await body_of(request, ChatBody)
+    service.require_model(body.model)
+    return json_response(InputTokens(len((await conversation_of(service, body, service.most_counted)).prompt)))
 
 
 async def converse(request: HttpRequest, service: Service, body: ChatBody) -> tuple[Flight, Conversation]:

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from ...runtime import Output, Request, TokenLogprob
-from .answers import Usage
+from .answers import InputTokens, Usage
 from .bodies import (
     MOST_TOOLS,
     CalledFunction,
@@ -185,10 +185,6 @@ class MessageAnswer(Struct, kw_only=True):
     usage: MessagesUsage
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-
-
-class InputTokens(Struct):
-    input_tokens: int
 
 
 class MessageWriter(PartWriter):

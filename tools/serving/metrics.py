@@ -12,6 +12,7 @@ from ...engines import TrtSpecError
 from ...runtime import Speculation
 from ...runtime.requests.request import State
 from .allowances import PER_MINUTE, ROWS
+from .kept_answers import KeptAnswers
 from .resident import resident_bytes, unused_bytes
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ class Metrics:
     def count_answer(self, method: str, path: str, status: int) -> None:
         self._answers.labels(method, path, status).inc()
 
-    def watch(self, stepper: "Stepper", model: str) -> None:
+    def watch(self, stepper: "Stepper", model: str, kept: KeptAnswers) -> None:
         """Count what the decoder itself knows whenever somebody asks."""
-        self.registry.register(Watch(stepper, model))
+        self.registry.register(Watch(stepper, model, kept))
 
     def count(self, ticket: "Ticket") -> None:
         """Count a request that has ended."""
@@ -111,8 +112,8 @@ class Metrics:
 class Watch(Collector):
     """Reads the decoder's own counts at the moment of the question."""
 
-    def __init__(self, stepper: "Stepper", model: str) -> None:
-        self._stepper, self._model = stepper, model
+    def __init__(self, stepper: "Stepper", model: str, kept: KeptAnswers) -> None:
+        self._stepper, self._model, self._kept = stepper, model, kept
 
     def collect(self) -> Iterator[Metric]:
         decoder = self._stepper.decoder
@@ -125,13 +126,14 @@ class Watch(Collector):
         }
         for name, (text, value) in gauges.items():
             yield self._family(GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"]), [((), value)])
+        pools = decoder.held_bytes | {"answers": self._kept.held_bytes, "unused": unused_bytes()}
         yield self._family(
             GaugeMetricFamily(
                 "trt_spec:memory_bytes",
                 "What each pool of memory holds; unused is what was freed and the allocator keeps.",
                 labels=["model_name", "pool"],
             ),
-            [((pool,), held) for pool, held in (decoder.held_bytes | {"unused": unused_bytes()}).items()],
+            [((pool,), held) for pool, held in pools.items()],
         )
         yield GaugeMetricFamily(
             "process_resident_memory_bytes", "What the process takes of the machine's memory.", value=resident_bytes()

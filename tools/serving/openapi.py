@@ -7,7 +7,7 @@ import msgspec
 
 from . import answers, bodies, messages, response_bodies
 from .errors import MESSAGES, ErrorAnswer, MessagesError
-from .response_answers import ResponseAnswer
+from .response_answers import CountedInput, ResponseAnswer
 from .service import Service
 from .sound_forms import FORM, Form
 from .transcriptions import Transcription
@@ -28,8 +28,10 @@ POSTS: dict[str, tuple[str, type, type]] = {  # path: what it does, what it take
     "/v1/completions": ("Continue a prompt.", bodies.CompletionBody, answers.Answer[answers.CompletionChoice]),
     "/v1/chat/completions": ("Answer messages.", bodies.ChatBody, answers.Answer[answers.ChatChoice]),
     "/v1/responses": ("Answer messages.", response_bodies.ResponsesBody, ResponseAnswer),
+    "/v1/chat/completions/input_tokens": ("Count what would be read.", bodies.ChatBody, answers.InputTokens),
+    "/v1/responses/input_tokens": ("Count what would be read.", response_bodies.ResponsesBody, CountedInput),
     "/v1/messages": ("Answer messages.", messages.MessagesBody, messages.MessageAnswer),
-    "/v1/messages/count_tokens": ("Count what would be read.", messages.CountedBody, messages.InputTokens),
+    "/v1/messages/count_tokens": ("Count what would be read.", messages.CountedBody, answers.InputTokens),
     "/apply-template": ("Turn messages into a prompt.", bodies.ApplyTemplateBody, answers.Prompt),
     "/tokenize": ("Turn text or messages into token ids.", bodies.TokenizeBody, answers.Tokens),
     "/detokenize": ("Turn token ids into text.", bodies.DetokenizeBody, answers.Prompt),
@@ -41,6 +43,7 @@ HEARD: dict[str, str] = {  # path: what it does with the sound in a form
 GETS: dict[str, tuple[str, type | None]] = {
     "/v1/models": ("List the model.", answers.ModelList),
     "/v1/models/{model}": ("Describe the model.", answers.ModelCard),
+    "/v1/responses/{response_id}": ("Return a response that was stored.", ResponseAnswer),
     "/health": ("Whether the server is alive.", answers.Status),
     "/ready": ("Whether the server takes requests.", answers.Status),
     "/version": ("The version of trt-spec.", answers.Version),
@@ -75,6 +78,7 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
         statuses = {401} if with_keys and path not in WITHOUT_KEY else set()
         statuses |= {400, 404, 413, 415, 500, 503} if posts else set()
         statuses |= {404} if "{" in path else set()
+        statuses |= {429} if posts and with_keys else set()
         error = _content(place[MessagesError if path.startswith(MESSAGES) else ErrorAnswer])
         errors = {str(status): {"description": SAID[status], "content": error} for status in sorted(statuses)}
         if path in WITHOUT_KEY:
@@ -101,7 +105,9 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
     for path, (summary, given) in GETS.items():
         text = {"text/plain": {"schema": {"type": "string"}}} if path == "/metrics" else _content({"type": "object"})
         ok = text if given is None else _content(place[given])
-        named = [{"name": "model", "in": "path", "required": True, "schema": {"enum": list(service.names)}}]
+        name = "response_id" if "response_id" in path else "model"
+        values = {"enum": list(service.names)} if name == "model" else {"type": "string", "minLength": 1}
+        named = [{"name": name, "in": "path", "required": True, "schema": values}]
         paths[path] = {"get": operation(path, summary, ok, **({"parameters": named} if "{" in path else {}))}
     return {
         "openapi": "3.1.0",

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -66,6 +67,13 @@ class Failed(Struct):
     message: str
 
 
+class CountedInput(Struct):
+    """How many tokens an input has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ResponseAnswer(Struct, kw_only=True):
     """A response, which says again what was asked."""
 
@@ -91,7 +99,7 @@ class ResponseAnswer(Struct, kw_only=True):
     incomplete_details: Incomplete | None = None
     usage: ResponseUsage | None = None
     previous_response_id: None = None
-    store: Literal[False] = False
+    store: bool = False
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     service_tier: Literal["default"] = "default"
@@ -101,8 +109,11 @@ class ResponseAnswer(Struct, kw_only=True):
 class ResponseWriter(PartWriter):
     """Writes responses: each part is an item."""
 
-    def __init__(self, reader: Reader, body: ResponsesBody, params: SamplingParams, service: Service) -> None:
+    def __init__(
+        self, reader: Reader, body: ResponsesBody, params: SamplingParams, service: Service, caller: str
+    ) -> None:
         super().__init__(reader)
+        self._keep = partial(service.kept_answers.keep, caller)
         self._body, self._spelling = body, service.spelling
         self._ids: list[str] = []  # of the items
         self._number = -1  # of the last event
@@ -118,7 +129,7 @@ class ResponseWriter(PartWriter):
         if not whole:
             items[-1].status = "incomplete"
         cached = InputDetails(usage.prompt_tokens_details.cached_tokens)
-        return msgspec.structs.replace(
+        answer = msgspec.structs.replace(
             self._head,
             status="completed" if whole else "incomplete",
             completed_at=int(time.time()) if whole else None,
@@ -128,6 +139,9 @@ class ResponseWriter(PartWriter):
                 usage.prompt_tokens, cached, usage.completion_tokens, OutputDetails(), usage.total_tokens
             ),
         )
+        if answer.store:
+            self._keep(answer.id, msgspec.json.encode(answer))
+        return answer
 
     def start(self, request: Request) -> Iterator[bytes]:
         yield self._event("response.created", response=self._head)
@@ -234,4 +248,5 @@ def answer_head(body: ResponsesBody, params: SamplingParams, name: str) -> Respo
         top_logprobs=body.top_logprobs or 0,
         metadata=body.metadata or {},
         user=body.user,
+        store=bool(body.store),
     )

@@ -118,6 +118,7 @@ class ResponsesBody(Sampling, kw_only=True):
     stream_options: ObfuscationOption | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
+    store: bool | None = None
     previous_response_id: None = None
     conversation: None = None
     max_tool_calls: None = None

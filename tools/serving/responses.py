@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer API, by way of a chat. No answer is kept."""
+"""POST /v1/responses: OpenAI's newer API, by way of a chat. An answer is kept in memory if its client asks for it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,10 +20,11 @@ from .bodies import (
     Tool,
     converted,
 )
-from .chat import converse
-from .delivery import delivery_of
+from .chat import conversation_of, converse
+from .delivery import delivery_of, json_response
 from .errors import ApiError, in_terms_of
-from .response_answers import ResponseWriter
+from .guard import caller_of
+from .response_answers import CountedInput, ResponseWriter
 from .response_bodies import (
     ITEMS,
     CallItem,
@@ -50,8 +51,29 @@ async def respond(request: HttpRequest) -> Response:
     body = await body_of(request, ResponsesBody)
     with in_terms_of(NAMES):
         flight, conversation = await converse(request, service, chat_of(body))
-    writer = ResponseWriter(conversation.reader(), body, flight.requests[0].params, service)
+    writer = ResponseWriter(conversation.reader(), body, flight.requests[0].params, service, caller_of(request))
     return delivery_of(flight, writer, service, stream=body.stream)
+
+
+async def count_input(request: HttpRequest) -> Response:
+    """Count what the model would read."""
+    service: Service = request.app.state.service
+    body = await body_of(request, ResponsesBody)
+    service.require_model(body.model)
+    with in_terms_of(NAMES):
+        conversation = await conversation_of(service, chat_of(body), service.most_counted)
+    return json_response(CountedInput(len(conversation.prompt)))
+
+
+async def kept_response(request: HttpRequest) -> Response:
+    """Return a response that was stored, to whoever has asked for it with the same key."""
+    service: Service = request.app.state.service
+    name = request.path_params["response_id"]
+    answer = service.kept_answers.find(caller_of(request), name)
+    if answer is None:
+        said = f"response {name!r} is not kept here; send store: true with its request, and ask for it soon"
+        raise ApiError(404, said, "response_id", "response_not_found")
+    return Response(answer, media_type="application/json")
 
 
 def chat_of(body: ResponsesBody) -> ChatBody:

@@ -22,6 +22,7 @@ from .bodies import Body, Generation, Sampling, read_body
 from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import Asked
+from .kept_answers import KeptAnswers
 from .metrics import Metrics
 from .reasoning import Marks, marks_of
 from .stepper import Stepper, Submission
@@ -52,6 +53,7 @@ class Service:
     draft_length: DraftLength | None = None  # of requests that ask for none
     drafter: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+    kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -213,13 +215,14 @@ def open_service(
     source = chat_template or bundle.tokenizer.chat_template
     metrics = Metrics(name)
     stepper = Stepper(decoder, max_waiting, metrics.count)
-    metrics.watch(stepper, name)
+    kept = KeptAnswers()
+    metrics.watch(stepper, name, kept)
     template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
     left_open = {**DEFAULTS, **defaults}
-    return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open)
+    return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open, kept)
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from trt_spec.tools.serving.kept_answers import KeptAnswers
 
 from ...bundles import Pair
 from ...kit.schemas import SCHEMA
@@ -34,6 +35,45 @@ def test_a_response_says_what_a_chat_says(server: Served):
     assert (message.type, message.role, message.status) == ("message", "assistant", "incomplete")
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (same["usage"]["prompt_tokens"], 60)
     assert (answer.store, answer.max_output_tokens, answer.temperature) == (False, 60, 1.0)
+
+
+def test_an_input_is_counted_as_it_is_read(server: Served):
+    counted = server.openai.responses.input_tokens.count(model="tiny", input="abc", instructions="be brief")
+    answer = server.openai.responses.create(**ASK | {"instructions": "be brief"})
+    assert counted.input_tokens == answer.usage.input_tokens > 0
+    counted = server.post("/v1/chat/completions/input_tokens", CHAT)
+    assert counted.json() == {"input_tokens": chat(server)["usage"]["prompt_tokens"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_stored_is_found_again_and_no_other(server: Served, stream: bool):
+    made = server.openai.responses.create(**ASK, store=True, stream=stream)
+    answer = list(made)[-1].response if stream else made
+    assert answer.store
+    assert server.openai.responses.retrieve(answer.id) == answer
+    for other in (server.openai.responses.create(**ASK).id, "resp_none"):
+        with pytest.raises(openai.NotFoundError, match="is not kept here; send store: true with its request"):
+            server.openai.responses.retrieve(other)
+
+
+def test_what_is_stored_is_found_with_its_own_key_alone(signs: Pair):
+    with serving(signs, keys=["a", "b"]) as server:
+
+        def ask(method: str, path: str, key: str, **fields: object) -> dict:
+            answer = server.http.request(method, path, headers={"x-api-key": key}, **fields)
+            return answer.json() | {"status_code": answer.status_code}
+
+        kept = ask("POST", "/v1/responses", "a", json={"input": "abc", "max_output_tokens": 3, "store": True})
+        assert ask("GET", f"/v1/responses/{kept['id']}", "a") == kept
+        assert ask("GET", f"/v1/responses/{kept['id']}", "b")["status_code"] == 404
+
+
+def test_what_is_stored_is_bounded():
+    kept = KeptAnswers(most_bytes=100)
+    for number in range(10):
+        kept.keep("a", str(number), bytes(30))
+    assert kept.held_bytes == 90
+    assert [number for number in range(10) if kept.find("a", str(number))] == [7, 8, 9]
 
 
 def test_instructions_come_before_the_input(server: Served):

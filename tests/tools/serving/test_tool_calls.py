@@ -195,6 +195,14 @@ def marking(signs: Pair, monkeypatch: pytest.MonkeyPatch):
         yield server
 
 
+def test_no_chunk_of_a_call_says_nothing(server: Served):
+    chunks = list(server.openai.chat.completions.create(**ASK, tools=TOOLS, tool_choice="required", stream=True))
+    first, *others, last = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert (first.delta.role, last.finish_reason) == ("assistant", "tool_calls")
+    assert others
+    assert all(one.delta.model_dump(exclude_unset=True) for one in others)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_may_call_a_tool_between_its_templates_marks(marking: Served, stream: bool):
     [begins] = marking.decoder.tokenizer.encode("<", add_special_tokens=False).ids
