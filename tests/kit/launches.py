@@ -57,6 +57,13 @@ def entries(dtype: torch.dtype) -> list[Tensor]:
     return [*heads(dtype, 64, 24), *angles(dtype, 16), torch.tensor(START, device=DEVICE), *caches(dtype, 64, 24)]
 
 
+def positions(dtype: torch.dtype, width: int) -> tuple[Any, ...]:
+    """Of tokens behind one that is told of, in two rows; some lie beyond the tables, and before them."""
+    start = torch.tensor([3, 17], device=DEVICE)
+    depths = torch.arange(-1, width, device=DEVICE).expand(2, -1) * torch.tensor([[2], [3]], device=DEVICE)
+    return start - 4, depths, *(random(20, 24, dtype=dtype, seed=seed) for seed in range(2)), width
+
+
 def attention(dtype: torch.dtype, size: int, window: int, softcap: float, sinks: bool) -> tuple[Any, ...]:
     """Of five tokens in two rows, whose heads share key heads by four."""
     query, (key, value) = random(2, 5, 8, size, dtype=dtype).transpose(1, 2), caches(dtype, size, size)
@@ -81,6 +88,10 @@ LAUNCHED: dict[str, tuple[str, Callable[[torch.dtype], list[tuple[Any, ...]]]]] 
             (*norms(dtype), None, 1e-6, dtype),
             (*norms(dtype), norms(torch.float32)[2], 1e-6, dtype, 1e-5, dtype),
         ],
+    ),
+    "angles": (
+        "angles",
+        lambda dtype: [positions(dtype, 2)],
     ),
     "attention": (
         "attention",

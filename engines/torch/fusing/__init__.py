@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import attention, biases, entries, gates, heads, narrow_products, norms, outputs, products
+from . import angles, attention, biases, entries, gates, heads, narrow_products, norms, outputs, products
 from .attention import reads_live
 from .narrow_products import kept
 from .outputs import PLACE
@@ -25,6 +25,7 @@ FUSIONS = (
     Fusion("products", products.fuse, compiled=True, cpu=False),
     Fusion("narrow products", narrow_products.fuse, compiled=True, cpu=False),
     Fusion("biases", biases.fuse, compiled=False, cpu=False),  # whose sums begin with the bias
+    Fusion("angles", angles.fuse, compiled=False, cpu=False),  # tables take memory, and a CPU few operations
     Fusion("norms", norms.fuse, compiled=False),
     Fusion("entries", entries.fuse, compiled=False),  # takes norms of heads along
     Fusion("attention", attention.fuse, compiled=True, cpu=False),  # where one mask serves all layers

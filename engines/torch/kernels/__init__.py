@@ -7,11 +7,12 @@ lies in `on_gpu/`, which alone imports Triton, when the operator first runs on C
 from collections.abc import Callable
 from typing import Any
 
-from . import attention, entries, gate, narrow_product, norm
+from . import angles, attention, entries, gate, narrow_product, norm
 from .declare import composed
 
 LAUNCHES: dict[str, int] = {  # how many kernels each has on CUDA
     "add_norm": 1,
+    "angles": 1,
     "attention": 2,
     "gate": 1,
     "narrow_product": 1,
@@ -24,6 +25,7 @@ LAUNCHES: dict[str, int] = {  # how many kernels each has on CUDA
 
 FUSED_OPS: dict[str, Callable[..., Any]] = {
     "trt_spec::AddNorm": norm.add_norm,
+    "trt_spec::Angles": angles.angles,
     "trt_spec::Attention": attention.attention,
     "trt_spec::Gate": gate.gate,
     "trt_spec::NarrowProduct": narrow_product.narrow_product,

@@ -16,7 +16,7 @@ from trt_spec.engines.torch.kernels.narrow_product import widened
 from trt_spec.export.passes.quantise import Quantisation
 
 from ...bundles import export_pair
-from ...kit.launches import DEVICE, DTYPES, LAUNCHED, START, angles, caches, heads, kernel, matrix, random
+from ...kit.launches import DEVICE, DTYPES, LAUNCHED, START, angles, caches, heads, kernel, matrix, positions, random
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED_BYTES = 99 * 1024  # the least that a program may have on GPUs from 8.0 on
@@ -51,6 +51,16 @@ def test_a_gate(dtype: torch.dtype, activation: str) -> None:
     """Of parts of one product, of a size that fills no block."""
     both = random(2, 3, 2 * 1100, dtype=dtype)
     assert_computes("gate", "gate", dtype, *both.split(1100, -1), activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 5])
+def test_angles(dtype: torch.dtype, width: int) -> None:
+    """Nothing is read before a table or behind it."""
+    given = positions(dtype, width)
+    found, expected = kernel("angles", "angles")(*given), torch.ops.trt_spec.angles(*given)
+    for own, theirs in zip(found, expected, strict=True):
+        assert torch.equal(own, theirs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
