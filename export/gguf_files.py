@@ -9,6 +9,7 @@ from typing import Any
 
 UNQUANTISED = ("F32", "F16", "BF16")
 _read: dict[tuple[str, int, int], Any] = {}  # the reader of the file that was parsed last
+_types: dict[tuple[str, int, int], str] = {}  # in which most bytes of each file are stored
 
 
 @contextmanager
@@ -20,14 +21,13 @@ def parsed_once() -> Iterator[None]:
     parse = gguf.GGUFReader
 
     def reader(path: Any, *arguments: Any) -> Any:
-        about = Path(path).stat()
-        key = (str(path), about.st_size, about.st_mtime_ns)
+        key = _key(path)
         if arguments or key not in _read:
             found = parse(path, *arguments)
             if arguments:
                 return found
             _read.clear()
-            _read[key] = found
+            _read[key], _types[key] = found, _main_type(found)
         return _read[key]
 
     with (
@@ -40,13 +40,24 @@ def parsed_once() -> Iterator[None]:
 
 def main_type(file: Path) -> str:
     """Name the type in which most bytes of a file are stored."""
-    import gguf
+    if _key(file) not in _types:
+        import gguf
 
+        with parsed_once():
+            gguf.GGUFReader(file)
+    return _types[_key(file)]
+
+
+def _main_type(reader: Any) -> str:
     sizes: Counter[str] = Counter()
-    with parsed_once():
-        for tensor in gguf.GGUFReader(file).tensors:
-            sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    for tensor in reader.tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
     return sizes.most_common(1)[0][0]
+
+
+def _key(file: Path | str) -> tuple[str, int, int]:
+    about = Path(file).stat()
+    return str(file), about.st_size, about.st_mtime_ns
 
 
 def forget() -> None:

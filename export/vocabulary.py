@@ -100,7 +100,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
         unsaid_ids=_unsaid(tokens, behind),
         speech=_speech(tokens, behind) if hears else None,
-        forced_end_ids=_known(tokens, *_each(behind.get("forced_eos_token_id"))),
+        forced_end_ids=_known(
+            tokens, *_each((generation or behind).get("forced_eos_token_id"))
+        ),  # as transformers asks
         note=_searches(checkpoint.name, behind),
     )
 

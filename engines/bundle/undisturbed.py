@@ -13,10 +13,11 @@ def undisturbed() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
+    handlers = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in handlers.items() if handler is not None}  # else not Python's own
     try:
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
         yield
     finally:
         for number, handler in before.items():

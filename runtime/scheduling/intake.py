@@ -66,6 +66,8 @@ class Intake:
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(params, name):
                 self._require_token(token, name)
+        for token in params.extra.get("forced_end", ()):
+            self._require_token(token, "forced_end")
         if self._bundle.tokenizer.unsaid_ids:
             unsaid = dict.fromkeys(set(self._bundle.tokenizer.unsaid_ids) - {*params.allowed_token_ids}, -math.inf)
             params = replace(params, logit_bias=dict(params.logit_bias) | unsaid)

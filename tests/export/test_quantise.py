@@ -359,7 +359,7 @@ def test_heads_that_were_stacked_are_unstacked_without_a_trace(
 
 
 def test_an_unknown_kind_of_weights_is_refused() -> None:
-    with pytest.raises(ExportError, match="weights are 'int2', expected none, int8, int4, fp8, nvfp4"):
+    with pytest.raises(ExportError, match="weights are 'int2', expected auto, none, int8, int4, fp8, nvfp4"):
         Quantisation("int2")
 
 

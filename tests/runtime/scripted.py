@@ -22,7 +22,7 @@ BYTES = bytes_to_symbols()
 class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
-    static_capacity = reads_prefixes = own_threads = False
+    static_capacity = reads_prefixes = reads_live = own_threads = False
     verify_width, read_width, takes_trees, reads_together = 65, 65, True, True
     device = "cpu"
 

@@ -136,10 +136,11 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
                 if name in results:
                     say(f"{name}: {results[name].tokens_per_second[-1]:.1f} tokens/s")
 
+        asked = arguments.repeats
         (measured, theirs), arguments.repeats = whole_repeats(arguments.repeats, turn, (measured, theirs))
         if compared is not None:
             compared = replace(compared, settings=theirs)
-        if arguments.device.startswith("cuda"):
+        if arguments.device.startswith("cuda") and arguments.repeats == asked:  # else somebody wants it to end
             for ours in measured:
                 show(f"counting the kernels of {ours.setting}")
                 group = prompts[: arguments.batch], each[: arguments.batch]

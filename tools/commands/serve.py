@@ -145,9 +145,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
 
     def read_again() -> None:
+        if tls is not None:
+            tls_context(*certificate)  # refuses a pair of which one half is new, before any key has changed
         keys.read_again()
         if tls is not None:
-            tls_context(*certificate)  # refuses a pair of which one half is new
             load_certificate(tls, *certificate)
 
     allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch.autograd import DeviceType
 from torch.profiler import profile, supported_activities
 
 from ...runtime import Decoder, SamplingParams
@@ -24,4 +25,4 @@ def kernels_per_round(
 
 def kernels_of(events: Iterable[Any]) -> int:
     """Return how many kernels, copies and fills the device ran."""
-    return sum(event.count for event in events if event.self_device_time_total)
+    return sum(one.count for one in events if one.device_type != DeviceType.CPU and not one.is_user_annotation)

@@ -43,7 +43,7 @@ class Keys:
 
 def read_keys(file: Path) -> list[str]:
     """Read a key from each line; empty lines and those that begin with # are none."""
-    lines = [line.strip() for line in read_text(file, "--api-key-file").splitlines()]
+    lines = [line.strip() for line in read_text(file, "--api-key-file").removeprefix("\ufeff").splitlines()]
     keys = [line for line in lines if line and not line.startswith(COMMENT)]
     if not keys:
         raise RequestError(f"{file} holds no key; put one on each line, or leave --api-key-file out")

@@ -46,7 +46,8 @@ def _write(graph: Rewriting, attention: Node) -> None:
     if any(node.attributes.get("axis", -2) not in (2, -2) for node in (keys, values)):
         return
     start, past = keys.inputs[2], [keys.inputs[0], values.inputs[0]]
-    own, queries = _rotation(graph, keys.inputs[1]), _rotation(graph, query)
+    alone = graph.only_reader(keys.inputs[1]) is keys
+    own, queries = _rotation(graph, keys.inputs[1]) if alone else None, _rotation(graph, query)
     if own is None or queries is None or (own.angles, own.numbers) != (queries.angles, queries.numbers):
         new = fused("Write", [keys.inputs[1], values.inputs[1], start, *past], presents)
         graph.replace([keys, values], new)

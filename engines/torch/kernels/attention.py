@@ -4,11 +4,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ...contract import WIDEST_STEP
 from ..attending import attention as attend
 from ..attending import left_by_sinks, seen_entries
 from .declare import declare
 
-MOST_TOKENS = 64  # of a call; more are a prompt's, for which torch has kernels
+MOST_TOKENS = WIDEST_STEP  # of a call; more are a prompt's, for which torch has kernels
 MOST_NUMBERS = 256  # of a head
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor start, Tensor depths, Tensor ancestors, Tensor? sinks, "

@@ -18,8 +18,10 @@ _composed = ContextVar("composed", default=False)
 def composed(yes: bool = True) -> Iterator[None]:
     """Let operators be the operations that they stand for, which is what a CPU runs fastest."""
     before = _composed.set(yes)
-    yield
-    _composed.reset(before)
+    try:
+        yield
+    finally:
+        _composed.reset(before)
 
 
 def declare(name: str, schema: str, shape: Callable[..., Any], composition: Callable[..., Any]) -> Callable[..., Any]:

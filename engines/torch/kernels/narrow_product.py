@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .declare import declare
 
-FEW_ROWS = 16  # for more of them, a prompt's, the matrix is widened first
+FEW_ROWS = 16  # for more of them, as a prompt has or a wide batch, the matrix is widened first
 
 
 def packed(numbers: Tensor) -> Tensor:

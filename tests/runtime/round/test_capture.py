@@ -181,6 +181,6 @@ def test_a_clock_tells_its_parts() -> None:
 
 def test_nothing_of_a_recorded_round_moves_on_a_gpu() -> None:
     wide = {name for name, column in make_rows(2, 64, 10, 6, "meta").columns.items() if column.shape == (2, 10)}
-    assert wide == {"bias", "begin_unsaid", "prompt_counts", "output_counts", "stops"}
+    assert wide == {"bias", "begin_unsaid", "prompt_counts", "output_counts", "stops", "last_tokens"}
     narrow = {name for name, column in make_rows(2, 64, 10, 6, "cpu").columns.items() if column.shape == (2, 0)}
     assert narrow == wide, "memory that few need"

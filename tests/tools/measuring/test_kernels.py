@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from torch.autograd import DeviceType
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.measuring.kernels import kernels_of, kernels_per_round
 from trt_spec.tools.measuring.time_rounds import Setting
@@ -10,7 +11,12 @@ from ...bundles import Pair
 
 
 def test_only_what_the_device_ran_counts() -> None:
-    events = [SimpleNamespace(count=3, self_device_time_total=7.5), SimpleNamespace(count=9, self_device_time_total=0)]
+    on_gpu, on_cpu = DeviceType.CUDA, DeviceType.CPU  # the operation that launches kernels has a row of its own
+    events = [
+        SimpleNamespace(count=3, device_type=on_gpu, is_user_annotation=False),
+        SimpleNamespace(count=3, device_type=on_cpu, is_user_annotation=False),
+        SimpleNamespace(count=1, device_type=on_gpu, is_user_annotation=True),
+    ]
     assert kernels_of(events) == 3
 
 

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .layout import by_number
+
 
 @triton.jit
 def _put(
@@ -177,12 +179,13 @@ def _launch(
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None = None, epsilon: float = 0.0) -> Tensor:
     found = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(_by_number(x), None, None, cos, sin, None, None, None, scale, None, found, epsilon, 0.0)
+    cos, sin = (by_number(each.expand(len(x), -1, -1)) for each in (cos, sin))
+    _launch(by_number(x), None, None, cos, sin, None, None, None, scale, None, found, epsilon, 0.0)
     return found
 
 
 def write(keys: Tensor, values: Tensor, start: Tensor, past_keys: Tensor, past_values: Tensor) -> None:
-    keys, values = _by_number(keys), _by_number(values)
+    keys, values = by_number(keys), by_number(values)
     _launch(None, keys, values, None, None, start, past_keys, past_values, None, None, None, 0.0, 0.0)
 
 
@@ -201,12 +204,8 @@ def rotate_write(
     key_epsilon: float = 0.0,
 ) -> Tensor:
     found = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-    queries, keys, values = map(_by_number, (queries, keys, values))
+    queries, keys, values = map(by_number, (queries, keys, values))
+    cos, sin = (by_number(each.expand(len(queries), -1, -1)) for each in (cos, sin))
     scales = query_scale, key_scale
     _launch(queries, keys, values, cos, sin, start, past_keys, past_values, *scales, found, query_epsilon, key_epsilon)
     return found
-
-
-def _by_number(x: Tensor) -> Tensor:
-    """Return `x` with the numbers of a head side by side, as they are in parts of a product."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .layout import by_number
+
 BLOCK = 1024  # numbers a program
 
 
@@ -27,7 +29,10 @@ def _gate(gate, up, out, size, gate_row, up_row, ACTIVATION: tl.constexpr, BLOCK
 def gate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     size = gate.shape[-1]
     found = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    gates, ups = gate.reshape(-1, size), up.reshape(-1, size)  # views, also of parts of one product
+    gates, ups = (
+        by_number(gate).reshape(-1, size),
+        by_number(up).reshape(-1, size),
+    )  # views, also of parts of one product
     _gate[(len(gates), triton.cdiv(size, BLOCK))](
         gates, ups, found, size, gates.stride(0), ups.stride(0), activation, BLOCK
     )

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..narrow_product import FEW_ROWS
+from .layout import by_number
 
 COLUMNS = 16  # of the product, a program
 NUMBERS = 128  # of each column at a time
@@ -110,7 +111,7 @@ def _kind(numbers: Tensor) -> tuple[str, Tensor]:
 
 def narrow_product(x: Tensor, numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
     size, columns = x.shape[-1], numbers.shape[0]
-    tokens = x.reshape(-1, size)
+    tokens = by_number(x).reshape(-1, size)
     kind, stored = _kind(numbers)
     given = stored, scales, zeros
     options = {"size": size, "block": size // scales.shape[1], "KIND": kind, "ZEROS": zeros is not None}

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .layout import by_number
+
 
 @triton.jit
 def _norms(
@@ -55,9 +57,9 @@ def _launch(
     first_epsilon: float,
     epsilon: float,
 ) -> None:
-    size = x.shape[-1]
+    x, size = by_number(x), x.shape[-1]
     groups = x.reshape(-1, x.shape[-2], size) if x.dim() > 3 else x.reshape(-1, 1, size)
-    residuals = None if residual is None else residual.reshape(-1, size)
+    residuals = None if residual is None else by_number(residual).reshape(-1, size)
     block = triton.next_power_of_2(size)
     _norms[(groups.shape[0] * groups.shape[1],)](
         x=groups,
