@@ -16,14 +16,14 @@ CONFIG_HELP = (
     "a YAML file of flags, such as max-batch: 16; an environment variable, such as TRT_SPEC_MAX_BATCH=16, comes before "
     "it, and the command line before both"
 )
-GUARDS = (
+GUARDS = (  # flags that protect: empty they are refused
     "api-key",
     "api-key-file",
     "ssl-certfile",
     "ssl-keyfile",
     "requests-per-minute",
     "rows-per-key",
-)  # flags that protect: empty they are refused
+)
 OWN = ("help", "version", CONFIG)  # flags that the command line alone has
 LINK = ("tcp://", "udp://")  # what Kubernetes puts into TRT_SPEC_PORT for a service that is called trt-spec
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.measuring.kernels import kernels_of, kernels_per_round
 from trt_spec.tools.measuring.time_rounds import Setting
