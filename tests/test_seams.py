@@ -40,6 +40,7 @@ from trt_spec.runtime.state.proposal import Ahead
 from trt_spec.runtime.state.rows import Columns
 from trt_spec.runtime.state.shapes import FORMS, Branch, Levels, Shape
 from trt_spec.tools.cli import main
+from trt_spec.tools.flags import controller
 
 from .bundles import Pair, save_graph
 from .toys import Toy, with_toys
@@ -132,6 +133,7 @@ class Elsewhere(Successor):
 def drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Again, Successor, Elsewhere):
         monkeypatch.setitem(DRAFTERS, kind.name, kind)
+    monkeypatch.setattr(controller, "DRAFTER_NAMES", tuple(DRAFTERS))  # as they are named for the command line
 
 
 @pytest.mark.parametrize("params", [GREEDY, COUPLED])

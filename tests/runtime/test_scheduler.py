@@ -389,7 +389,7 @@ def test_committed_tokens_only_ever_grow(decoder: Decoder):
     assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(seen))
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize(
     "params",
@@ -400,10 +400,10 @@ def test_committed_tokens_only_ever_grow(decoder: Decoder):
     ],
 )
 def test_logits_that_are_no_numbers_are_an_error_and_never_a_token(
-    decoder: Decoder, params: SamplingParams, role: str, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, params: SamplingParams, role: str, on_host: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """By the host's check, and by the one that a GPU makes; what a draft says may only cost."""
-    monkeypatch.setattr(Frame, "on_cpu", property(lambda self: on_cpu, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Frame, "on_host", property(lambda self: on_host, lambda self, value: None), raising=False)
     request = decoder.submit([1, 2, 3], params)
     decoder.step()
     getattr(decoder, role).engine.height = math.nan

@@ -67,12 +67,12 @@ def test_a_rule_that_came_to_propose_nothing_tries_again(tmp_path: Path):
         assert {outcome.proposed for outcome in request.speculation.outcomes} >= {0, 2, 4}
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("on_host", [True, False])
 def test_a_round_ends_before_the_proposal_at_which_the_draft_is_too_uncertain(
-    tmp_path: Path, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_host: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Where the host sees it its steps end there, too; without that the same is proposed."""
-    monkeypatch.setattr(Frame, "on_cpu", property(lambda self: on_cpu, lambda self, value: None), raising=False)
+    monkeypatch.setattr(Frame, "on_host", property(lambda self: on_host, lambda self, value: None), raising=False)
     with scripted_decoder(tmp_path, target, target) as decoder:
         rule = EntropyRule(shortest=6, longest=6, stop_above=0.5)
         request = decoder.submit([1, 2, 3], LONG, draft_length=rule, trace=True)
@@ -86,7 +86,7 @@ def test_a_round_ends_before_the_proposal_at_which_the_draft_is_too_uncertain(
         for _ in range(8):
             engine.widths.clear()
             decoder.step()
-            assert len(engine.widths) == (3 if on_cpu else 6)
+            assert len(engine.widths) == (3 if on_host else 6)
     rounds = request.trace[2:]
     assert [len(traced.proposal) for traced in rounds] == [2] * 8
     assert all(max(traced.entropies) < 0.01 for traced in rounds)
