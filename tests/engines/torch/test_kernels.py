@@ -123,6 +123,27 @@ def test_a_write_alone(dtype: torch.dtype) -> None:
         assert torch.equal(own.cpu(), theirs)
 
 
+def strided(*shape: int, seed: int = 0) -> Tensor:
+    """The same numbers as of `random`, but with those of the last axis apart from each other, as in Gemma 3n."""
+    return random(*shape, seed=seed).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def test_tensors_whose_last_axis_is_strided_are_read_as_they_mean() -> None:
+    x, y, scale = strided(1, 5, 32), strided(1, 5, 32, seed=1), random(32, seed=2)
+    assert x.stride(-1) != 1
+    assert_computes("gate", "gate", torch.float32, x, y, "silu")
+    assert_computes("norm", "norm", torch.float32, x, scale, 1e-6, torch.float32)
+    assert_computes("norm_add", "norm", torch.float32, x, y, scale, 1e-6, torch.float32)
+    assert_computes("add_norm", "norm", torch.float32, x, y, scale, None, 1e-6, torch.float32, 0.0, None)
+    numbers = matrix("int8", 32, 24, 2, torch.float32)
+    expected = kernel("narrow_product", "narrow_product")(x.contiguous(), *numbers)
+    assert torch.equal(kernel("narrow_product", "narrow_product")(x, *numbers), expected)
+    queries, (cos, sin) = heads(torch.float32, 64, 24)[0], angles(torch.float32, 16)
+    apart = [one.transpose(1, 2).contiguous().transpose(1, 2) for one in (cos, sin)]
+    expected = kernel("rotate", "entries")(queries, cos, sin)
+    assert torch.equal(kernel("rotate", "entries")(queries, *apart), expected)
+
+
 def test_what_torch_would_repeat_is_left_to_torch() -> None:
     """A kernel reads rows of both tensors side by side."""
     x, row, scale = random(2, 3, 20), random(1, 1, 20, seed=1), random(20, seed=2)

@@ -183,7 +183,9 @@ def test_the_longest_request_that_fits_runs_to_its_end(decoder: Decoder):
         assert output.finish_reason == "length"
 
 
-@pytest.mark.parametrize("params", [{"logit_bias": {257: 1.0}}, {"stop_token_ids": [999]}])
+@pytest.mark.parametrize(
+    "params", [{"logit_bias": {257: 1.0}}, {"stop_token_ids": [999]}, {"extra": {"forced_end": [999]}}]
+)
 def test_token_ids_of_parameters_outside_the_vocabulary_are_refused(decoder: Decoder, params: dict):
     with pytest.raises(RequestError, match="outside the vocabulary of 257 tokens"):
         decoder.submit([1], SamplingParams(max_new_tokens=8, **params))
