@@ -247,6 +247,6 @@ def answer_head(body: ResponsesBody, params: SamplingParams, name: str) -> Respo
         max_output_tokens=body.max_output_tokens,
         top_logprobs=body.top_logprobs or 0,
         metadata=body.metadata or {},
-        user=body.user,
+        user=body.user if isinstance(body.user, str) else None,  # whatever it is, it changes nothing
         store=bool(body.store),
     )
