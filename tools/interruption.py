@@ -24,6 +24,7 @@ _came: list[int] = []
 @contextmanager
 def heeded() -> Iterator[list[int]]:
     """Raise the ending of each signal that comes during the block; gives the list of those that came."""
+    global _came  # what came belongs to the block: behind it nothing insists on that
     before = {number: signal.getsignal(number) for number in (*ENDINGS, signal.SIGALRM)}
     hook = sys.unraisablehook
 
@@ -46,6 +47,7 @@ def heeded() -> Iterator[list[int]]:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook
+        _came = []
 
 
 def insist() -> None:
