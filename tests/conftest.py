@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 # Processes that share the cores of one machine take a core each: threads that spin for one another's cores treble
 # the time of both. Before torch is loaded, which counts them then.
@@ -40,16 +41,34 @@ KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", metavar="I/N", help="of the exhaustive tests run one of N shares; 7/3 is the same as 1/3"
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no process works alone at the end.
 
     xdist 3.8 writes an item's group where pytest 9.2 does not look, and would spread the group over all processes.
     """
+    if share := config.getoption("share"):
+        number, shares = map(int, share.split("/"))
+        others = {
+            item for item in items if item.get_closest_marker("exhaustive") and _share(item, shares) != number % shares
+        }
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         if (grouped := vars(item).get("_nodeid")) is not None:
             item._id = coerce_node_id(grouped)
+
+
+def _share(item: pytest.Item, shares: int) -> int:
+    """Tests of one file are of one share, so that what they have in common is made once."""
+    return crc32(item.path.relative_to(ROOT).as_posix().encode()) % shares
 
 
 def pytest_collection_finish() -> None:

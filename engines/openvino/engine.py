@@ -13,10 +13,10 @@ from ..cores import usable_cores
 from ..engine import Engine, Step
 from ..errors import EngineError
 from .calls import Call, bound
+from .library import core
 from .packing import NARROW, Packing
 from .sizes import Compiled, FixedSizes
 
-VERSION = "2026.4"  # of OpenVINO: PagedAttention promises no other version the same inputs
 IN_BFLOAT16 = "openvino-bfloat16"
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 GROUP = 64  # activations that are rounded to int8 together, if the weights are integers
@@ -49,8 +49,8 @@ class OpenVinoEngine(Engine):
             raise EngineError(f"engine openvino runs on the device cpu, not on {device!r}; name that")
         if contract.dtype != "float32":
             raise EngineError(f"{graph} is {contract.dtype}, engine openvino expects float32; export with that --dtype")
-        core = _library().Core()
-        if dtype == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        compiler = core()
+        if dtype == "bfloat16" and "BF16" not in compiler.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise EngineError("this processor cannot compute in bfloat16; use engine openvino")
         from .graph import paged_model
 
@@ -64,10 +64,10 @@ class OpenVinoEngine(Engine):
         }
         model = paged_model(graph, contract)
         try:
-            self._any = Compiled(core.compile_model(model, "CPU", settings))
+            self._any = Compiled(compiler.compile_model(model, "CPU", settings))
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot compile {graph}: {_reason(error)}; use engine onnxruntime") from error
-        self.fixed = FixedSizes(model, partial(core.compile_model, device_name="CPU", config=settings))
+        self.fixed = FixedSizes(model, partial(compiler.compile_model, device_name="CPU", config=settings))
         self._cache: tuple[int, ...] = ()  # addresses of the cache that the calls are bound to
         self._reading: Any = None  # the request that reads prompts
         self._size, self._smaller = 0, 0  # tokens of the last narrow call, and how many calls in a row needed fewer
@@ -144,15 +144,3 @@ def _reason(error: Exception) -> str:
     """Return the line that says what is wrong, below those that say where."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
     return lines[-1].strip() if lines else type(error).__name__
-
-
-def _library() -> Any:
-    try:
-        import openvino
-    except ImportError as error:
-        raise EngineError("engine openvino needs the openvino package; pip install 'trt-spec[openvino]'") from error
-    if not openvino.__version__.startswith(VERSION):
-        raise EngineError(
-            f"engine openvino needs OpenVINO {VERSION}, found {openvino.__version__}; pip install 'trt-spec[openvino]'"
-        )
-    return openvino

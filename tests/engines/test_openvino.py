@@ -1,6 +1,7 @@
 """The engine openvino computes what ONNX Runtime does, and for each token the same bits whatever is beside it."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +22,7 @@ from trt_spec.engines import (
     open_engine,
 )
 from trt_spec.engines.openvino import NARROW, OpenVinoEngine
-from trt_spec.engines.openvino.engine import VERSION
+from trt_spec.engines.openvino.library import VERSION
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
@@ -294,6 +295,33 @@ def test_a_missing_or_untested_library_is_named(llama: Pair, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(EngineError, match=r"needs the openvino package; pip install 'trt-spec\[openvino\]'"):
         opened(llama.bundle)
+
+
+def test_a_signal_is_heard_after_an_engine_has_ended_in_another_thread(llama: Pair):
+    """On a processor with AMX it killed the process, which Python's own handler cannot tell."""
+    script = """
+import gc, signal, sys, threading
+from pathlib import Path
+from trt_spec.engines import Bundle, open_engine
+
+bundle = Bundle.open(Path(sys.argv[1]))
+engines = [open_engine("openvino", bundle.graph("target"), bundle.target.contract) for _ in range(2)]
+
+def end():
+    engines.pop(0).close()
+    gc.collect()
+
+ending = threading.Thread(target=end)
+ending.start()
+ending.join()
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+signal.raise_signal(signal.SIGTERM)
+engines.clear()
+gc.collect()
+signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", script, llama.bundle], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "heard\nheard\n"), done.stderr
 
 
 # In the loop.

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from openvino import Core
 from openvino import opset15 as ops
 from torch import Tensor
 from trt_spec.engines import Bundle, open_engine
-from trt_spec.engines.openvino import OpenVinoEngine, sizes
+from trt_spec.engines.openvino import OpenVinoEngine, core, sizes
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 
@@ -53,7 +52,7 @@ def call(cache: Cache, width: int, times: int = ENOUGH) -> Tensor:
 IN_BFLOAT16 = pytest.param(
     "bfloat16",
     marks=pytest.mark.skipif(
-        "BF16" not in Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="no bfloat16 in this processor"
+        "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="no bfloat16 in this processor"
     ),
 )
 
@@ -188,7 +187,7 @@ def test_a_model_that_cannot_be_compiled_is_done_without(engine: OpenVinoEngine,
 
 
 def test_closing_waits_for_what_is_compiled_and_frees_it(llama: Pair, monkeypatch: pytest.MonkeyPatch):
-    made, compile_model = opened(llama.bundle), Core().compile_model
+    made, compile_model = opened(llama.bundle), core().compile_model
     began, ended = threading.Event(), threading.Event()
 
     def compile_slowly(model: Any) -> Any:

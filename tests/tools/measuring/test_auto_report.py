@@ -61,6 +61,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(llama, capsys, bundle,
     assert line.startswith(f"auto_report: error: {said}")
 
 
+@pytest.mark.exhaustive
 def test_every_set_and_the_mixture_have_a_row(llama, capsys, tmp_path):
     with known_costs():
         arguments = ["--bundle", str(llama.bundle), "--repeats", "1", "--new-tokens", "20"]

@@ -29,6 +29,7 @@ def work(unequal: Pair, tmp_path: Path) -> Path:
     return folder.parent
 
 
+@pytest.mark.exhaustive
 def test_a_report_prints_each_row_when_it_is_known_and_ends_beside_the_kept_figures(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
