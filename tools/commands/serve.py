@@ -23,7 +23,7 @@ from ..serving.certificates import load_certificate, tls_context
 from ..serving.keys import Keys
 from ..text_files import read_text
 
-KINDS = ("none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, which are built before they are served
+KINDS = ("auto", "none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, built before they are served
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_revision_flag(made, "MODEL")
     made.add_argument(
-        "--weights", choices=KINDS, default="none", help="quantise the matrices of all models (default none)"
+        "--weights",
+        choices=KINDS,
+        default="auto",
+        help="quantise the matrices of all models (default auto: the blocks of a GGUF file of Q4_0, Q4_1 or Q8_0 are "
+        "kept, else none)",
     )
     access = parser.add_argument_group("who may ask")
     access.add_argument(
@@ -188,7 +192,7 @@ def _bundle(arguments: argparse.Namespace) -> Bundle:
         raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
     model, longest = arguments.model or arguments.bundle, arguments.max_length
     given = {"revision": arguments.revision, "weights": arguments.weights, "draft": arguments.draft}
-    asked = [f"--{name}" for name, value in given.items() if value not in (None, "none", [])]
+    asked = [f"--{name}" for name, value in given.items() if value not in (None, "auto", [])]
     if model is None or arguments.bundle is not None or (Path(model) / "manifest.json").exists():
         if asked:
             raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")

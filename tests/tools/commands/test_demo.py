@@ -1,16 +1,20 @@
+import argparse
 import json
 import shutil
 
+import gguf
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.export import pipeline
 from trt_spec.export.kinds import open_any
 from trt_spec.runtime import Decoder
 from trt_spec.tools.commands import demo as demo_command
+from trt_spec.tools.commands import serve
 from trt_spec.tools.ink import GREEN
 from trt_spec.tools.making import kept_bundles
 from trt_spec.tools.trace_lines import RESET
 
+from ...kit.gguf_model import write_gguf
 from ...kit.terminal import Terminal
 from ...models import tiny_llama
 from ..conftest import assert_refused
@@ -132,6 +136,15 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(tmp_path, m
     tiny_llama(target, seed=1)
     paths.add(kept_bundles.bundle_of(str(target), [], said.append, 64, "int8").path)
     assert len(paths) == 3
+
+
+def test_a_gguf_file_that_is_served_keeps_its_blocks(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    file = write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
+    bundle = serve._bundle(parser.parse_args([str(file), "--max-length", "64"]))
+    assert bundle.models["target"].weights == "int8"
 
 
 @pytest.mark.parametrize("drafter", kept_bundles.DEMO_DRAFTS)
