@@ -48,15 +48,14 @@ _REFUSED = {
     """,
     "it reads or writes more than text; a text-only checkpoint of it may have a type of its own": """
         apertus1p5 audioflamingo3 blip blip-2 chameleon cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2
-        diffusion_gemma dots3_note emu3 ernie4_5_vl_moe evolla fast_vlm fun_asr_nano fuyu gemma4_assistant
-        gemma4_unified_assistant git glm46v glm4v glm4v_moe glm5_next glm_ocr glmasr glmga got_ocr2 granite4_vision
-        granite_docling granite_speech granite_speech_plus hunyuan_vl hy_v4_vl hyperclovax hyperclovax_vision_v2 idefics
-        inkling2 inkling2_loop inkling_mm_model instructblip instructblipvideo janus kimi_k25 kosmos-2 kosmos-2.5
-        kyutai_speech_to_text lfm3_vl minicpm_ocr minicpmv4_6 minicpmv4_7 minimax_m3_vl mistral4 mistral_large4 mllama
-        molmo2 moss_transcribe_diarize muse_glimmer muse_spark musicflamingo nemo_speechlm nemotron_h_omni omniasr
-        paddleocr_vl perception_lm phi4_multimodal pi0 pp_chart2table qianfan_ocr qwen2_5_omni qwen2_5_omni_thinker
-        qwen2_audio qwen3_asr qwen3_omni_moe qwen3_omni_moe_thinker qwen4_exp shieldgemma2 step3p7 unlimited_ocr
-        vibevoice vibevoice_asr voxtral_realtime
+        diffusion_gemma dots3_note emu3 ernie4_5_vl_moe evolla fast_vlm fun_asr_nano gemma4_assistant
+        gemma4_unified_assistant git glm5_next glmga granite4_vision granite_docling granite_speech_plus
+        hunyuan_vl hy_v4_vl hyperclovax hyperclovax_vision_v2 idefics inkling2 inkling2_loop inkling_mm_model
+        instructblip instructblipvideo janus kosmos-2 kosmos-2.5 kyutai_speech_to_text lfm3_vl minicpm_ocr
+        minicpmv4_6 minicpmv4_7 minimax_m3_vl mistral4 mistral_large4 mllama molmo2 moss_transcribe_diarize
+        muse_glimmer muse_spark musicflamingo nemo_speechlm nemotron_h_omni omniasr paddleocr_vl perception_lm
+        phi4_multimodal pi0 pp_chart2table qwen2_5_omni qwen3_omni_moe qwen3_omni_moe_thinker qwen4_exp
+        shieldgemma2 step3p7 unlimited_ocr vibevoice vibevoice_asr voxtral_realtime
     """,
     "its encoder, or the way in which its decoder asks it, is of a kind that is not exported": """
         canary cohere_asr dia encoder-decoder florence2 fsmt led longt5 moonshine moonshine_streaming nllb-moe pegasus_x

@@ -9,13 +9,22 @@ READS_MORE = (
     "deepseek_vl",
     "deepseek_vl_hybrid",
     "exaone4_5",
+    "fuyu",
     "gemma3",
     "gemma3n",
     "gemma4",
     "gemma4_unified",
+    "glm46v",
+    "glm4v",
+    "glm4v_moe",
+    "glm_ocr",
+    "glmasr",
+    "got_ocr2",
+    "granite_speech",
     "idefics2",
     "idefics3",
     "internvl",
+    "kimi_k25",
     "lfm2_vl",
     "lighton_ocr",
     "llama4",
@@ -25,10 +34,14 @@ READS_MORE = (
     "llava_onevision",
     "mistral3",
     "ovis2",
+    "qianfan_ocr",
+    "qwen2_5_omni_thinker",
     "qwen2_5_vl",
+    "qwen2_audio",
     "qwen2_vl",
     "qwen3_5",
     "qwen3_5_moe",
+    "qwen3_asr",
     "qwen3_vl",
     "qwen3_vl_moe",
     "smolvlm",
@@ -38,18 +51,27 @@ READS_MORE = (
     "voxtral",
 )
 SAME_ON_TEXT = {  # text models that are another known one, as long as no image moves their positions apart
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
+    "qwen2_5_omni_text": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
-UNSAID = {"qwen3_moe": {"norm_topk_prob": True}}  # what text models of these do without saying so
+UNSAID = {  # what these do without saying so
+    "glm4v_text": {"partial_rotary_factor": 1.0},
+    "glm_ocr_text": {"attention_bias": False},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+}
 WEIGHT_NAMES = {  # from how they are stored, now and by older versions of transformers, to those of the text model
     r"^language_model\.lm_head\.": "lm_head.",
-    r"^(model\.)?(language_model|text_model)\.(model\.)?": "model.",
+    r"^(model\.)?(language_model|text_model)\.(model\.)?(encoder\.)?": "model.",
+    r"^model\.blocks\.": "model.layers.",
 }
 # Of weights that read the rest.
-OTHERS = re.compile(r"vision|visual|image|video|audio|aligner|projector|connector|multi_modal")
+OTHERS = re.compile(r"vision|visual|image|video|audio|aligner|projector|connector|multi_modal|^encoder\.|^mlp1\.")
 
 
 def text_config_of(config: Any) -> Any:
@@ -59,11 +81,9 @@ def text_config_of(config: Any) -> Any:
     text = config.get_text_config()
     kind = SAME_ON_TEXT.get(text.model_type)
     if kind is not None:
-        fields = text.to_dict()
+        fields = text.to_dict() | UNSAID.get(text.model_type, {})
         positions = {name: value for name, value in fields["rope_parameters"].items() if not name.startswith("mrope")}
-        text = CONFIG_MAPPING[kind].from_dict(
-            fields | UNSAID.get(kind, {}) | {"model_type": kind, "rope_parameters": positions}
-        )
+        text = CONFIG_MAPPING[kind].from_dict(fields | {"model_type": kind, "rope_parameters": positions})
     for name in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         if getattr(config, name, None) is not None and name in config.to_dict():
             setattr(text, name, getattr(config, name))

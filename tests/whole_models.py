@@ -35,6 +35,19 @@ SMALL = {  # sizes of what reads images and sounds, by the names that one or the
 POSITIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}  # of images: height and width, too
 
 
+OF_HALF_A_HEAD = POSITIONS | {"mrope_section": [0, 1, 1]}
+LATENT = {  # attention and experts of Kimi K2.5
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+}
+HEARS = ("glmasr", "granite_speech", "qwen2_audio", "qwen3_asr", "voxtral")
+
+
 def whole_of(kind: str, path: Path, **of_text: Any) -> Any:
     """Write a tiny random checkpoint that reads more than text, and return its model."""
     known = CONFIG_MAPPING[kind]
@@ -43,16 +56,21 @@ def whole_of(kind: str, path: Path, **of_text: Any) -> Any:
     text = type(own)(**TEXT | more).to_dict()
     if kind.startswith("qwen3_5"):
         text |= DELTA_RULE
-    if kind.startswith(("qwen2_vl", "qwen2_5_vl")):
+    text |= {"kimi_k25": LATENT, "fuyu": {"num_key_value_heads": 4}}.get(kind, {})
+    if kind in ("glm4v_moe", "glm_ocr"):
+        text["rope_parameters"] = OF_HALF_A_HEAD
+    elif kind.startswith(("qwen2_vl", "qwen2_5_", "glm4v", "glm46v")):
         text["rope_parameters"] = POSITIONS
     config = known(text_config=text | {name: value for name, value in of_text.items() if name in text})
+    if kind == "qwen2_5_omni_thinker":
+        config.vision_start_token_id = VOCAB  # which its `generate` looks for
     for part in ("vision_config", "audio_config"):
         for name, value in SMALL.items():
             if hasattr(getattr(config, part, None), name):
                 setattr(getattr(config, part), name, value)
     if kind == "gemma3n":
         return _without_eyes(config, path)
-    maker = AutoModelForMultimodalLM if kind == "voxtral" else AutoModelForImageTextToText
+    maker = AutoModelForMultimodalLM if kind in HEARS else AutoModelForImageTextToText
     torch.manual_seed(0)
     model = maker.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(path)
