@@ -59,7 +59,11 @@ class KVCache(ABC):
 
     @abstractmethod
     def swap(self, one: int, other: int) -> None:
-        """Let two rows change places."""
+        """Let two rows change places, for which there is room."""
+
+    @abstractmethod
+    def make_room_to_swap(self, one: int, other: int) -> None:
+        """Make the room that two rows need to change places; where there is none, nothing has moved."""
 
     @abstractmethod
     def read(self, row: int, name: str) -> Tensor:

@@ -105,10 +105,15 @@ class RowCache(KVCache):
         if self.snapshots is not None and swallowed is not None:
             self.snapshots.take(row, swallowed)
 
+    def make_room_to_swap(self, one: int, other: int) -> None:
+        rows = max(one, other) + 1
+        if (longest := max(self.entries[one], self.entries[other])) and not self._fixed:
+            self.fit(rows, longest)
+        if self.sources is not None and (self.sources.entries[one] or self.sources.entries[other]):
+            self.sources.fit(rows)
+
     def swap(self, one: int, other: int) -> None:
         if longest := max(self.entries[one], self.entries[other]):
-            if not self._fixed:
-                self.fit(max(one, other) + 1, longest)
             for tensor in self.memory.tokens:
                 tensor[:, [one, other], :, :longest] = tensor[:, [other, one], :, :longest]
             for tensor in (*self.memory.rows, *self.memory.slots):

@@ -99,7 +99,6 @@ class SourceRows:
     def swap(self, one: int, other: int) -> None:
         ours, theirs = self.entries[one], self.entries[other]
         if longest := max(ours, theirs):
-            self.fit(max(one, other) + 1)
             for buffer in self._buffers.values():
                 buffer[[one, other], :, :longest] = buffer[[other, one], :, :longest]
         self._note(one, theirs)

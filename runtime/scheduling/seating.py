@@ -138,14 +138,16 @@ class Seating:
 
     def go_live(self, occupant: Occupant) -> None:
         """Let a request take part in the rounds, in the row behind the live ones."""
-        self.prefilling.remove(occupant)
         row = len(self.live)
         if occupant.row != row:
             [other] = [one for one in self._behind if one.row == row]
+            for model in self._models:  # all of them, before anything has changed: one may have no memory
+                model.cache.make_room_to_swap(occupant.row, row)
             self._rows.swap(occupant.row, row)
             for model in self._models:
                 model.cache.swap(occupant.row, row)
             occupant.row, other.row = row, occupant.row
+        self.prefilling.remove(occupant)
         occupant.request.state = State.LIVE
         self.live.append(occupant)
         self._changed()

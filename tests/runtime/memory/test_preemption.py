@@ -96,3 +96,21 @@ def test_a_prompt_that_gives_up_its_place_while_it_is_scored_misleads_nobody(len
             pairs = zip(found.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True)
             assert max(abs(ours.logprob - right.logprob) for ours, right in pairs) < 1e-4
     assert found.token_ids == expected.token_ids
+
+
+def test_where_no_memory_is_left_to_change_rows_nothing_has_changed(lengthy: Pair):
+    """A short prompt is read before a long one of which a part is read, and would go live in the long one's row."""
+    prompts = random_prompts(64, [900, 1], seed=2)
+    params = [SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True, seed=seed) for seed in range(2)]
+    with Decoder.open(lengthy.bundle, max_batch=1) as alone:
+        expected = [alone.generate(*one, draft_length=3)[0] for one in zip(prompts, params, strict=True)]
+    with memory_for(1100) as refused, Decoder.open(lengthy.bundle, max_batch=2) as decoder:
+        long = decoder.submit(prompts[0], params[0], draft_length=3)
+        while decoder.target.cache.entries[0] < 256:
+            decoder.step()
+        assert long.state is State.PREFILLING
+        short = decoder.submit(prompts[1], params[1], draft_length=3)
+        while decoder.step():
+            pass
+    assert refused
+    assert [one.output().token_ids for one in (long, short)] == [one.token_ids for one in expected]
