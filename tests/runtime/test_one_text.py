@@ -54,15 +54,15 @@ def test_a_seed_has_one_text_alone_in_a_batch_and_after_a_hit(
         assert decoder.prefixes.found_tokens > 6 * SHARED // 2
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_it_is_the_same_after_preemption(lengthy: Pair, rule: str):
+@pytest.mark.parametrize(("rule", "drafter"), [*((rule, "model") for rule in RULES), ("tokenwise", "cascade")])
+def test_it_is_the_same_after_preemption(lengthy: Pair, rule: str, drafter: str):
     """Wherever its place is taken: while its draft reads the prompt, too."""
-    expected = alone(lengthy, rule, 4, "model")
+    expected = alone(lengthy, rule, 4, drafter)
     for steps in (5, 20):
         with Decoder.open(lengthy.bundle, max_batch=6) as decoder:
             prompts, params = requests_of(rule)
             requests = [
-                decoder.submit(*one, draft_length=4, drafter="model") for one in zip(prompts, params, strict=True)
+                decoder.submit(*one, draft_length=4, drafter=drafter) for one in zip(prompts, params, strict=True)
             ]
             for _ in range(steps):
                 decoder.step()

@@ -80,6 +80,20 @@ def test_every_state_moves_and_changes_places_with_its_row(cache: KVCache):
     require(cache, 1, first)
 
 
+def test_where_states_stand_goes_with_their_row():
+    """Which tokens they have swallowed, and which slots hold what was read since."""
+    cache = RowCache(ALONE, "cpu", ROWS)
+    places = cache.recurrence
+    for row, (base, slot) in enumerate([(5, 0), (40, 8), (33, 8)]):
+        cache.make_room(row, [0], [base])
+        cache.wrote(row, 0, base, swallowed=base)
+        places.base[row], places.slot[row] = base, slot
+    cache.swap(0, 2)
+    assert (places.base.tolist(), places.slot.tolist(), cache.bases) == ([33, 40, 5], [8, 8, 0], [33, 40, 5])
+    cache.move(2, 1)
+    assert (places.base.tolist(), places.slot.tolist(), cache.bases) == ([33, 5, 0], [8, 0, 0], [33, 5, 0])
+
+
 def test_buffers_that_grow_keep_every_state():
     cache = RowCache(EVERYTHING, "cpu", 8)
     before = filled(cache, [5, 40, 33])
