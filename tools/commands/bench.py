@@ -10,7 +10,7 @@ from typing import Any
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import usual_drafter
-from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, NONE, DraftLength
+from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.state.shapes import Shape
 from ..console import in_bytes, progress, say, table_of
 from ..example_sources import PromptedDecoder
@@ -30,7 +30,7 @@ from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..measuring.whole_repeats import whole_repeats
 from ..pages.bench_page import report_page
-from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
+from ..pages.charts import save, speed_over_draft_length
 from ..program import Parser
 from ..whole_file import outputs
 
@@ -47,10 +47,6 @@ COLUMNS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.plot:
-        require_drawable(arguments.plot)
-    if arguments.report:
-        require_matplotlib()
     made_quick(arguments)
     params = _params(arguments)
     printed = arguments.json == PRINTED
@@ -151,9 +147,6 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
 
 def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments: argparse.Namespace) -> list[Setting]:
     """Return what is to be measured; what cannot run is refused before anything is."""
-    if drafter == NONE:
-        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
-
     def refuse_unable(length: DraftLength) -> None:
         decoder.cancel(decoder.submit([0], params, draft_length=length, drafter=drafter))
 

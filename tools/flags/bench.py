@@ -9,12 +9,15 @@ their caches.
 import argparse
 from pathlib import Path
 
-from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED
-from .controller import SOURCES_HELP
+from ...engines import RequestError
+from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
+from ..pages.charts import require_drawable, require_matplotlib
+from ..whole_file import refuse_unfit
+from .controller import SOURCES_HELP, refuse_drafter
 from .draft_lengths import draft_lengths
-from .engine import add_engine_flags
-from .prompt import add_prompts_flag
-from .sampling import add_number, add_sampling_flags, batch_size
+from .engine import add_engine_flags, engine_name
+from .prompt import add_prompts_flag, refuse_prompts
+from .sampling import add_number, add_sampling_flags, batch_size, refuse_sampling
 
 PEERS = {"hf": "transformers", "openvino": "OpenVINO GenAI"}
 CHECKPOINT_FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
@@ -45,6 +48,21 @@ def made_quick(arguments: argparse.Namespace) -> None:
         arguments.repeats = 1
         arguments.draft_lengths = arguments.draft_lengths or QUICK_LENGTHS
         arguments.max_new_tokens = getattr(arguments, "max_new_tokens", QUICK_TOKENS)
+
+
+def refuse(arguments: argparse.Namespace) -> None:
+    """Refuse what flags and files say wrong, before anything heavy is loaded."""
+    if arguments.plot:
+        require_drawable(arguments.plot)
+    if arguments.report:
+        require_matplotlib()
+    refuse_sampling(arguments)
+    engine_name(arguments)
+    if arguments.drafter == NONE:
+        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
+    refuse_drafter(arguments.drafter)
+    refuse_prompts(arguments.prompts)
+    refuse_unfit(arguments.report, arguments.plot, None if arguments.json == PRINTED else arguments.json)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,12 @@ many of the request's own proposals were accepted so far. The last line of the o
 import argparse
 from pathlib import Path
 
+from ..whole_file import refuse_unfit
 from .bench import QUICK_MODEL
 from .draft_lengths import fixed_draft_lengths
-from .engine import add_engine_flags
-from .prompt import add_prompts_flag
-from .sampling import LARGEST_BATCH, add_number, add_sampling_flags, batch_size
+from .engine import add_engine_flags, engine_name
+from .prompt import add_prompts_flag, refuse_prompts
+from .sampling import LARGEST_BATCH, add_number, add_sampling_flags, batch_size, refuse_sampling
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS = (0, 2, 4), (1, 2), 16
@@ -32,6 +33,14 @@ def made_quick(arguments: argparse.Namespace) -> None:
         arguments.draft_lengths = arguments.draft_lengths or QUICK_LENGTHS
         arguments.batches = QUICK_BATCHES if arguments.batches == BATCHES else arguments.batches
         arguments.max_new_tokens = QUICK_TOKENS if arguments.max_new_tokens == NEW_TOKENS else arguments.max_new_tokens
+
+
+def refuse(arguments: argparse.Namespace) -> None:
+    """Refuse what flags and files say wrong, before anything heavy is loaded."""
+    refuse_sampling(arguments)
+    engine_name(arguments)
+    refuse_prompts(arguments.prompts)
+    refuse_unfit(arguments.json)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
