@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from .out_of_place import write_nothing_in_place
 from .special.swapping import swapped
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -32,6 +33,7 @@ def decomposed_in_place() -> Iterator[None]:
 
     def run_decompositions(program: ExportedProgram, table: Table) -> ExportedProgram:
         graph = program.graph
+        write_nothing_in_place(graph)
         if not all(map(_stands_alone, graph.nodes)):
             return trace_anew(program, table)
         parts = {}

@@ -26,9 +26,8 @@ def test_every_test_link_and_module_that_is_named_exists(file: Path):
     assert [str(path) for path in named if not path.exists()] == []
 
 
-@pytest.mark.parametrize("file", ["README.md", "engines/README.md"])
-def test_the_table_of_engines_is_the_one_that_runs(file: str):
-    found = ROW.findall((ROOT / file).read_text(encoding="utf-8"))
+def test_the_table_of_engines_is_the_one_that_runs():
+    found = ROW.findall((ROOT / "engines/README.md").read_text(encoding="utf-8"))
     assert found == [(kind.name, kind.runs, ", ".join(kind.devices)) for kind in ENGINES.values()]
 
 

@@ -40,6 +40,8 @@ def _run(argv: Sequence[str] | None) -> int:
     described.add_arguments(parser)
     arguments = parser.read_all(chosen.arguments)
     refuse_absent(arguments)
+    if chosen.command in FLAGS_APART:
+        described.refuse(arguments)
     status: int = import_module(f".commands.{chosen.command}", __package__).run(arguments)
     return status
 

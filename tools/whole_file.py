@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ..engines import RequestError
-from ..engines.bundle.whole_files import written_aside
+from ..engines.bundle.whole_files import PARTIAL, claimed, written_aside
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -18,14 +18,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def whole_file(path: Path) -> Iterator[TextIO]:
     """Give a stream whose text appears under `path` when the block succeeds; else nothing does."""
     with ExitStack() as stack:
-        try:
-            if path.is_dir():
-                raise RequestError(f"output {path} is a directory, expected a file name")
+        with _told_if_unfit(path):
             # A text may quote the name of a file, and that may hold bytes that are not UTF-8.
             file = stack.enter_context(written_aside(path))
             text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
         try:
             yield text
             text.flush()
@@ -36,6 +32,24 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise RequestError(
                 f"output {path} cannot be written ({error.strerror}); make room or choose another"
             ) from error
+
+
+def refuse_unfit(*paths: Path | None) -> None:
+    """Refuse places that cannot take a file, before anything heavy is loaded."""
+    for path in paths:
+        if path is not None:
+            with _told_if_unfit(path), claimed(path, PARTIAL):
+                pass
+
+
+@contextmanager
+def _told_if_unfit(path: Path) -> Iterator[None]:
+    try:
+        if path.is_dir():
+            raise RequestError(f"output {path} is a directory, expected a file name")
+        yield
+    except OSError as error:
+        raise RequestError(f"output {path} cannot be written ({error.strerror}); choose another") from error
 
 
 @contextmanager

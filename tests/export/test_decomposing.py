@@ -31,6 +31,36 @@ class WrittenInPlace(nn.Module):
         return total.square() + y[0, 0]
 
 
+class WrittenAnew(nn.Module):
+    """What is written to belongs to nobody else."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        best, chosen = x.topk(2, dim=-1)
+        best /= best.sum(dim=-1, keepdim=True)
+        total = x * 2
+        total.add_(y[0, 0]).mul_(2)
+        return best.float() * chosen + total.amax(-1, keepdim=True)
+
+
+class SeenBefore(nn.Module):
+    """A view of what is written to shows what is written."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        total = x + 1
+        first = total[0]
+        total *= 2
+        return first + y[0, 0]
+
+
+class WrittenWide(nn.Module):
+    """What is written keeps its type."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        total = x.to(torch.float16) + 1
+        total *= y[0, 0].double()
+        return total.square()
+
+
 class Flattened(nn.Module):
     """How many elements there are, only the whole can say."""
 
@@ -64,7 +94,11 @@ def spelled(model: ir.Model) -> list[Any]:
     return [*nodes, [places.setdefault(value, len(places)) for value in model.graph.outputs]]
 
 
-@pytest.mark.parametrize(("module", "again"), [(Composed(), 0), (WrittenInPlace(), 1), (Flattened(), 1)])
+@pytest.mark.parametrize(
+    ("module", "again"),
+    [(Composed(), 0), (WrittenAnew(), 0)]
+    + [(made(), 1) for made in (WrittenInPlace, SeenBefore, WrittenWide, Flattened)],
+)
 def test_operators_become_what_a_second_trace_makes_of_them_and_what_needs_one_gets_it(
     module: nn.Module, again: int
 ) -> None:

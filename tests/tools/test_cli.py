@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -81,6 +82,69 @@ def test_flags_and_paths_are_read_and_refused_before_anything_heavy_is_loaded(tm
     assert "./nope is neither a directory here nor a model's name" in lines[-2]
     assert "has no config.json, expected a checkpoint" in lines[-1]
     assert len(lines) == len(COMMANDS) + 12
+
+
+REFUSED = """
+import json, sys
+for heavy in ("torch", "tokenizers", "rich"):
+    sys.modules[heavy] = None  # to import it fails
+from trt_spec.tools.cli import main
+
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 2, words
+"""
+WRONG = {  # B is a bundle, F a file, D a folder without anything
+    "serve ./nope": "./nope is neither a directory here nor a model's name",
+    "serve D": "has no config.json, expected a checkpoint",
+    "serve F --draft ./nope": "is neither a directory here nor",
+    "serve B --bundle B": "both name the model; leave one out",
+    "serve B --draft D": "--draft is for checkpoints, but a bundle is served",
+    "serve B --reasoning-parser abacus": "--reasoning-parser is 'abacus', expected one of deepseek_r1",
+    "serve B --controller entropy --draft-length 3": "leaves a controller nothing to choose",
+    "serve B --stop-above 0.5": "--stop-above belongs to --controller entropy",
+    "serve B --drafter abacus": "--drafter is 'abacus', expected one of model, common",
+    "serve B --device abacus": "engine onnxruntime runs on the device cpu or cuda, not on 'abacus'",
+    "doctor --target ./nope --draft D": "./nope is neither a directory here nor",
+    "doctor --target D": "is not a bundle, and there is no --draft",
+    "doctor --target D --draft D --text ./nope": "text nope cannot be read",
+    "doctor --draft D": "name the --target as well",
+    "verify B --only checkpoint": "--only checkpoint needs --checkpoint DIR",
+    "verify B --checkpoint D": "has no config.json, expected a checkpoint",
+    "verify B --json D": "is a directory, expected a file name",
+    "verify B --engine auto --draft-engine torch": "leave --draft-engine out",
+    "bench --bundle B --prompts nope": "prompt file nope cannot be read",
+    "bench --bundle B --prompts D": "cannot be read (Is a directory)",
+    "bench --bundle B --plot a.jpg": "--plot a.jpg ends in '.jpg', expected .png or .svg",
+    "bench --bundle B --plot nowhere/a.svg": "output nowhere/a.svg cannot be written (No such file",
+    "bench --bundle B --json nowhere/a": "output nowhere/a cannot be written",
+    "bench --bundle B --drafter none": "--drafter none proposes nothing",
+    "bench --bundle B --drafter model+abacus": "--drafter is 'model+abacus', expected",
+    "bench --bundle B --temperature -1": "temperature is -1.0, expected 0 or a number from",
+    "tune B --top-p 2": "top_p is 2.0, expected a number in (0, 1]",
+    "tune B --prompts nope": "prompt file nope cannot be read",
+    "tune B --json nowhere/a": "output nowhere/a cannot be written",
+    "generate --bundle B --prompt a --top-k -1": "top_k is -1, expected a whole number >= 0",
+    "generate --bundle B --prompt a --num-beams 99": "num_beams is 99, expected a whole number from 1 to 32",
+    "generate --bundle B --prompt a --logit-bias 1=nan": "logit_bias is",
+    "generate --bundle B --prompt a --draft-length 17": "--draft-length is 17, expected auto",
+    "generate --bundle B --prompt a --trace-html D": "is a directory, expected a file name",
+    "generate --bundle B --prompt a --system b": "--chat is missing; add it",
+    "generate --bundle B --prompt a --chat --chat-template nope": "chat template nope cannot be read",
+    "chat --bundle B --max-new-tokens 0": "max_new_tokens is 0, expected a whole number >= 1",
+    "chat --bundle B --drafter abacus": "--drafter is 'abacus'",
+    "transcribe F --bundle B --temperature 1e9": "temperature is 1000000000.0, expected 0 or",
+    "transcribe F --bundle B --draft-length -1": "--draft-length is -1",
+}
+
+
+def test_every_refusal_of_a_flag_or_a_path_comes_before_anything_heavy_is_loaded(llama, tmp_path):
+    places = {"B": str(llama.bundle), "F": __file__, "D": str(tmp_path)}
+    commands = [[places.get(word, word) for word in words.split()] for words in WRONG]
+    done = python(REFUSED, json.dumps(commands), cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0, lines[-1]
+    assert [words for words, line in zip(WRONG, lines, strict=True) if WRONG[words] not in line] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

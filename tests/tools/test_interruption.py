@@ -8,6 +8,8 @@ from contextlib import suppress
 import pytest
 from trt_spec.engines.bundle.undisturbed import undisturbed
 from trt_spec.tools.console import progress
+from trt_spec.tools.interruption import TimeUp, ended_after
+from trt_spec.tools.measuring.budget import Part, run_parts
 from trt_spec.tools.program import exit_code
 
 ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
@@ -72,6 +74,34 @@ def test_what_a_library_swallows_comes_again_at_the_next_step(capfd, number, cod
     assert exit_code("program", run, lambda: "; nothing was left") == code
     assert steps == [1]
     assert capfd.readouterr() == ("", f"first\nprogram: {word}; nothing was left\n")
+
+
+@pytest.mark.parametrize("swallowed", [in_a_callback, into_nothing])
+def test_what_is_swallowed_within_a_budget_is_no_end_of_the_time(capfd, swallowed):
+    """Both need the one timer of the process."""
+    seen = []
+
+    def swallowing():
+        swallowed(signal.SIGINT)
+        if swallowed is in_a_callback:
+            signal.pause()  # until the timer
+        yield {}
+
+    def run() -> int:
+        parts = [Part("swallowing", 0.0, swallowing), Part("next", 0.0, lambda: iter([{}]))]
+        seen.extend(run_parts(parts, 60.0, lambda part, row: None, lambda: None))
+        return 0
+
+    assert exit_code("program", run) == 130
+    assert [done for _, done in seen if done.left_out or done.failed] == []
+    assert "next" not in [part.name for part, _ in seen]
+    assert capfd.readouterr() == ("", "program: interrupted\n")
+
+
+def test_a_time_ends_where_no_signal_has_come():
+    with pytest.raises(TimeUp), ended_after(0.01):
+        signal.pause()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_what_is_swallowed_in_a_callback_waits_for_what_belongs_together():

@@ -10,11 +10,20 @@ from typing import Any
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import usual_drafter
-from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, NONE, DraftLength
+from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.state.shapes import Shape
 from ..console import in_bytes, progress, say, table_of
 from ..example_sources import PromptedDecoder
-from ..flags.bench import DRAFT_LENGTHS, PRINTED, QUICK, QUICK_MODEL, QUICK_PROMPTS, add_arguments, made_quick
+from ..flags.bench import (
+    DRAFT_LENGTHS,
+    PRINTED,
+    QUICK,
+    QUICK_MODEL,
+    QUICK_PROMPTS,
+    add_arguments,
+    quick_in_words,
+    settle,
+)
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import open_decoder
 from ..flags.sampling import sampling_params
@@ -25,12 +34,12 @@ from ..measuring.bench_result import Compared, bench_result, is_line
 from ..measuring.conditions import memory_used
 from ..measuring.kernels import kernels_per_round
 from ..measuring.peers import PEERS
-from ..measuring.shipped_prompts import bench_prompts
+from ..measuring.shipped_prompts import KINDS, bench_prompts
 from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
 from ..measuring.whole_repeats import whole_repeats
 from ..pages.bench_page import report_page
-from ..pages.charts import require_drawable, require_matplotlib, save, speed_over_draft_length
+from ..pages.charts import save, speed_over_draft_length
 from ..program import Parser
 from ..whole_file import outputs
 
@@ -43,15 +52,11 @@ COLUMNS = {
     "bandwidth": ("bandwidth_share", ".0%"),
     "speed-up": ("speed_up", ".2f"),
     "predicted": ("predicted", ".2f"),
+    "the paper's": ("paper", ".2f"),
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.plot:
-        require_drawable(arguments.plot)
-    if arguments.report:
-        require_matplotlib()
-    made_quick(arguments)
     params = _params(arguments)
     printed = arguments.json == PRINTED
     with (
@@ -75,6 +80,7 @@ def bench(decoder: Decoder, *flags: object) -> dict[str, Any]:
     add_arguments(parser)
     given = ("--bundle", decoder.bundle.path, "--device", decoder.target.engine.device, "--batch", decoder.max_batch)
     arguments = parser.read([str(one) for one in (*given, *flags)])
+    settle(arguments)
     return _measure_all(decoder, _params(arguments), arguments)
 
 
@@ -87,8 +93,9 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
     if arguments.quick:
-        prompts = prompts[: max(QUICK_PROMPTS, arguments.batch)]
-        say(f"quick: {QUICK}; less than two minutes for {QUICK_MODEL}")
+        if arguments.prompts in KINDS:
+            prompts = prompts[: max(QUICK_PROMPTS, arguments.batch)]
+        say(f"quick: {_quickly(arguments, len(prompts), params.max_new_tokens)}")
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
@@ -149,10 +156,15 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
 
 
+def _quickly(arguments: argparse.Namespace, prompts: int, tokens: int) -> str:
+    """Say what is measured, and how long that takes where the user has stated nothing else."""
+    asked = quick_in_words(arguments.draft_lengths, prompts, tokens, arguments.repeats)
+    usual = asked == QUICK and not (arguments.all_drafters or arguments.compare)
+    return f"{asked}; less than two minutes for {QUICK_MODEL}" if usual else asked
+
+
 def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments: argparse.Namespace) -> list[Setting]:
     """Return what is to be measured; what cannot run is refused before anything is."""
-    if drafter == NONE:
-        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
 
     def refuse_unable(length: DraftLength) -> None:
         decoder.cancel(decoder.submit([0], params, draft_length=length, drafter=drafter))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from ...engines import RequestError
 from ...runtime import Output
 from ..console import say
-from ..flags.controller import add_controller_flags, draft_length
-from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.sampling import add_sampling_flags, sampling_params
-from ..flags.templates import add_template_flags, beginning, template_of
+from ..flags.templates import add_template_flags, beginning, given_template, template_of
 from ..in_words import lossy, summary
 from ..ink import Ink
 
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    refuse_drafting(arguments)
+    engine_name(arguments)
+    given_template(arguments)
     params = sampling_params(arguments)
     with open_decoder(arguments, max_batch=1, prefix_bytes=KEPT_BYTES) as decoder:
         template, told = template_of(arguments, decoder), beginning(arguments)

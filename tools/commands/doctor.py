@@ -11,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...engines import ENGINES, usable_cores
+from ...engines import ENGINES, PairError, RequestError, usable_cores
+from ...engines.bundle.manifest import read_manifest
 from ..console import in_bytes, progress, table
 from ..extras import PACKAGE, install_command, installed, requirements
+from ..text_files import read_text
 
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 CUDA = "CUDAExecutionProvider"
@@ -57,18 +59,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_pair(arguments: argparse.Namespace) -> int:
-    """Import what it needs here, because the rest of doctor must work where that is missing."""
-    from ...engines import RequestError
-    from ..measuring.pair_fit import examine_pair, report
-    from ..text_files import read_text
-
+    """Import what it needs here, because the rest of doctor must work where that is missing, and refuse before that."""
     if not arguments.target:
         raise RequestError("--draft and --text compare a draft with a target; name the --target as well")
     text = None if arguments.text is None else read_text(arguments.text, "text")
+    _refuse_absent(arguments.target, arguments.draft)
+    from ..measuring.pair_fit import examine_pair, report
+
     with progress("doctor", ticking=True) as show:
         found = examine_pair(arguments.target, arguments.draft, text, show)
     print(json.dumps(found) if arguments.json else report(found))
     return 0
+
+
+def _refuse_absent(target: str, draft: str | None) -> None:
+    if (Path(target) / "manifest.json").exists():
+        read_manifest(Path(target))
+    elif draft is None:
+        raise PairError(f"{target} is not a bundle, and there is no --draft; name the checkpoint of a draft")
+    else:
+        from ...export.finding import require_found
+
+        require_found(target)
+        if not Path(draft).exists():  # a head may have other files
+            require_found(draft)
 
 
 def examine() -> dict[str, Any]:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from ...engines import RequestError
 from ...runtime import BeamText, Output
-from ..flags.controller import add_controller_flags, draft_length
-from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.prompt import add_prompt_flags, add_source_flags, chosen_prompt, chosen_source
 from ..flags.sampling import add_sampling_flags, sampling_params
-from ..flags.templates import add_template_flags, beginning, template_of
+from ..flags.templates import add_template_flags, beginning, given_template, template_of
 from ..in_words import lossy, summary
 from ..output_json import output_json
 from ..pages.trace_page import trace_page
 from ..trace_lines import Marks
-from ..whole_file import outputs
+from ..whole_file import outputs, refuse_unfit
 
 if TYPE_CHECKING:
     from ...runtime import Decoder, Request
@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.stream and (arguments.json or arguments.trace):
         raise RequestError("--stream prints text as it comes, --json and --trace something else; choose one")
+    if not arguments.chat and (arguments.system or arguments.chat_template):
+        raise RequestError("--system and --chat-template say how messages are written, but --chat is missing; add it")
+    refuse_drafting(arguments)
+    engine_name(arguments)
+    given_template(arguments)
+    refuse_unfit(arguments.trace_html)
     source = chosen_source(arguments)
     prompt = chosen_prompt(arguments, needed=source is None)
     params = sampling_params(arguments)
@@ -76,8 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _as_asked(prompt: str, arguments: argparse.Namespace, decoder: "Decoder") -> str | list[int]:
     if arguments.chat:
         return template_of(arguments, decoder).encode([*beginning(arguments), {"role": "user", "content": prompt}])
-    if arguments.system or arguments.chat_template:
-        raise RequestError("--system and --chat-template say how messages are written, but --chat is missing; add it")
     return prompt
 
 

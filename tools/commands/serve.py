@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ...engines import Bundle, EngineError, RequestError
+from ...engines.bundle.manifest import read_manifest
 from ...runtime.acceptance.parameters import RULES
 from ..console import say
 from ..extras import install_command
-from ..flags.controller import add_controller_flags, draft_length
-from ..flags.engine import add_engine_flags, open_decoder
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.engine import add_engine_flags, engine_name, open_decoder
 from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
 from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
 from ..serving.certificates import load_certificate, tls_context
 from ..serving.keys import Keys
+from ..serving.marks import refuse_parser
 from ..text_files import read_text
 
 KINDS = ("auto", "none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, built before they are served
@@ -139,6 +141,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--ssl-keyfile is the key of --ssl-certfile, which is missing; give both")
     tls = tls_context(*certificate) if arguments.ssl_certfile else None
     template = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
+    if arguments.reasoning_parser is not None:
+        refuse_parser(arguments.reasoning_parser)
+    refuse_drafting(arguments)
+    engine_name(arguments)
+    _refuse_model(arguments)
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.allowances import Allowances
@@ -184,22 +191,42 @@ def run(arguments: argparse.Namespace) -> int:
         return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls, read_again, beside)
 
 
+def _refuse_model(arguments: argparse.Namespace) -> None:
+    """Refuse a model that is not there, and flags that do not go with it."""
+    from ..making.kept_bundles import refuse_unfound
+
+    if arguments.model is not None and arguments.bundle is not None:
+        raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
+    if not _is_bundle(arguments):
+        refuse_unfound(*_checkpoints(arguments), arguments.max_length, arguments.weights)
+        return
+    given = {"revision": arguments.revision, "weights": arguments.weights, "draft": arguments.draft}
+    if asked := [f"--{name}" for name, value in given.items() if value not in (None, "auto", [])]:
+        raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
+    if arguments.model is not None:
+        read_manifest(Path(arguments.model))
+
+
+def _is_bundle(arguments: argparse.Namespace) -> bool:
+    return arguments.model is None or (Path(arguments.model) / "manifest.json").exists()
+
+
+def _checkpoints(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """Name the target and the drafts of which a bundle is made."""
+    return at_revision(arguments.model, arguments.revision), arguments.draft
+
+
 def _bundle(arguments: argparse.Namespace) -> Bundle:
     """Open the bundle that was named, or make that of the checkpoint."""
     from ..making.kept_bundles import DEMO_DRAFTS, bundle_of, demo_bundle
 
-    if arguments.model is not None and arguments.bundle is not None:
-        raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
-    model, longest = arguments.model or arguments.bundle, arguments.max_length
-    given = {"revision": arguments.revision, "weights": arguments.weights, "draft": arguments.draft}
-    asked = [f"--{name}" for name, value in given.items() if value not in (None, "auto", [])]
-    if model is None or arguments.bundle is not None or (Path(model) / "manifest.json").exists():
-        if asked:
-            raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
-        shipped = arguments.drafter if arguments.drafter in DEMO_DRAFTS else "model"
-        bundle = demo_bundle(say, shipped) if model is None else Bundle.open(model)
-        return bundle if longest is None else bundle.limited(longest)
-    return bundle_of(at_revision(model, arguments.revision), arguments.draft, say, longest, arguments.weights)
+    longest = arguments.max_length
+    if not _is_bundle(arguments):
+        return bundle_of(*_checkpoints(arguments), say, longest, arguments.weights)
+    model = arguments.model or arguments.bundle
+    shipped = arguments.drafter if arguments.drafter in DEMO_DRAFTS else "model"
+    bundle = demo_bundle(say, shipped) if model is None else Bundle.open(model)
+    return bundle if longest is None else bundle.limited(longest)
 
 
 def _recommended(bundle: Bundle) -> dict[str, Any]:

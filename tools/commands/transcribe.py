@@ -8,9 +8,9 @@ from pathlib import Path
 from ...engines import RequestError
 from ...runtime.transcribing.fallback import NONE, USUAL, Fallback, usual_above
 from ...runtime.transcribing.transcript import Segment
-from ..flags.controller import add_controller_flags, draft_length
-from ..flags.engine import add_engine_flags, open_decoder
-from ..flags.sampling import add_sampling_flags, flag, sampling_params
+from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
+from ..flags.engine import add_engine_flags, engine_name, open_decoder
+from ..flags.sampling import add_sampling_flags, flag, refuse_sampling, sampling_params
 from ..in_words import summary
 from ..transcripts import FORMATS, clock
 from ..whole_file import whole_file
@@ -63,6 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     stems = [file.stem for file in arguments.files]
     if arguments.out is not None and (twice := [stem for stem in stems if stems.count(stem) > 1]):
         raise RequestError(f"two files would become {twice[0]}.{arguments.format}; name one of them otherwise")
+    refuse_sampling(arguments)
+    refuse_drafting(arguments)
+    engine_name(arguments)
     from ...runtime.transcribing.tokens import TASKS
     from ...runtime.transcribing.transcriber import Transcriber
     from ..sound_files import read_sound

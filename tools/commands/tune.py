@@ -20,7 +20,7 @@ from ..flags.bench import QUICK_MODEL
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import engine_name
 from ..flags.sampling import sampling_params
-from ..flags.tune import DRAFT_LENGTHS, QUICK, made_quick
+from ..flags.tune import DRAFT_LENGTHS, QUICK, quick_in_words
 from ..measuring.fastest_engine import fastest_engines
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
@@ -36,9 +36,8 @@ TREES = tuple(tree(length, nodes - length) for length, nodes in ((4, 8), (4, 16)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    made_quick(arguments)
     if arguments.quick:
-        say(f"quick: {QUICK}; less than two minutes for {QUICK_MODEL}")
+        say(f"quick: {_quickly(arguments)}")
     params = sampling_params(arguments, ignore_eos=True)
     params = replace(params, seed=params.seed or 0)
     engine, bundle = engine_name(arguments), Bundle.open(arguments.bundle)
@@ -46,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     with outputs(arguments, "json") as out:
         engines = _fastest(bundle, arguments) if engine == AUTO_ENGINE else {max(arguments.batches): engine}
         # Each table tells of all batches, because a decoder may also open its engine by name.
-        each = dict.fromkeys(reversed(engines.values()))
-        results = [_tune(bundle, one, arguments, prompts, params) for one in each]
+        each = list(dict.fromkeys(reversed(engines.values())))
+        results = _tune_each(bundle, each, arguments, prompts, params)
         result = results[0] | {"engines": engines, "other_engines": results[1:]}
         if engine == AUTO_ENGINE:
             say(f"engine auto is these from now on; kept in {save_choice(bundle, arguments.device, engines)}")
@@ -56,6 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n\n".join(map(report, results)))
     print(json.dumps(result))
     return 0
+
+
+def _quickly(arguments: argparse.Namespace) -> str:
+    """Say what is measured, and how long that takes where the user has stated nothing else."""
+    asked = quick_in_words(arguments.draft_lengths, arguments.batches, arguments.max_new_tokens, arguments.repeats)
+    usual = asked == QUICK and arguments.engine != AUTO_ENGINE and not arguments.all_drafts
+    return f"{asked}; less than two minutes for {QUICK_MODEL}" if usual else asked
 
 
 def _fastest(bundle: Bundle, arguments: argparse.Namespace) -> dict[int, str]:
@@ -72,20 +78,40 @@ def _fastest(bundle: Bundle, arguments: argparse.Namespace) -> dict[int, str]:
     return fastest
 
 
+def _tune_each(
+    bundle: Bundle, engines: list[str], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
+) -> list[dict[str, Any]]:
+    """Return what was found in each engine; an interruption keeps that of those which were measured before."""
+    results: list[dict[str, Any]] = []
+    whole = True
+    try:
+        while whole and len(results) < len(engines):
+            result, whole = _tune(bundle, engines[len(results)], arguments, prompts, params)
+            results.append(result)
+    except KeyboardInterrupt:
+        if not results:
+            raise
+    if left := engines[len(results) :]:
+        say(f"interrupted: engine {' and '.join(left)} was not measured")
+    return results
+
+
 def _tune(
     bundle: Bundle, engine: str, arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
+    """Return what was found in an engine, and whether no interruption made the repeats fewer."""
     with SourcedDecoder.open(bundle, engine, arguments.device, max(arguments.batches)) as decoder:
         lengths = fixed_lengths(arguments.draft_lengths, DRAFT_LENGTHS, decoder)
         refuse_unfit(decoder, prompts, [params] * len(prompts))
-        measured, shapes = _measure_all(decoder, lengths, arguments, prompts, params)
+        (measured, shapes), repeats = _measure_all(decoder, lengths, arguments, prompts, params)
         costs = _costs(decoder, measured, shapes, arguments)
-        return result_json(costs, measured, shapes) | {"file": str(costs.save(bundle))}
+        result = result_json(costs, measured, shapes) | {"file": str(costs.save(bundle))}
+        return result, repeats == arguments.repeats
 
 
 def _measure_all(
     decoder: Decoder, lengths: list[int], arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams
-) -> tuple[Grid, ShapeGrid]:
+) -> tuple[tuple[Grid, ShapeGrid], int]:
     assert params.seed is not None
     drafters = [
         name
@@ -124,10 +150,7 @@ def _measure_all(
 
         run_all(0)
         decoder.settle()
-        (grid, shapes), arguments.repeats = whole_repeats(
-            arguments.repeats, lambda repeat: run_all(repeat + 1), (grid, shapes)
-        )
-    return grid, shapes
+        return whole_repeats(arguments.repeats, lambda repeat: run_all(repeat + 1), (grid, shapes))
 
 
 def _has_shapes(drafter: str) -> bool:

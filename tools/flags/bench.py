@@ -1,20 +1,26 @@
 """Measure how fast each draft length decodes, and compare it with what theory predicts.
 
 A round is one draft of K tokens and one pass of the target that checks them. Tokens per second count decoding alone,
-without the reading of prompts. Overhead is the time of a round divided by that of the engine runs in it: 1.00 is
-perfect. Bandwidth is the share of the memory's own that a round reaches: its steps read their weights and what is in
-their caches.
+without the reading of prompts, while all rows of a batch are live. Overhead is the time of a round divided by that of
+the engine runs in it: 1.00 is perfect. Bandwidth is the share of the memory's own that a round reaches: its steps read
+their weights and what is in their caches. Predicted is what the acceptance would give at the measured costs of a draft
+step and of the pass that checks K + 1 tokens, as auto and tune reckon; the paper's formula takes that wider pass for
+free.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED
-from .controller import SOURCES_HELP
+from ...engines import RequestError
+from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
+from ..pages.charts import require_drawable, require_matplotlib
+from ..whole_file import refuse_unfit
+from .controller import SOURCES_HELP, refuse_drafter
 from .draft_lengths import draft_lengths
-from .engine import add_engine_flags
-from .prompt import add_prompts_flag
-from .sampling import add_number, add_sampling_flags, batch_size
+from .engine import add_engine_flags, engine_name
+from .prompt import add_prompts_flag, refuse_prompts
+from .sampling import add_number, add_sampling_flags, batch_size, positive, refuse_sampling
 
 PEERS = {"hf": "transformers", "openvino": "OpenVINO GenAI"}
 CHECKPOINT_FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
@@ -34,17 +40,41 @@ BENCH_SAMPLING = (
 )
 PRINTED = Path("-")  # in place of a file
 QUICK_LENGTHS, QUICK_PROMPTS, QUICK_TOKENS = (0, 2, 4), 3, 64
-QUICK = f"K of {', '.join(map(str, QUICK_LENGTHS))}, on {QUICK_PROMPTS} prompts, {QUICK_TOKENS} tokens each, once"
 QUICK_MODEL = "a model of 135 million parameters on two cores"
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
+USUAL_REPEATS = 3
 
 
-def made_quick(arguments: argparse.Namespace) -> None:
-    """Let what was left open be as quick as `--quick` says, if that was asked for."""
+def quick_in_words(lengths: Sequence[object], prompts: int, tokens: int, repeats: int) -> str:
+    times = "once" if repeats == 1 else f"{repeats} times"
+    return f"K of {', '.join(map(str, lengths))}, on {prompts} prompts, {tokens} tokens each, {times}"
+
+
+QUICK = quick_in_words(QUICK_LENGTHS, QUICK_PROMPTS, QUICK_TOKENS, 1)
+
+
+def settle(arguments: argparse.Namespace) -> None:
+    """Let what was left open be as usual, or as quick as `--quick` says; what was stated stays."""
+    arguments.repeats = arguments.repeats or (1 if arguments.quick else USUAL_REPEATS)
     if arguments.quick:
-        arguments.repeats = 1
         arguments.draft_lengths = arguments.draft_lengths or QUICK_LENGTHS
         arguments.max_new_tokens = getattr(arguments, "max_new_tokens", QUICK_TOKENS)
+
+
+def refuse(arguments: argparse.Namespace) -> None:
+    """Settle what was left open, and refuse what is wrong, before anything heavy is loaded."""
+    settle(arguments)
+    if arguments.plot:
+        require_drawable(arguments.plot)
+    if arguments.report:
+        require_matplotlib()
+    refuse_sampling(arguments)
+    engine_name(arguments)
+    if arguments.drafter == NONE:
+        raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
+    refuse_drafter(arguments.drafter)
+    refuse_prompts(arguments.prompts)
+    refuse_unfit(arguments.report, arguments.plot, None if arguments.json == PRINTED else arguments.json)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,8 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
     )
-    parser.add_argument("--quick", action="store_true", help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}")
-    add_number(parser, "--repeats", 3, "times each setting has its turn")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}; what you state stays as you state it",
+    )
+    parser.add_argument(
+        "--repeats", type=positive, metavar="N", help=f"times each setting has its turn (default {USUAL_REPEATS})"
+    )
     add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
     parser.add_argument(
         "--json",

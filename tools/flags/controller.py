@@ -3,8 +3,17 @@
 import argparse
 from typing import Any
 
-from ...engines import RequestError
-from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE, DraftLength, EntropyRule
+from ...engines import MAX_DRAFT_LENGTH, RequestError
+from ...runtime.state.asked import (
+    AUTO,
+    BESIDE,
+    DEFAULT_DRAFT_LENGTH,
+    DRAFTER_NAMES,
+    MIXED,
+    NONE,
+    DraftLength,
+    EntropyRule,
+)
 from ...runtime.state.asked import ENTROPY_HELP as HELP
 from ...runtime.state.shapes import read_shape
 from .groups import ADVANCED, SPECULATION, group
@@ -49,13 +58,28 @@ def add_controller_flags(parser: argparse.ArgumentParser) -> None:
         advanced.add_argument(flag(name), help=f"--controller entropy: {text} (default {default})", **form)
 
 
+def refuse_drafting(arguments: argparse.Namespace) -> None:
+    """Refuse draft lengths and drafters that no bundle has."""
+    draft_length(arguments)
+    refuse_drafter(arguments.drafter)
+
+
+def refuse_drafter(drafter: str | None) -> None:
+    if drafter in (None, NONE, MIXED) or {*drafter.split(BESIDE)} <= {*DRAFTER_NAMES}:
+        return
+    listed = ", ".join((*DRAFTER_NAMES, NONE, MIXED))
+    raise RequestError(f"--drafter is {drafter[:40]!r}, expected one of {listed}; or several, as model+suffix")
+
+
 def draft_length(arguments: argparse.Namespace) -> DraftLength | None:
+    asked: DraftLength | None = arguments.draft_length
+    if type(asked) is int and not 0 <= asked <= MAX_DRAFT_LENGTH:
+        raise RequestError(f"--draft-length is {asked}, expected auto, or a whole number from 0 to {MAX_DRAFT_LENGTH}")
     given: dict[str, Any] = {name: value for name in HELP if (value := getattr(arguments, name)) is not None}
     if arguments.controller is None and not given:
-        asked: DraftLength | None = arguments.draft_length
         return asked
-    if arguments.draft_length not in (None, AUTO):
-        raise RequestError(f"--draft-length {arguments.draft_length} leaves a controller nothing to choose; say auto")
+    if asked not in (None, AUTO):
+        raise RequestError(f"--draft-length {asked} leaves a controller nothing to choose; say auto")
     if arguments.controller == "entropy":
         return EntropyRule(**given)
     if given:

@@ -30,9 +30,15 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_name(arguments: argparse.Namespace) -> str:
-    """Name the engines that the flags ask for."""
+    """Name the engines that the flags ask for; refuse those that do not run there."""
     if arguments.engine == AUTO_ENGINE and arguments.draft_engine:
         raise RequestError(f"--engine {AUTO_ENGINE} chooses the draft's engine as well; leave --draft-engine out")
+    for kind in (ENGINES[name] for name in (arguments.engine, arguments.draft_engine) if name in ENGINES):
+        if arguments.device.partition(":")[0] not in kind.devices:
+            raise RequestError(
+                f"engine {kind.name} runs on the device {' or '.join(kind.devices)}, not on {arguments.device!r}; "
+                "name that"
+            )
     return together(arguments.engine, arguments.draft_engine)
 
 
@@ -43,11 +49,12 @@ def open_decoder(
     prefix_bytes: int | None = None,
     kind: "type[Decoder] | None" = None,
 ) -> "Decoder":
+    engine = engine_name(arguments)  # before torch is loaded
     from ...runtime import Decoder
 
     return (kind or Decoder).open(
         arguments.bundle,
-        engine_name(arguments),
+        engine,
         arguments.device,
         max_batch,
         cache_bytes=cache_bytes,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...engines import RequestError
 from ..measuring.shipped_prompts import KINDS
-from ..text_files import decoded, read_text
+from ..text_files import decoded, read_prompts, read_text
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,12 @@ def chosen_prompt(arguments: argparse.Namespace, needed: bool = True) -> str:
     if prompt is not None:
         return decoded(prompt.encode("utf-8", "surrogateescape"), "--prompt")
     return read_text(file) if file else decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def refuse_prompts(source: str) -> None:
+    """Refuse a file of prompts that cannot be read."""
+    if source not in KINDS:
+        read_prompts(Path(source))
 
 
 def add_prompts_flag(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ...runtime.acceptance.parameters import HELP, Parameters
+from ...runtime.acceptance.ranges import refuse_out_of_range
 from ...runtime.grammars.grammar import Grammar
 from ..text_files import read_text
 from .groups import ADVANCED, BASIC, SAMPLING, SPECULATION, group
@@ -56,14 +57,24 @@ PLACES = {  # of flags whose heading is not sampling
 
 def sampling_params(arguments: argparse.Namespace, **fixed: Any) -> "SamplingParams":
     """SamplingParams from the flags that were given and from what the command itself fixes."""
+    refuse_sampling(arguments, **fixed)  # before torch is loaded
     from ...runtime import SamplingParams
 
+    return SamplingParams(**_given(arguments) | fixed)
+
+
+def refuse_sampling(arguments: argparse.Namespace, **fixed: Any) -> None:
+    """Refuse what `sampling_params` would refuse in any bundle."""
+    refuse_out_of_range(Parameters(**_given(arguments) | fixed))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     names = {field.name for field in fields(Parameters)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     for name in ("logit_bias", "extra"):
         if name in given:
             given[name] = dict(given[name])
-    return SamplingParams(**given | fixed)
+    return given
 
 
 def flag(name: str) -> str:

@@ -22,13 +22,17 @@ def add_template_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def given_template(arguments: argparse.Namespace) -> str | None:
+    """Read the template that takes the place of the bundle's, if one was named."""
+    return None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
+
+
 def template_of(arguments: argparse.Namespace, decoder: "Decoder") -> "ChatTemplate":
     try:
         from ..serving.templates import ChatTemplate
     except ModuleNotFoundError as error:
         raise EngineError(f"chat needs {error.name}, which is not installed; {install_command('serve')}") from error
-    given = None if arguments.chat_template is None else read_text(arguments.chat_template, "chat template")
-    source = given or decoder.bundle.tokenizer.chat_template
+    source = given_template(arguments) or decoder.bundle.tokenizer.chat_template
     if source is None:
         raise RequestError(f"bundle {arguments.bundle} has no chat template; give one with --chat-template FILE")
     return ChatTemplate(source, decoder.tokenizer, decoder.bundle.tokenizer)

@@ -6,32 +6,51 @@ many of the request's own proposals were accepted so far. The last line of the o
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from .bench import QUICK_MODEL
+from ..whole_file import refuse_unfit
+from .bench import QUICK_MODEL, USUAL_REPEATS
 from .draft_lengths import fixed_draft_lengths
-from .engine import add_engine_flags
-from .prompt import add_prompts_flag
-from .sampling import LARGEST_BATCH, add_number, add_sampling_flags, batch_size
+from .engine import add_engine_flags, engine_name
+from .prompt import add_prompts_flag, refuse_prompts
+from .sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, refuse_sampling
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS = (0, 2, 4), (1, 2), 16
-QUICK = (
-    f"draft lengths {', '.join(map(str, QUICK_LENGTHS))}, batches {' and '.join(map(str, QUICK_BATCHES))}, "
-    f"{QUICK_TOKENS} tokens, once, and no combs or trees"
-)
 BATCHES = (1, 2, 4, 8)
 NEW_TOKENS = 32
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "rule")
 
 
-def made_quick(arguments: argparse.Namespace) -> None:
-    """Let what was left open be as quick as `--quick` says, if that was asked for."""
-    if arguments.quick:
-        arguments.repeats = 1
+def quick_in_words(lengths: Sequence[int], batches: Sequence[int], tokens: int, repeats: int) -> str:
+    times = "once" if repeats == 1 else f"{repeats} times"
+    numbers = " and ".join(map(str, batches))
+    lengths_named = ", ".join(map(str, lengths))
+    return f"draft lengths {lengths_named}, batches {numbers}, {tokens} tokens, {times}, and no combs or trees"
+
+
+QUICK = quick_in_words(QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS, 1)
+
+
+def settle(arguments: argparse.Namespace) -> None:
+    """Let what was left open be as usual, or as quick as `--quick` says; what was stated stays."""
+    quick = arguments.quick
+    arguments.repeats = arguments.repeats or (1 if quick else USUAL_REPEATS)
+    arguments.batches = arguments.batches or (QUICK_BATCHES if quick else BATCHES)
+    if arguments.max_new_tokens is None:
+        arguments.max_new_tokens = QUICK_TOKENS if quick else NEW_TOKENS
+    if quick:
         arguments.draft_lengths = arguments.draft_lengths or QUICK_LENGTHS
-        arguments.batches = QUICK_BATCHES if arguments.batches == BATCHES else arguments.batches
-        arguments.max_new_tokens = QUICK_TOKENS if arguments.max_new_tokens == NEW_TOKENS else arguments.max_new_tokens
+
+
+def refuse(arguments: argparse.Namespace) -> None:
+    """Settle what was left open, and refuse what is wrong, before anything heavy is loaded."""
+    settle(arguments)
+    refuse_sampling(arguments)
+    engine_name(arguments)
+    refuse_prompts(arguments.prompts)
+    refuse_unfit(arguments.json)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,19 +66,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches",
         type=_batches,
-        default=BATCHES,
         metavar="N,N,…",
         help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))}); --engine auto finds the "
         "engines that are fastest up to each of them",
     )
-    parser.add_argument("--quick", action="store_true", help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}")
-    add_number(parser, "--repeats", 3, "times each setting has its turn")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}; what you state stays as you state it",
+    )
+    parser.add_argument(
+        "--repeats", type=positive, metavar="N", help=f"times each setting has its turn (default {USUAL_REPEATS})"
+    )
     parser.add_argument(
         "--all-drafts", action="store_true", help="measure every draft of the bundle as a drafter, not the first alone"
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the JSON object to this file as well")
     add_engine_flags(parser)
     add_sampling_flags(parser, only=SAMPLING, max_new_tokens=NEW_TOKENS)
+    parser.set_defaults(max_new_tokens=None)  # which tells what was stated from what was not
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -7,8 +7,10 @@ batch and engine, caches after rollback, what request parameters mean, and, with
 import argparse
 from pathlib import Path
 
+from ...engines import RequestError
 from ..certificate.effort import FULL, POWER, QUICK
-from .engine import add_engine_flags
+from ..whole_file import refuse_unfit
+from .engine import add_engine_flags, engine_name
 from .sampling import positive
 
 CLAIMS = {
@@ -27,6 +29,18 @@ CLAIMS = {
 }
 CHECKS = tuple(name.replace(" ", "-") for name in CLAIMS)
 BATCH = 64
+
+
+def refuse(arguments: argparse.Namespace) -> None:
+    """Refuse what flags and files say wrong, before anything heavy is loaded."""
+    if arguments.checkpoint is None and "checkpoint" in (arguments.only or ()):
+        raise RequestError("--only checkpoint needs --checkpoint DIR; name what the bundle was exported from")
+    if arguments.checkpoint is not None:
+        from ...export.finding import require_found
+
+        require_found(str(arguments.checkpoint))
+    engine_name(arguments)
+    refuse_unfit(arguments.json)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,8 +40,7 @@ def bundle_of(
 
     A model of the Hub is known by its name, so that a newer revision there makes no new bundle.
     """
-    name = re.sub(r"[^\w.-]+", "-", Path(target).name if Path(target).exists() else target)
-    return _kept(name, target, drafts, progress, max_length, weights)
+    return _kept(_name_of(target), target, drafts, progress, max_length, weights)
 
 
 def _kept(
@@ -52,7 +51,7 @@ def _kept(
     max_length: int | None = None,
     weights: str = "none",
 ) -> Bundle:
-    path = _cache_folder() / f"{name}-{_key([target, *drafts], max_length, weights)}"
+    path = _place(name, [target, *drafts], max_length, weights)
     if path.exists():
         try:
             return Bundle.open(path)
@@ -86,6 +85,23 @@ def _kept(
             ) from error
         raise
     return Bundle.open(path)
+
+
+def refuse_unfound(target: str, drafts: Sequence[str], max_length: int | None, weights: str) -> None:
+    """Refuse checkpoints that are not there before anything heavy is loaded, unless their bundle has been made."""
+    if not _place(_name_of(target), [target, *drafts], max_length, weights).exists():
+        from ...export.finding import require_found
+
+        for checkpoint in (target, *(one for one in drafts if not Path(one).exists())):  # a head may have other files
+            require_found(checkpoint)
+
+
+def _name_of(target: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", Path(target).name if Path(target).exists() else target)
+
+
+def _place(name: str, checkpoints: Sequence[str | Path], max_length: int | None, weights: str) -> Path:
+    return _cache_folder() / f"{name}-{_key(checkpoints, max_length, weights)}"
 
 
 def _cache_folder() -> Path:

@@ -132,7 +132,7 @@ class OpenVino:
     def _decode_group(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], into: Theirs
     ) -> tuple[int, float]:
-        """Return the tokens that came after every row had its first, and the milliseconds that they took."""
+        """Return the tokens that came while all rows were live, without the first of each, and the milliseconds."""
         import openvino
 
         pipeline = self._pipeline(into.setting.drafter)
@@ -142,7 +142,8 @@ class OpenVino:
         handles = [pipeline.add_request(row, *each) for row, each in enumerate(zip(inputs, configs, strict=True))]
         texts: list[list[int]] = [[] for _ in handles]
         came_ms = [0.0] * len(handles)
-        all_live: tuple[int, float] | None = None
+        rest = [param.max_new_tokens for param in params]  # tokens that each row had to write before a step
+        all_live: list[tuple[int, float]] = []  # tokens and milliseconds, after each step that left all rows live
         while pipeline.has_non_finished_requests():
             pipeline.step()
             now = 1e3 * (perf_counter() - began)
@@ -151,11 +152,12 @@ class OpenVino:
                     into.waits.add(len(new), now - came_ms[row], first=not texts[row])
                     texts[row] += new
                     came_ms[row] = now
-            if all_live is None and all(texts):
-                all_live = sum(map(len, texts)), now
-        assert all_live is not None
+            if all(texts) and all(rest):
+                all_live.append((sum(map(len, texts)), now))
+            rest = [param.max_new_tokens - len(text) for text, param in zip(texts, params, strict=True)]
         into.texts += texts
-        return sum(map(len, texts)) - all_live[0], now - all_live[1]
+        (first, began_ms), (last, ended_ms) = all_live[0], all_live[-1]
+        return last - first, ended_ms - began_ms
 
     def _config(self, params: SamplingParams, into: Theirs) -> Any:
         import openvino_genai

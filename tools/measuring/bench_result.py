@@ -126,7 +126,10 @@ def device_json(measured: Measured) -> dict[str, float | None]:
 
 
 def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
-    """The times of a setting, and the speed-up that theory predicts from its measured c, v and α alone."""
+    """The times of a setting, and the speed-up that theory predicts from its measured c, v and α alone.
+
+    The paper's formula takes a pass over K + 1 tokens for as long as one over a single token.
+    """
     k, t = measured.setting.draft_length, plain.verify_ms
     rate = median(measured.tokens_per_second)
     counts = total(measured.speculation)
@@ -135,6 +138,7 @@ def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
     proposing = sum(counts.histogram) / counts.rounds  # some drafters propose only where they find a match
     each = (tokens_per_round(alpha or 0.0, one.proposed) * rounds for one, rounds in counts.outcomes.items())
     expected = sum(each) / counts.rounds
+    in_a_tree = measured.setting.is_tree or counts.beside
     return {
         "draft_length": k,
         "tokens_per_second": rate,
@@ -143,7 +147,8 @@ def setting_json(measured: Measured, plain: Measured) -> dict[str, Any]:
         "tokens_per_round": counts.tokens_per_round,
         "round_overhead": measured.round_overhead,
         "speed_up": rate / median(plain.tokens_per_second),
-        "predicted": None if measured.setting.is_tree or counts.beside else expected / (c * k + v),
+        "predicted": None if in_a_tree else expected / (c * k + v),
+        "paper": None if in_a_tree else expected / (c * k + 1),
         "c": c,
         "v": v,
         "proposing": proposing,

@@ -1,22 +1,14 @@
 """Run the parts of a measurement, the most telling first, within so many minutes."""
 
-import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from ...engines.errors import first_line
-from ..interruption import insist
-
-AGAIN_SECONDS = 5.0  # after which what has swallowed the end is told again
+from ..interruption import TimeUp, ended_after, insist
 
 Row = dict[str, Any]
-
-
-class TimeUp(BaseException):
-    """The minutes are over. It is no Exception, so that nothing takes it for an error that it can go on from."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ def run_parts(
             yield part, Done(left_out=f"it takes {part.seconds:.0f} s, and {max(0.0, left):.0f} are left")
             continue
         try:
-            with _ended_after(left):
+            with ended_after(left):
                 for row in part.rows():
                     show(part, row)
         except TimeUp:
@@ -56,19 +48,3 @@ def run_parts(
         else:
             yield part, Done()
         then()
-
-
-@contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """End what runs here, in the main thread, after so many seconds; a call into a library is first waited for."""
-
-    def end(*_: object) -> None:
-        raise TimeUp
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

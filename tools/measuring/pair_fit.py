@@ -56,9 +56,8 @@ def examine_pair(
     with quiet_libraries():
         if (Path(target) / "manifest.json").exists():
             found, sides = _bundle_sides(target, draft, text)
-        elif draft is None:
-            raise PairError(f"{target} is not a bundle, and there is no --draft; name the checkpoint of a draft")
         else:
+            assert draft is not None, "which the command refuses"
             found, sides = _checkpoint_sides(target, draft, text, progress)
     progress("timing a token of each")
     ours, theirs = sides

@@ -159,7 +159,7 @@ def measure(decoder: Decoder, prompts: Sequence[Prompt], params: Sequence[Sampli
         group = slice(first, first + decoder.max_batch)
         counted, elapsed = _decode_group(decoder, prompts[group], params[group], steps, into)
         tokens, seconds = tokens + counted, seconds + elapsed
-    if not into.bare.verify:
+    if not (into.bare.verify and seconds):
         raise RequestError(
             f"{into.setting}: with {params[0].max_new_tokens} new tokens no round runs whole while "
             "all prompts decode; raise --max-new-tokens or lower --batch"
@@ -202,15 +202,14 @@ def _decode_group(
             if count:
                 into.waits.add(count, 1e3 * (clock - arrived[row]), first=False)
                 arrived[row] = clock
-        if not only_rounds:
-            continue
+        if not only_rounds or len(live) < len(requests):
+            continue  # a text that has ended leaves its place empty, which in a service another would take
         tokens, seconds, rounds = tokens + sum(new), seconds + elapsed, rounds + 1
-        if len(live) == len(requests):
-            parts = zip(_parts(requests[0]), parts_before, strict=True)
-            parts_ms = [after - earlier for after, earlier in parts]
-            into.rounds.append(TimedRound(1e3 * elapsed, parts_ms, decoder.replayed, entries))
-            if rounds % ROUNDS_PER_BARE == 1 and not any(request.finished for request in requests):
-                _time_bare(decoder, steps, into.bare)
+        parts = zip(_parts(requests[0]), parts_before, strict=True)
+        parts_ms = [after - earlier for after, earlier in parts]
+        into.rounds.append(TimedRound(1e3 * elapsed, parts_ms, decoder.replayed, entries))
+        if rounds % ROUNDS_PER_BARE == 1 and not any(request.finished for request in requests):
+            _time_bare(decoder, steps, into.bare)
     into.speculation += [request.speculation for request in requests]
     return tokens, seconds
 

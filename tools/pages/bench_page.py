@@ -53,7 +53,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 pre { overflow-x: auto; padding: 1rem; border-radius: .5rem; background: var(--card); font-size: .8rem; }
 @media (max-width: 30rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
 """
-COLUMNS = ("tokens/s", "acceptance", "tokens/round", "overhead", "bandwidth", "speed-up", "predicted")
+COLUMNS = ("tokens/s", "acceptance", "tokens/round", "overhead", "bandwidth", "speed-up", "predicted", "the paper's")
 WAITS = {"first_token_ms": "first token, ms", "between_tokens_ms": "between tokens, ms"}
 
 
@@ -158,7 +158,7 @@ def _table(result: dict[str, Any]) -> str:
 
 def _row(name: str, one: dict[str, Any]) -> list[str]:
     """A row of another runtime has only a rate and waits."""
-    keys = ("acceptance", "tokens_per_round", "round_overhead", "bandwidth_share", "speed_up", "predicted")
+    keys = ("acceptance", "tokens_per_round", "round_overhead", "bandwidth_share", "speed_up", "predicted", "paper")
     waits = [f"{one[kind][f'p{share}']:.1f}" for kind in WAITS for share in PERCENTILES]
     return [name, f"{one['tokens_per_second']:.1f}", *(_optional(one.get(key)) for key in keys), *waits]
 
@@ -166,8 +166,9 @@ def _row(name: str, one: dict[str, Any]) -> list[str]:
 def _table_note(result: dict[str, Any]) -> str:
     return (
         "Overhead: a round over the bare engine runs in it. Bandwidth: what its steps have to read over its time, as a "
-        "share of what the memory reads. The tokens of a round come together: the first of them has "
-        "waited for the round, the others for nothing. "
+        "share of what the memory reads. Predicted: by the acceptance and the measured costs of draft steps and of the "
+        "pass that verifies; the paper's formula takes that wider pass for free. The tokens of a round come together: "
+        "the first of them has waited for the round, the others for nothing. "
         f"The bare target took {result['roof']['bare_ms']:.2f} ms for one token, "
         f"{result['roof']['bare_over_roof']:.2f} × what reading its weights takes."
     )

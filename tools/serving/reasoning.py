@@ -1,34 +1,8 @@
 """Tells what a model reasons from what it answers, by the marks around its reasoning."""
 
-from collections.abc import Sequence
-
-from ...engines import RequestError
 from .answers import Delta
+from .marks import Marks
 from .tool_calls import Reader, beginning_of
-
-Marks = tuple[str, str]
-
-PARSERS: dict[str, Marks] = {  # by the names that other servers have for them
-    "deepseek_r1": ("<think>", "</think>"),
-    "qwen3": ("<think>", "</think>"),
-    "glm45": ("<think>", "</think>"),
-    "granite": ("Here is my thought process:", "Here is my response:"),
-    "seed_oss": ("<seed:think>", "</seed:think>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-}
-
-
-def marks_of(parser: str, special: Sequence[str]) -> Marks:
-    """Return the marks of a parser, which have to be text and not `special` tokens."""
-    if parser not in PARSERS:
-        raise RequestError(f"--reasoning-parser is {parser!r}, expected one of {', '.join(PARSERS)}")
-    marks = PARSERS[parser]
-    if hidden := set(marks).intersection(special):
-        raise RequestError(
-            f"--reasoning-parser {parser} looks for {sorted(hidden)[0]}, which is a special token of this tokenizer "
-            "and stands in no text; leave the flag out"
-        )
-    return marks
 
 
 def has_begun(prompt: str, marks: Marks) -> bool:

@@ -23,8 +23,8 @@ from .encoding import Longest
 from .errors import ApiError, in_terms_of
 from .formats import Asked
 from .kept_answers import KeptAnswers
+from .marks import Marks, marks_of
 from .metrics import Metrics
-from .reasoning import Marks, marks_of
 from .stepper import Stepper, Submission
 from .templates import ChatTemplate
 from .tokenising import HUGE_TEXT, encoded

@@ -1,37 +1,19 @@
 """Logit bias: a request adds to the scores of single tokens, or allows some alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from ...state.proposal import Ahead
 from ...state.rows import Columns
-from ..checks import LARGEST, real, require, whole
 from ..parameters import Parameters, told
 from .filter import Change, wide, widened
 
 
 class Bias(Change):
     fields: ClassVar = told("logit_bias", "allowed_token_ids")
-
-    def check(self, params: Parameters) -> None:
-        bias = params.logit_bias
-        sound = isinstance(bias, Mapping) and all(
-            whole(key, 0) and (real(value, -LARGEST, LARGEST) or value == -math.inf) for key, value in bias.items()
-        )
-        require(
-            "logit_bias", bias, sound, f"a mapping of token ids to -inf or numbers from {-LARGEST:g} to {LARGEST:g}"
-        )
-
-        ids = params.allowed_token_ids
-        require(
-            "allowed_token_ids",
-            ids,
-            isinstance(ids, Sequence) and all(whole(token, 0) for token in ids),
-            "a list of token ids",
-        )
 
     def active(self, params: Parameters) -> bool:
         return bool(params.logit_bias or params.allowed_token_ids)

@@ -7,13 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....engines import RequestError
-from ...grammars.grammar import Grammar
 from ...grammars.guide import ANYTHING, GUIDES, Bits, bytes_for
 from ...state.place import on_host
 from ...state.proposal import Ahead
 from ...state.rows import Columns
-from ..checks import require
 from ..parameters import Parameters, told
 from .filter import Change
 
@@ -26,18 +23,6 @@ class Allowed(Change):
 
     fields: ClassVar = told("grammar")
     reads_ahead = reads_trees = on_host = True
-
-    def check(self, params: Parameters) -> None:
-        sound = params.grammar is None or isinstance(params.grammar, Grammar)
-        require("grammar", params.grammar, sound, "a Grammar")
-        if params.grammar is not None and params.ignore_eos:
-            raise RequestError(
-                "ignore_eos is set, but only the end of the sequence can follow what completes a grammar; leave one out"
-            )
-        if params.grammar is not None and params.min_tokens:
-            raise RequestError(
-                f"min_tokens is {params.min_tokens}, but what completes a grammar can only end; leave one out"
-            )
 
     def active(self, params: Parameters) -> bool:
         return params.grammar is not None

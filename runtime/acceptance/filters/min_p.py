@@ -7,16 +7,12 @@ import torch
 from torch import Tensor
 
 from ...state.rows import Columns
-from ..checks import real, require
 from ..parameters import Parameters, told
 from .filter import Cut
 
 
 class MinP(Cut):
     fields: ClassVar = told("min_p")
-
-    def check(self, params: Parameters) -> None:
-        require("min_p", params.min_p, real(params.min_p, 0, 1), "a number in [0, 1]")
 
     def active(self, params: Parameters) -> bool:
         return params.filtered and params.min_p > 0

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ...state.proposal import Ahead
 from ...state.rows import Columns
-from ..checks import require, whole
 from ..parameters import Parameters, told
 from .filter import Change, wide, widened
 
@@ -18,10 +17,6 @@ class MinTokens(Change):
 
     fields: ClassVar = told("min_tokens")
     reads_ahead = reads_trees = True
-
-    def check(self, params: Parameters) -> None:
-        most = params.max_new_tokens
-        require("min_tokens", params.min_tokens, whole(params.min_tokens, 0, most), f"a whole number from 0 to {most}")
 
     def active(self, params: Parameters) -> bool:
         return params.min_tokens > 0

@@ -8,24 +8,13 @@ from torch import Tensor
 
 from ...state.proposal import Ahead
 from ...state.rows import Columns
-from ..checks import LARGEST, real, require
 from ..parameters import Parameters, told
 from .filter import Change, wide, widened
-
-REPETITIONS = (1e-3, 1e3)
 
 
 class Penalties(Change):
     fields: ClassVar = told("repetition_penalty", "presence_penalty", "frequency_penalty")
     reads_ahead = reads_trees = True
-
-    def check(self, params: Parameters) -> None:
-        low, high = REPETITIONS
-        repetition = params.repetition_penalty
-        require("repetition_penalty", repetition, real(repetition, low, high), f"a number from {low:g} to {high:g}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(params, name)
-            require(name, value, real(value, -LARGEST, LARGEST), f"a number from {-LARGEST:g} to {LARGEST:g}")
 
     def active(self, params: Parameters) -> bool:
         return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0

@@ -8,22 +8,12 @@ from torch import Tensor
 
 from ...state.proposal import Ahead
 from ...state.rows import Columns
-from ..checks import real, require
 from ..parameters import Parameters, told
 from .filter import Change, cut_below
-
-TEMPERATURES = (1e-5, 1e5)
 
 
 class Temperature(Change):
     fields: ClassVar = told("temperature", "draft_temperature")
-
-    def check(self, params: Parameters) -> None:
-        cold, hot = TEMPERATURES
-        for name, absent in (("temperature", False), ("draft_temperature", params.draft_temperature is None)):
-            value = getattr(params, name)
-            sensible = real(value, 0, hot) and (value == 0 or value >= cold)
-            require(name, value, sensible or absent, f"0 or a number from {cold:g} to {hot:g}")
 
     def active(self, params: Parameters) -> bool:
         return params.temperature not in (0, 1)

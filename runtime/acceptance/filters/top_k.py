@@ -7,16 +7,12 @@ import torch
 from torch import Tensor
 
 from ...state.rows import Columns
-from ..checks import require, whole
 from ..parameters import Parameters, told
 from .filter import Cut
 
 
 class TopK(Cut):
     fields: ClassVar = told("top_k")
-
-    def check(self, params: Parameters) -> None:
-        require("top_k", params.top_k, whole(params.top_k, 0), "a whole number >= 0 (0 = off)")
 
     def active(self, params: Parameters) -> bool:
         return params.filtered and params.top_k > 0

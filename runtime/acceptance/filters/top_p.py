@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ....engines import WIDEST_STEP
 from ...state.rows import Columns
-from ..checks import real, require
 from ..parameters import Parameters, told
 from ..sums import rising_sums
 from .filter import Cut
@@ -17,9 +16,6 @@ from .filter import Cut
 class TopP(Cut):
     fields: ClassVar = told("top_p")
     reads_kept = True
-
-    def check(self, params: Parameters) -> None:
-        require("top_p", params.top_p, real(params.top_p, 0, 1) and params.top_p > 0, "a number in (0, 1]")
 
     def active(self, params: Parameters) -> bool:
         return params.filtered and params.top_p < 1

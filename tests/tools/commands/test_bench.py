@@ -10,6 +10,7 @@ from trt_spec.engines import Bundle
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.in_words import pair
+from trt_spec.tools.measuring import clock
 from trt_spec.tools.measuring import theirs as theirs_module
 from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Transformers
 from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
@@ -63,6 +64,7 @@ def test_the_result_is_a_table_and_a_consistent_json_object(bench, both):
         k, counts = one["draft_length"], one["speculation"]
         expected = tokens_per_round(one["acceptance"] or 0.0, k) / (one["c"] * k + one["v"])
         assert one["predicted"] == pytest.approx(expected)
+        assert one["paper"] == pytest.approx(tokens_per_round(one["acceptance"] or 0.0, k) / (one["c"] * k + 1))
         assert one["c"] * k * plain["verify_ms"] == pytest.approx(one["draft_ms"])
         assert one["v"] == pytest.approx(one["verify_ms"] / plain["verify_ms"])
         assert one["round_overhead"] == pytest.approx(one["round_ms"] / (one["draft_ms"] + one["verify_ms"]))
@@ -113,6 +115,26 @@ def test_the_first_token_of_a_round_waits_and_the_others_come_with_it():
     assert (waits.first_token, waits.between_tokens) == ([20.0], [0.0, 0.0, 5.0, 0.0])
     assert waits.to_json()["first_token_ms"] == {"p50": 20.0, "p99": 20.0}
     assert waits.to_json()["between_tokens_ms"]["p50"] == 0.0
+
+
+def test_the_rate_is_that_of_whole_batches(llama):
+    """By a clock that only rounds advance: a row that ends leaves a place empty, which a service would fill."""
+    seconds = [0.0]
+    before = clock.CLOCK.set(lambda: seconds[0])
+    params = [SamplingParams(max_new_tokens=count, ignore_eos=True) for count in (8, 30)]
+    measured = Measured(Setting(0, "none"))
+    with Decoder.open(llama.bundle, max_batch=2) as decoder:
+        step = decoder.step
+
+        def timed():
+            seconds[0] += 1.0
+            return step()
+
+        decoder.step = timed
+        measure(decoder, ["ab", "def main"], params, measured)
+    clock.CLOCK.reset(before)
+    assert measured.tokens_per_second == [2.0]
+    assert 0 < len(measured.rounds) < 8
 
 
 def test_every_token_has_a_wait(llama):
@@ -227,6 +249,7 @@ def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, un
 def test_the_table_has_a_line_for_each_draft_length(bench):
     lines = bench().out.splitlines()
     assert lines[0].split("  ")[0].strip() == "K"
+    assert lines[0].endswith("predicted  the paper's")
     assert [line.split()[0] for line in lines[1:4]] == ["0", "2", "4"]
     assert lines[4].startswith("the bare target takes ")
 
@@ -387,12 +410,23 @@ def test_auto_has_a_row_once_costs_are_known(bench, both):
 
 
 def test_quick_says_what_it_does_and_shows_each_row_when_it_is_known(run, llama):
-    result = run("bench", "--bundle", llama.bundle, "--quick", "--max-new-tokens", 20)
+    result = run("bench", "--bundle", llama.bundle, "--quick")
     assert result.code == 0
-    assert "quick: K of 0, 2, 4, on 3 prompts, 64 tokens each, once; less than two minutes for a model of" in result.err
+    said = "quick: K of 0, 2, 4, on 3 prompts, 64 tokens each, once"
+    assert f"{said}; less than two minutes for a model of" in result.err
     shown = [line for line in result.err.splitlines() if re.fullmatch(r"K = \d: [\d.]+ tokens/s", line)]
     assert len(shown) == 3
     assert len(result.out.splitlines()) == 1 + 3 + 1
+
+
+def test_quick_promises_no_time_for_what_the_user_states(run, llama, prompts):
+    stated = ("--repeats", 2, "--max-new-tokens", 20, "--draft-lengths", "1", "--prompts", prompts)
+    result = run("bench", "--bundle", llama.bundle, "--quick", *stated, "--json")
+    assert "quick: K of 1, on 3 prompts, 20 tokens each, 2 times\n" in result.err
+    found = json.loads(result.out)
+    assert (found["repeats"], found["sampling"]["max_new_tokens"]) == (2, 20)
+    assert [one["draft_length"] for one in found["settings"]] == [0, 1]
+    assert {len(one["tokens_per_second_each"]) for one in found["settings"]} == {2}
 
 
 def test_an_interruption_keeps_the_repeats_that_were_whole(run, llama, monkeypatch):

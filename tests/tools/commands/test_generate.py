@@ -135,12 +135,12 @@ def test_a_missing_bundle_is_refused(run, tmp_path):
 
 @pytest.mark.parametrize("k", ["17", "-1"])
 def test_a_draft_length_out_of_range_is_refused(generate, k):
-    message = f"draft_length is {k}, expected auto, a whole number from 0 to 16"
+    message = f"--draft-length is {k}, expected auto, or a whole number from 0 to 16"
     assert_refused(generate("--prompt", "a", "--draft-length", k), message)
 
 
 def test_an_unknown_drafter_is_refused(generate):
-    message = "drafter is 'magic', expected one of model, lookup, suffix, ngram, random, cascade, none"
+    message = "--drafter is 'magic', expected one of model, common, text, lookup, suffix, ngram, random, cascade"
     assert_refused(generate("--prompt", "a", "--drafter", "magic"), message)
 
 
@@ -184,7 +184,8 @@ def test_the_engine_is_chosen_by_its_name(generate):
     assert ids[0] == ids[1]
     assert_refused(generate("--prompt", PROMPT, "--engine", "magic"), "argument --engine: invalid choice: 'magic'")
     assert_refused(
-        generate("--prompt", PROMPT, "--engine", "torch", "--device", "abacus"), "cannot use the device 'abacus'"
+        generate("--prompt", PROMPT, "--engine", "torch", "--device", "abacus"),
+        "runs on the device cpu or cuda, not on 'abacus'",
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands import tune as tune_command
 from trt_spec.tools.measuring import clock, fastest_engine
 from trt_spec.tools.measuring.fastest_engine import _choose, fastest_engines
-from trt_spec.tools.measuring.time_rounds import Measured, Setting, TimedRound
+from trt_spec.tools.measuring.time_rounds import Measured, Setting, TimedRound, measure
 from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
 
 from ...bundles import export_pair
@@ -253,6 +254,47 @@ def test_each_number_of_requests_has_its_own_engines_and_each_engine_a_whole_tab
         with Decoder.open(opened, "auto", max_batch=max_batch) as decoder:
             assert decoder.engine == engine
             assert (decoder.costs.engine, decoder.costs.batches) == (engine, (1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("interrupted_at", "engines", "left"),
+    [
+        (4, None, None),
+        (5, ["onnxruntime"], "torch"),
+        (8, ["onnxruntime"], "torch"),
+        (11, ["onnxruntime", "torch"], None),
+    ],
+)
+def test_an_interruption_keeps_the_engines_and_the_repeats_that_were_whole(
+    run, bundle, monkeypatch, interrupted_at, engines, left
+):
+    """Each engine has two settings: they warm up, and have a turn in each of two repeats."""
+    calls = []
+
+    def until_then(*arguments):
+        calls.append(arguments)
+        if len(calls) == interrupted_at:
+            signal.raise_signal(signal.SIGINT)
+        measure(*arguments)
+
+    monkeypatch.setattr(tune_command, "fastest_engines", lambda *_: ({1: "torch", 2: "onnxruntime"}, {}))
+    monkeypatch.setattr(tune_command, "measure", until_then)
+    monkeypatch.setattr(Decoder, "drafters", property(lambda self: ("lookup",)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+    few = ("--max-new-tokens", 8, "--repeats", 2, "--draft-lengths", 1, "--batches", 1)
+    result = run("tune", bundle, *few, "--engine", "auto")
+    signal.signal(signal.SIGINT, before)
+    assert result.code == 130
+    assert result.err.endswith("trt-spec: interrupted\n")
+    assert len(calls) == interrupted_at, "nothing is measured behind it"
+    if engines is None:
+        assert result.out == ""
+        return
+    found = json.loads(result.out.splitlines()[-1])
+    assert [found["engine"], *(one["engine"] for one in found["other_engines"])] == engines
+    for engine in engines:
+        assert read_costs(Bundle.open(bundle), engine, "cpu") is not None
+    assert (f"interrupted: engine {left} was not measured\n" in result.err) == (left is not None)
 
 
 def test_engine_auto_keeps_the_fastest_engines_and_tunes_them(run, bundle):

@@ -21,7 +21,7 @@ PAGES = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "tools" / "README.md", R
 THEIRS = {  # flags of other programs that the pages name
     *("--task", "--weight-format", "--model"),  # optimum-cli
     *("--discovery-backend", "--router-mode", "--migration-limit"),  # dynamo.frontend
-    *("--index-url", "--schema"),  # pip, llm
+    *("--index-url", "--no-deps", "--schema"),  # pip, llm
 }
 PROGRAMS = (
     "making.distil_draft",

@@ -30,17 +30,27 @@ def test_before_the_first_has_ended_nothing_is_kept():
         measured(interrupted_in=0)
 
 
+def settled(flags, *words):
+    parser = Parser(prog="x")
+    flags.add_arguments(parser)
+    arguments = parser.read([*(("--bundle", "b") if flags is bench else ("b",)), *words])
+    flags.settle(arguments)
+    return arguments
+
+
 @pytest.mark.parametrize("flags", [bench, tune])
 def test_quick_settles_what_was_left_open_and_nothing_else(flags):
-    def read(*words):
-        parser = Parser(prog="x")
-        flags.add_arguments(parser)
-        arguments = parser.read([*(("--bundle", "b") if flags is bench else ("b",)), *words])
-        flags.made_quick(arguments)
-        return arguments
-
-    usual, quick = read(), read("--quick")
+    usual, quick = settled(flags), settled(flags, "--quick")
     assert (usual.repeats, usual.draft_lengths) == (3, None)
     assert (quick.repeats, quick.draft_lengths, quick.max_new_tokens) == (1, (0, 2, 4), flags.QUICK_TOKENS)
-    own = read("--quick", "--draft-lengths", "1,3", "--max-new-tokens", "99")
-    assert (own.draft_lengths, own.max_new_tokens) == ((1, 3), 99)
+    own = settled(flags, "--quick", "--draft-lengths", "1,3", "--max-new-tokens", "99", "--repeats", "2")
+    assert (own.draft_lengths, own.max_new_tokens, own.repeats) == ((1, 3), 99, 2)
+
+
+def test_what_is_stated_stays_also_where_it_is_the_usual():
+    same = ("--repeats", "3", "--batches", "1,2,4,8", "--max-new-tokens", str(tune.NEW_TOKENS))
+    own = settled(tune, "--quick", *same)
+    assert (own.repeats, own.batches, own.max_new_tokens) == (3, tune.BATCHES, tune.NEW_TOKENS)
+    assert settled(tune, "--quick").batches == tune.QUICK_BATCHES
+    assert settled(tune).batches == tune.BATCHES
+    assert settled(tune).max_new_tokens == tune.NEW_TOKENS

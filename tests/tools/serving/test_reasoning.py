@@ -4,8 +4,9 @@ import json
 
 import pytest
 from trt_spec.engines import RequestError
-from trt_spec.tools.serving import reasoning
-from trt_spec.tools.serving.reasoning import ReasoningReader, has_begun, marks_of
+from trt_spec.tools.serving import marks
+from trt_spec.tools.serving.marks import marks_of
+from trt_spec.tools.serving.reasoning import ReasoningReader, has_begun
 from trt_spec.tools.serving.tool_calls import MarkedReader, TextReader, joined
 
 from ...bundles import Pair
@@ -72,7 +73,7 @@ ASK |= {"max_completion_tokens": 60}
 def thinking(signs: Pair):
     """A model whose reasoning ends with a sign that its vocabulary can be biased to write."""
     patch = pytest.MonkeyPatch()
-    patch.setitem(reasoning.PARSERS, "qwen3", ("<", ">"))
+    patch.setitem(marks.PARSERS, "qwen3", ("<", ">"))
     with serving(signs, template=TEMPLATE, reasoning="qwen3") as server:
         yield server
     patch.undo()
