@@ -10,13 +10,15 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from trt_spec.engines import Bundle, open_engine
 from trt_spec.engines.torch import TorchEngine, engine, fusing
-from trt_spec.engines.torch.fusing import Rewriting, few_rows
+from trt_spec.engines.torch.conversion import run_node
+from trt_spec.engines.torch.fusing import Rewriting, entries, few_rows
 from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.engines.torch.onnx_graph import Node
 from trt_spec.export.passes.quantise import Quantisation
 
 from ...bundles import export_pair
 from ...families import tiny_checkpoint
+from ...kit.launches import random
 from ...models import tiny_llama
 from ..parity import assert_engine_agrees, run_script, write_trees
 
@@ -92,6 +94,32 @@ def test_steps_of_up_to_sixteen_rows_of_tokens_are_of_few(llama, batch: int, wid
     assert ("product" in {str(node.target).rpartition(".")[2] for node in module.graph.nodes}) == few
 
 
+def test_a_rotation_keeps_the_type_that_the_norm_before_it_gives() -> None:
+    """A norm of bfloat16 that gives float32, as the angles are."""
+    constants = {"s": torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.5}
+    norm = {"epsilon": 1e-6, "dtype": torch.float32}
+    nodes = [
+        Node("n", "trt_spec::Norm", ("x", "s"), ("n",), norm),
+        Node("r", "RotaryEmbedding", ("n", "cos", "sin"), ("r",), {}),
+    ]
+    contract: Any = SimpleNamespace(outputs=[SimpleNamespace(name="r")])
+    graph = Rewriting(nodes, constants, contract, "cpu")
+    assert entries.fuse(graph) == 1
+    [node] = graph.in_order()
+    values = {
+        "x": random(1, 2, 3, 8, dtype=torch.bfloat16).cpu(),
+        "cos": random(1, 3, 4).cpu().cos(),
+        "sin": random(1, 3, 4).cpu().sin(),
+        **constants,
+    }
+    expected = dict(values)
+    for one in nodes:
+        run_node(one, expected)
+    run_node(node, values)
+    assert expected["r"].dtype == torch.float32
+    assert torch.equal(values["r"], expected["r"])
+
+
 def test_what_others_read_as_well_is_made_apart() -> None:
     """A product, a half of a gate and a norm that have another reader; a residual that is no product's."""
     constants = {name: torch.ones(*size) for name, size in {"w": (4, 8), "u": (4, 4), "s": (4,)}.items()}
@@ -107,7 +135,7 @@ def test_what_others_read_as_well_is_made_apart() -> None:
         Node("sum", "Add", ("x", "z"), ("sum",), {}),
     ]
     outputs = ("n", "up", "z", "sum")
-    contract = SimpleNamespace(outputs=[SimpleNamespace(name=name) for name in outputs])
+    contract: Any = SimpleNamespace(outputs=[SimpleNamespace(name=name) for name in outputs])
     graph = Rewriting(nodes, constants, contract, "cpu")
     assert few_rows.fuse(graph) == 2
     found = [(node.op.removeprefix("trt_spec::"), node.inputs[:1]) for node in graph.in_order()]

@@ -125,6 +125,27 @@ def test_rotation_and_a_write(dtype: torch.dtype, scaled: bool, size: int, value
     assert_computes("rotate", "entries", dtype, queries, cos, sin, scales[0], 1e-6)
 
 
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16])
+def test_what_is_normed_and_rotated_has_the_type_that_its_norm_gives(scale_dtype: torch.dtype) -> None:
+    """Heads of bfloat16 whose norm gives float32, rotated in it and kept in a cache of float32."""
+    queries, keys, values = heads(torch.bfloat16, 64, 24)
+    given = queries, keys, values.float(), *angles(torch.float32, 32), torch.tensor(START, device=DEVICE)
+    scales = [random(64, dtype=scale_dtype, seed=7 + place) for place in range(2)]
+    past, exact_past = caches(torch.float32, 64, 24), [wide(x) for x in caches(torch.float32, 64, 24)]
+    dtypes = {"query_dtype": torch.float32, "key_dtype": torch.float32}
+    found = kernel("rotate_write", "entries")(*given, *past, *scales, 1e-6, 1e-5, **dtypes)
+    options = {name: wide(dtype) for name, dtype in dtypes.items()}
+    exact = torch.ops.trt_spec.rotate_write(*map(wide, given), *exact_past, *map(wide, scales), 1e-6, 1e-5, **options)
+    for own, expected in zip((found, *past), (exact, *exact_past), strict=True):
+        assert_close(own, expected, torch.float32)
+    assert_computes("rotate", "entries", torch.float32, queries, *given[3:5], scales[0], 1e-6, torch.float32)
+    torch.library.opcheck(
+        torch.ops.trt_spec.rotate.default,
+        (queries.cpu(), *(x.cpu() for x in given[3:5]), scales[0].cpu(), 1e-6, torch.float32),
+        test_utils="test_faketensor",
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_write_alone(dtype: torch.dtype) -> None:
     start = torch.tensor(START, device=DEVICE)
