@@ -4,14 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, blank_cache, blank_step, open_engine
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+from trt_spec.engines import Bundle, EngineError, blank_cache, blank_step, open_engine
 from trt_spec.engines.torch import TorchEngine, engine, kernels
+from trt_spec.engines.torch.kernels.declare import launcher
 from trt_spec.engines.torch.kernels.narrow_product import widened
 from trt_spec.export.passes.quantise import Quantisation
 
@@ -369,6 +374,17 @@ def test_triton_compiles_every_kernel_for_a_gpu_that_is_not_here(tmp_path: Path,
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert list(dict.fromkeys(one["operator"] for one in found)) == list(LAUNCHED) == sorted(kernels.LAUNCHES)
     assert not [one for one in found if one["shared_bytes"] > SHARED_BYTES or one["spilled_bytes"]]
+
+
+@pytest.mark.parametrize("error", [OutOfResources(131072, 101376, "shared memory"), CompilationError("x = 1", None)])
+def test_what_triton_cannot_run_is_said_in_a_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(import_module("trt_spec.engines.torch.kernels.on_gpu.norm"), "norm_add", fail)
+    with pytest.raises(EngineError, match=r"Triton cannot run the kernel 'norm_add' of engine torch .*another engine"):
+        launcher("norm_add", "norm")(random(2))
 
 
 def test_each_operator_says_how_many_kernels_it_launches() -> None:
