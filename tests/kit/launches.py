@@ -117,7 +117,7 @@ LAUNCHED: dict[str, tuple[str, Callable[[torch.dtype], list[tuple[Any, ...]]]]] 
         "narrow_product",
         lambda dtype: [
             (random(1, rows, 96, dtype=dtype), *matrix(kind, 96, 24, 6, dtype))
-            for rows in (1, 17)
+            for rows in (1, 17, 129)
             for kind in ("int8", "int4", "zeros", "e4m3")
         ],
     ),

@@ -211,7 +211,7 @@ def test_nothing_is_written_beside_a_cache() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "e4m3"])
-@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (17, 96, 24, 6)])
+@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (100, 96, 24, 6)])
 def test_a_product_with_small_numbers(
     dtype: torch.dtype, kind: str, rows: int, size: int, columns: int, blocks: int
 ) -> None:
@@ -223,6 +223,28 @@ def test_a_product_with_small_numbers(
     most = float((x.cpu().double().abs() @ wide_matrix.double().abs().t()).max())
     assert found.dtype == dtype
     assert float((found.cpu().double() - exact).abs().max()) < 2 * torch.finfo(dtype).eps * most
+
+
+@pytest.mark.parametrize(("rows", "widens"), [(1, False), (17, False), (128, False), (129, True)])
+def test_a_matrix_is_widened_in_memory_for_many_rows_alone(
+    rows: int, widens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded round of a wide batch would do it in each of its steps; it counts as a kernel more."""
+    on_gpu, calls = import_module("trt_spec.engines.torch.kernels.on_gpu.narrow_product"), list[int]()
+    inner = on_gpu._matrix
+
+    class Counting:
+        def __getitem__(self, grid: Any) -> Any:
+            calls.append(1)
+            return inner[grid]
+
+    monkeypatch.setattr(on_gpu, "_matrix", Counting())
+    x, (numbers, scales, zeros) = random(1, rows, 96), matrix("int4", 96, 24, 6, torch.float32)
+    found = kernel("narrow_product", "narrow_product")(x, numbers, scales, zeros)
+    torch.testing.assert_close(found, torch.ops.trt_spec.narrow_product(x, numbers, scales, zeros))
+    assert bool(calls) == widens
+    count = kernels.LAUNCHES["narrow_product"]
+    assert count(x, numbers, scales, zeros) == 1 + widens  # type: ignore[operator]
 
 
 def assert_multiplies(dtype: torch.dtype, given: tuple[Any, ...]) -> None:
