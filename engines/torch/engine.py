@@ -14,7 +14,7 @@ from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .conversion import Recorder, fold, place, run_node
 from .fusing import PLACE, Rewriting, fuse, kept, reads_live
-from .kernels import composed
+from .kernels import FEW_ROWS, composed
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
@@ -71,9 +71,12 @@ class TorchEngine(Engine):
         folded = fold(read, kept(read) if self._with_kernels else ())
         rewriting = Rewriting(*folded, contract, "meta" if weightless else device, read.four_bits)
         self.fused = fuse(rewriting, compiled, self._with_kernels)
-        self._nodes = rewriting.in_order()
+        self._nodes = self._nodes_of_few = rewriting.in_order()
+        if fired := fuse(rewriting, compiled, self._with_kernels, few=True):
+            self.fused |= fired
+            self._nodes_of_few = rewriting.in_order()
         self.reads_live = self._with_kernels and reads_live(self._nodes, contract)
-        self._constants = place(rewriting.constants, self._nodes, device)
+        self._constants = place(rewriting.constants, [*self._nodes, *self._nodes_of_few], device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
         self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
@@ -130,8 +133,9 @@ class TorchEngine(Engine):
             values[spec.name] = recorder.input(spec, sizes)
         places = {spec.name: recorder.input(spec, sizes) for spec in self._computed}
         values |= {PLACE.format(name): place for name, place in places.items()}
+        few = "width" in sizes and sizes["batch"] * sizes["width"] <= FEW_ROWS
         with recorder, composed(not self._with_kernels):
-            for node in self._nodes:
+            for node in self._nodes_of_few if few else self._nodes:
                 run_node(node, values)
             for name, place in places.items():
                 if values[name] is not place:

@@ -48,6 +48,18 @@ def matrix(kind: str, size: int, columns: int, blocks: int, dtype: torch.dtype) 
     return [numbers.to(DEVICE), (random(columns, blocks, seed=4) / 64).to(dtype), zeros]
 
 
+def product(
+    dtype: torch.dtype, rows: int, size: int, columns: int, biased: bool, added: bool, normed: bool, activation: str
+) -> tuple[Any, ...]:
+    """Of rows of one size with a matrix of so many columns, twice as many for a gate."""
+    parts = 2 if activation else 1
+    matrix = random(parts * columns, size, dtype=dtype, seed=1) / 32
+    bias = random(parts * columns, dtype=dtype, seed=2) if biased else None
+    residual = random(1, rows, columns, dtype=dtype, seed=3) if added else None
+    scale = 2 * random(size, dtype=dtype, seed=4) if normed else None
+    return random(1, rows, size, dtype=dtype), matrix, bias, residual, scale, 1e-6, 8.0, activation
+
+
 def norms(dtype: torch.dtype) -> list[Tensor]:
     """A residual, what is added to it, and a scale."""
     return [random(2, 3, 100, dtype=dtype), random(2, 3, 100, dtype=dtype, seed=1), random(100, dtype=dtype, seed=2)]
@@ -105,12 +117,22 @@ LAUNCHED: dict[str, tuple[str, Callable[[torch.dtype], list[tuple[Any, ...]]]]] 
         "narrow_product",
         lambda dtype: [
             (random(1, rows, 96, dtype=dtype), *matrix(kind, 96, 24, 6, dtype))
-            for rows in (1, 17)
+            for rows in (1, 17, 129)
             for kind in ("int8", "int4", "zeros", "e4m3")
         ],
     ),
     "norm": ("norm", lambda dtype: [(*norms(dtype)[::2], 1e-6, dtype)]),
     "norm_add": ("norm", lambda dtype: [(*norms(dtype), 1e-6, dtype)]),
+    "product": (
+        "product",
+        lambda dtype: [
+            product(dtype, 5, 96, 24, True, True, True, ""),
+            product(dtype, 1, 512, 4096, False, False, False, ""),
+            *(product(dtype, 1, 1024, 8192, False, False, True, gate) for gate in ("silu", "gelu", "gelu_tanh")),
+            product(dtype, 16, 64, 64 * 256, True, False, True, "silu"),
+            product(dtype, 1, 64, 64 * 256, False, True, False, ""),
+        ],
+    ),
     "rotate": ("entries", lambda dtype: [(entries(dtype)[0], *entries(dtype)[3:5])]),
     "rotate_write": (
         "entries",

@@ -4,7 +4,7 @@ The operations run on tensors without data. What is known of each is a row of a 
 how many kernels it launches where it is declared.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -59,10 +59,10 @@ class Launch(NamedTuple):
 class Launches:
     """The kernels of all operations in a `with` block, in their order."""
 
-    def __init__(self, own: Mapping[str, int]) -> None:
+    def __init__(self, own: Mapping[str, int | Callable[..., int]]) -> None:
         self.found: list[Launch] = []
         self.touched: dict[int, int] = {}  # how many came before the first that took this memory
-        self._own = own  # how many kernels each operator of our own launches
+        self._own = own  # how many kernels each operator of our own launches, or launches for its arguments
         self._in_whole = False
 
     @contextmanager
@@ -88,8 +88,10 @@ class Launches:
         self._touch((args, kwargs))
         namespace, name = func._schema.name.split("::")
         if namespace == NAMESPACE:
-            each = (_bytes(_only_read(func, args, kwargs)) + _bytes(output)) // max(1, self._own[name])
-            self.found += [Launch(func._schema.name, each)] * self._own[name]
+            own = self._own[name]
+            count = own if isinstance(own, int) else own(*args, **kwargs)
+            each = (_bytes(_only_read(func, args, kwargs)) + _bytes(output)) // max(1, count)
+            self.found += [Launch(func._schema.name, each)] * count
         elif name in PRODUCTS:
             self.found += _product(args, output)
         elif not (func.is_view or name in NOTHING):

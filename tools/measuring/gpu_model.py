@@ -31,11 +31,12 @@ FUSED_US: Mapping[str, float] = {  # estimates, of which no GPU gave any: by a w
     "gate": 1.5,
 }
 OTHER_FUSED_US = 2.5
+OWN_PRODUCT = "trt_spec::product"  # an estimate as well: as torch's of one row, whatever its rows and stands around it
 
 
 def kernel_us(launch: Launch, gpu: Gpu) -> float:
     """Return the microseconds of a kernel."""
-    if launch.kind == PRODUCT:
+    if launch.kind in (PRODUCT, OWN_PRODUCT):
         begin = PRODUCT_US + (ROWS_US if launch.rows > 1 else 0.0)
         return begin + 1e6 * launch.bytes / (SHARE * gpu.bandwidth)
     if launch.kind == NORM:

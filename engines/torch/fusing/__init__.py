@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import angles, attention, biases, entries, gates, heads, narrow_products, norms, outputs, products
+from . import (
+    angles,
+    attention,
+    biases,
+    entries,
+    few_rows,
+    gates,
+    heads,
+    narrow_products,
+    norms,
+    outputs,
+    products,
+)
 from .attention import reads_live
 from .narrow_products import kept
 from .outputs import PLACE
@@ -18,6 +30,7 @@ class Fusion:
     fuse: Callable[[Rewriting], int]
     compiled: bool  # also before torch.compile, which fuses by itself what is computed element by element
     cpu: bool = True  # also there, where weights stay in their file and a launch costs little
+    few: bool = False  # for steps of few rows of tokens alone
 
 
 FUSIONS = (
@@ -31,12 +44,16 @@ FUSIONS = (
     Fusion("attention", attention.fuse, compiled=True, cpu=False),  # where one mask serves all layers
     Fusion("gates", gates.fuse, compiled=False),
     Fusion("outputs", outputs.fuse, compiled=False),
+    Fusion("few rows", few_rows.fuse, compiled=False, cpu=False, few=True),
 )
 
 
-def fuse(graph: Rewriting, compiled: bool, as_on_gpu: bool) -> dict[str, int]:
-    """Rewrite a graph by the rows in their order, and return how often each fired."""
-    rows = [row for row in FUSIONS if (row.compiled or not compiled) and (row.cpu or as_on_gpu)]
+def fuse(graph: Rewriting, compiled: bool, as_on_gpu: bool, few: bool = False) -> dict[str, int]:
+    """Rewrite a graph by the rows in their order, for all steps or then for those of `few` rows of tokens.
+
+    Return how often each fired.
+    """
+    rows = [row for row in FUSIONS if (row.compiled or not compiled) and (row.cpu or as_on_gpu) and row.few == few]
     return {row.name: row.fuse(graph) for row in rows}
 
 

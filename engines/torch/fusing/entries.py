@@ -6,6 +6,8 @@ Keys and values that nobody rotates are written by one as well, and other tensor
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..onnx_graph import Node
 from .rewriting import Rewriting, fused
 
@@ -23,6 +25,7 @@ class _Rotation:
     numbers: int  # of each head that are rotated; 0 for all
     scale: str
     epsilon: float
+    dtype: torch.dtype | None  # of what the norm gives; None without one
     old: Sequence[Node]
 
 
@@ -59,6 +62,8 @@ def _write(graph: Rewriting, attention: Node) -> None:
         [query, *presents],
         query_epsilon=queries.epsilon,
         key_epsilon=own.epsilon,
+        query_dtype=queries.dtype,
+        key_dtype=own.dtype,
         numbers=own.numbers,
     )
     graph.replace([keys, values, *own.old, *queries.old], new)
@@ -69,7 +74,8 @@ def _rotate(graph: Rewriting, node: Node) -> None:
     for value in (joined.outputs[0] if joined else "", node.outputs[0]):
         if found := _rotation(graph, value):
             inputs = [_turned(graph, found), *found.angles, found.scale]
-            new = fused("Rotate", inputs, [value], epsilon=found.epsilon, numbers=found.numbers)
+            attributes = {"epsilon": found.epsilon, "numbers": found.numbers, "dtype": found.dtype}
+            new = fused("Rotate", inputs, [value], **attributes)
             graph.replace(found.old, new)
             return
 
@@ -108,8 +114,9 @@ def _rotation(graph: Rewriting, value: str) -> _Rotation | None:
         above.append(node)
         readers, source = {id(node)}, node.inputs[0]
     if norm is None:  # what turns a tensor costs nothing
-        return _Rotation(x, False, angles, numbers, "", 0.0, old)
-    return _Rotation(source, turn, angles, numbers, norm.inputs[1], norm.attributes["epsilon"], [*old, *above])
+        return _Rotation(x, False, angles, numbers, "", 0.0, None, old)
+    epsilon, dtype = norm.attributes["epsilon"], norm.attributes["dtype"]
+    return _Rotation(source, turn, angles, numbers, norm.inputs[1], epsilon, dtype, [*old, *above])
 
 
 def _first_part(graph: Rewriting, join: Node) -> tuple[Node, str, int, list[Node]] | None:

@@ -7,17 +7,19 @@ lies in `on_gpu/`, which alone imports Triton, when the operator first runs on C
 from collections.abc import Callable
 from typing import Any
 
-from . import angles, attention, entries, gate, narrow_product, norm
+from . import angles, attention, entries, gate, narrow_product, norm, product
 from .declare import composed
+from .product import FEW_ROWS
 
-LAUNCHES: dict[str, int] = {  # how many kernels each has on CUDA
+LAUNCHES: dict[str, int | Callable[..., int]] = {  # how many kernels each has on CUDA, or has for its arguments
     "add_norm": 1,
     "angles": 1,
     "attention": 2,
     "gate": 1,
-    "narrow_product": 1,
+    "narrow_product": narrow_product.launches,
     "norm": 1,
     "norm_add": 1,
+    "product": 1,
     "rotate": 1,
     "rotate_write": 1,
     "write": 1,
@@ -31,9 +33,10 @@ FUSED_OPS: dict[str, Callable[..., Any]] = {
     "trt_spec::NarrowProduct": narrow_product.narrow_product,
     "trt_spec::Norm": norm.norm,
     "trt_spec::NormAdd": norm.norm_add,
+    "trt_spec::Product": product.product,
     "trt_spec::Rotate": entries.rotate,
     "trt_spec::RotateWrite": entries.rotate_write,
     "trt_spec::Write": entries.write,
 }
 
-__all__ = ["FUSED_OPS", "LAUNCHES", "composed"]
+__all__ = ["FEW_ROWS", "FUSED_OPS", "LAUNCHES", "composed"]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...contract import WIDEST_STEP
@@ -11,6 +12,8 @@ from .declare import declare
 
 MOST_TOKENS = WIDEST_STEP  # of a call; more are a prompt's, for which torch has kernels
 MOST_NUMBERS = 256  # of a head
+LEAST_PART, MOST_PARTS = 256, 64  # of a cache: entries that a program reads, and how often it is divided
+MOST_BYTES = 128 << 20  # of what is attended to in each part; more rows than that attend one after the other
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor start, Tensor depths, Tensor ancestors, Tensor? sinks, "
     "float scale, float softcap, int window) -> Tensor"
@@ -62,6 +65,21 @@ def attention(
 ) -> Tensor:
     scale = query.shape[3] ** -0.5 if scale is None else scale
     few = query.shape[2] <= MOST_TOKENS and max(query.shape[3], value.shape[3]) <= MOST_NUMBERS
-    how = _attention if few and query.dtype == key.dtype == value.dtype else _composition
-    found: Tensor = how(query, key, value, start, depths, ancestors, sinks, scale, softcap, window)
-    return found
+    how: Any = _attention if few and query.dtype == key.dtype == value.dtype else _composition
+    together = rows_together(query, value) if how is _attention else len(query)
+    of_rows, others = (query, key, value, start, depths, ancestors), (sinks, scale, softcap, window)
+    if together >= len(query):
+        whole: Tensor = how(*of_rows, *others)
+        return whole
+    parts = [
+        how(*(one[first : first + together] for one in of_rows), *others).transpose(1, 2)
+        for first in range(0, len(query), together)
+    ]
+    return torch.cat(parts).transpose(1, 2)
+
+
+def rows_together(query: Tensor, value: Tensor) -> int:
+    """Return how many rows attend at once: the parts of the others need no memory meanwhile."""
+    (_, heads, width, _), (_, _, capacity, size) = query.shape, value.shape
+    parts = min(MOST_PARTS, -(-capacity // LEAST_PART))
+    return max(1, MOST_BYTES // (4 * heads * width * parts * (size + 2)))

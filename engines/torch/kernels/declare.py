@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...errors import EngineError, first_line
+
 NAMESPACE = "trt_spec"
 
 
@@ -24,6 +26,24 @@ def composed(yes: bool = True) -> Iterator[None]:
         _composed.reset(before)
 
 
+def launcher(name: str, file: str) -> Callable[..., Any]:
+    """Return what runs the kernel of an operator, which stands in this file of `on_gpu/`."""
+
+    def launch(*arguments: Any, **options: Any) -> Any:
+        from triton.runtime.errors import TritonError
+
+        try:
+            with torch.cuda.device(arguments[0].device):  # Triton launches on the current one
+                return getattr(import_module(f".on_gpu.{file}", __package__), name)(*arguments, **options)
+        except TritonError as error:
+            raise EngineError(
+                f"Triton cannot run the kernel {name!r} of engine torch on this GPU ({first_line(error)}); it expects "
+                "compute capability 8.0 or later; open the bundle in another engine, and report it if the GPU has that"
+            ) from error
+
+    return launch
+
+
 def declare(name: str, schema: str, shape: Callable[..., Any], composition: Callable[..., Any]) -> Callable[..., Any]:
     """Declare an operator, and return it: torch's own operations on the CPU, the function of its name in `on_gpu/`.
 
@@ -32,14 +52,9 @@ def declare(name: str, schema: str, shape: Callable[..., Any], composition: Call
     """
     full = f"{NAMESPACE}::{name}"
     kernel = composition.__module__.rpartition(".")[2]
-
-    def launch(*arguments: Any, **options: Any) -> Any:
-        with torch.cuda.device(arguments[0].device):  # Triton launches on the current one
-            return getattr(import_module(f".on_gpu.{kernel}", __package__), name)(*arguments, **options)
-
     torch.library.define(full, schema)
     torch.library.impl(full, "cpu", composition)
-    torch.library.impl(full, "cuda", launch)
+    torch.library.impl(full, "cuda", launcher(name, kernel))
     torch.library.register_fake(full, shape)
     operator = getattr(torch.ops.trt_spec, name)
     return lambda *arguments, **options: (composition if _composed.get() else operator)(*arguments, **options)

@@ -1,11 +1,11 @@
 """Writes a call's keys and values into the cache, and rotates keys and queries by the angles of their positions."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..attending import first_numbers
 from .declare import declare
+from .norm import normed
 
 
 def put(past: Tensor, rows: Tensor, start: Tensor) -> Tensor:
@@ -25,12 +25,19 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
 
 
-def _normed(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
-    return x if scale is None else F.rms_norm(x.to(scale.dtype), scale.shape, scale, epsilon).to(x.dtype)
+def _normed(x: Tensor, scale: Tensor | None, epsilon: float, dtype: torch.dtype | None) -> Tensor:
+    return x if scale is None else normed(x, scale, epsilon, dtype or x.dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None = None, epsilon: float = 0.0) -> Tensor:
-    return turned(_normed(x, scale, epsilon), cos, sin)
+def _rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor | None = None,
+    epsilon: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return turned(_normed(x, scale, epsilon, dtype), cos, sin)
 
 
 def _write(keys: Tensor, values: Tensor, start: Tensor, past_keys: Tensor, past_values: Tensor) -> None:
@@ -51,21 +58,23 @@ def _rotate_write(
     key_scale: Tensor | None = None,
     query_epsilon: float = 0.0,
     key_epsilon: float = 0.0,
+    query_dtype: torch.dtype | None = None,  # of what its norm gives
+    key_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Norm the heads of queries and keys if there are scales, rotate both, write, and give the queries."""
-    put(past_keys, turned(_normed(keys, key_scale, key_epsilon), cos, sin), start)
+    put(past_keys, turned(_normed(keys, key_scale, key_epsilon, key_dtype), cos, sin), start)
     put(past_values, values, start)
-    return _rotate(queries, cos, sin, query_scale, query_epsilon)
+    return _rotate(queries, cos, sin, query_scale, query_epsilon, query_dtype)
 
 
-def _new(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _new(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
 _rotated = declare(
     "rotate",
-    "(Tensor x, Tensor cos, Tensor sin, Tensor? scale=None, float epsilon=0.0) -> Tensor",
-    lambda x, *_, **__: _new(x),
+    "(Tensor x, Tensor cos, Tensor sin, Tensor? scale=None, float epsilon=0.0, ScalarType? dtype=None) -> Tensor",
+    lambda x, cos, sin, scale=None, epsilon=0.0, dtype=None: _new(x, dtype),
     _rotate,
 )
 _written = declare(
@@ -78,8 +87,8 @@ _rotated_and_written = declare(
     "rotate_write",
     "(Tensor queries, Tensor keys, Tensor values, Tensor cos, Tensor sin, Tensor start, Tensor(a!) past_keys,"
     " Tensor(b!) past_values, Tensor? query_scale=None, Tensor? key_scale=None, float query_epsilon=0.0,"
-    " float key_epsilon=0.0) -> Tensor",
-    lambda queries, *_, **__: _new(queries),
+    " float key_epsilon=0.0, *, ScalarType? query_dtype=None, ScalarType? key_dtype=None) -> Tensor",
+    lambda queries, *_, query_dtype=None, **__: _new(queries, query_dtype),
     _rotate_write,
 )
 
@@ -93,10 +102,18 @@ def _expect_angles(x: Tensor, cos: Tensor, numbers: int) -> None:
         )
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None, epsilon: float, numbers: int) -> Tensor:
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor | None,
+    epsilon: float,
+    numbers: int,
+    dtype: torch.dtype | None,
+) -> Tensor:
     """Rotate the first `numbers` of each head, or all if that is 0."""
     _expect_angles(x, cos, numbers)
-    found: Tensor = _rotated(x, cos, sin, scale, epsilon)
+    found: Tensor = _rotated(x, cos, sin, scale, epsilon, dtype)
     return found
 
 
@@ -120,9 +137,12 @@ def rotate_write(
     query_epsilon: float,
     key_epsilon: float,
     numbers: int,
+    query_dtype: torch.dtype | None,
+    key_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rotated queries, and the caches, which are the same memory as before."""
     _expect_angles(queries, cos, numbers)
     _expect_angles(keys, cos, numbers)
     tensors = queries, keys, values, cos, sin, start, past_keys, past_values, query_scale, key_scale
-    return _rotated_and_written(*tensors, query_epsilon, key_epsilon), past_keys, past_values
+    dtypes = {"query_dtype": query_dtype, "key_dtype": key_dtype}
+    return _rotated_and_written(*tensors, query_epsilon, key_epsilon, **dtypes), past_keys, past_values

@@ -1,6 +1,7 @@
 """A product with a matrix of small numbers: int8, int4 or E4M3, with a scale for each block of rows and column.
 
-The matrix lies as `[N, K]`, two numbers of int4 in a byte, and is widened in registers for few rows of tokens.
+The matrix lies as `[N, K]`, two numbers of int4 in a byte, and is widened in registers for up to `MOST_ROWS` rows of
+tokens.
 """
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from .declare import declare
 
-FEW_ROWS = 16  # for more of them, as a prompt has or a wide batch, the matrix is widened first
+MOST_ROWS = 128  # for more of them, as a prompt has or a very wide batch, the matrix is widened first
 
 
 def packed(numbers: Tensor) -> Tensor:
@@ -36,3 +37,8 @@ narrow_product = declare(
     lambda x, numbers, scales, zeros=None: x.new_empty((*x.shape[:-1], numbers.shape[0])),
     _product,
 )
+
+
+def launches(x: Tensor, *others: object) -> int:
+    """Return how many kernels it has on CUDA."""
+    return 1 if x.numel() <= MOST_ROWS * x.shape[-1] else 2

@@ -9,7 +9,7 @@ from torch import Tensor
 from .declare import declare
 
 
-def _norm(x: Tensor, scale: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+def normed(x: Tensor, scale: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
     """Norm the last axis in the type of `scale`, and give it in another."""
     return F.rms_norm(x.to(scale.dtype), scale.shape, scale, epsilon).to(dtype)
 
@@ -25,12 +25,12 @@ def _add_norm(
     first_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Norm `x` if there is a `first` scale, add the residual, and norm the sum; give the sum, too."""
-    total = residual + (x if first is None else _norm(x, first, first_epsilon, first_dtype or x.dtype))
-    return total, _norm(total, scale, epsilon, dtype)
+    total = residual + (x if first is None else normed(x, first, first_epsilon, first_dtype or x.dtype))
+    return total, normed(total, scale, epsilon, dtype)
 
 
 def _norm_add(residual: Tensor, x: Tensor, scale: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    return residual + _norm(x, scale, epsilon, dtype)
+    return residual + normed(x, scale, epsilon, dtype)
 
 
 def _like(x: Tensor, *types: torch.dtype) -> Tensor:
@@ -42,7 +42,7 @@ norm = declare(
     "norm",
     "(Tensor x, Tensor scale, float epsilon, ScalarType dtype) -> Tensor",
     lambda x, scale, epsilon, dtype: _like(x, dtype),
-    _norm,
+    normed,
 )
 _added_and_normed = declare(
     "add_norm",

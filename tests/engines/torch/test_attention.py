@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from trt_spec.engines.torch.attending import attention, left_by_sinks, seen_entries
+from trt_spec.engines.torch.kernels import attention as operator
 from trt_spec.engines.torch.kernels.on_gpu import attention as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -235,7 +236,7 @@ def test_a_fault_of_the_kernels_is_seen(tmp_path: Path, fault: str) -> None:
     assert text.count(right) == 1
     file = tmp_path / "faulty.py"
     file.write_text(text.replace(right, wrong))
-    spec = importlib.util.spec_from_file_location("faulty", file)
+    spec = importlib.util.spec_from_file_location(f"{kernels.__package__}.faulty", file)
     assert spec is not None
     assert spec.loader is not None
     faulty = importlib.util.module_from_spec(spec)
@@ -318,6 +319,26 @@ def test_a_token_has_the_same_bits_in_blocks_as_the_engine_uses_them(dtype: torc
     for row, token in product(range(3), range(5)):
         alone = attended(kernels, row_of(inputs, row, token, capacity=512))
         assert torch.equal(alone[0, :, 0], together[row, :, token])
+
+
+def test_the_memory_of_parts_is_bounded_and_rows_keep_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 rows of 17 tokens over 16,384 entries would take 1.1 GB; rows attend one after the other instead."""
+    query = torch.empty(64, 32, 17, 128, dtype=torch.bfloat16, device="meta")
+    value = torch.empty(64, 8, 16384, 128, dtype=torch.bfloat16, device="meta")
+    of_a_row = 4 * 32 * 17 * 64 * (128 + 2)
+    assert 1 < operator.rows_together(query, value) == (128 << 20) // of_a_row
+    inputs = Call((3, 300, 250), 2, heads=4, kv_heads=2, capacity=320).inputs()
+    monkeypatch.setattr(operator, "_attention", lambda *given: calls.append(len(given[0])) or kernels.attention(*given))
+    scale = {name: inputs.pop(name) for name in ("scale", "softcap", "window")}
+    found, calls = list[Tensor](), list[int]()
+    for most, expected in ((128 << 20, [3]), (2 * 4 * 4 * 2 * 2 * (16 + 2), [2, 1]), (1, [1, 1, 1])):
+        calls.clear()
+        monkeypatch.setattr(operator, "MOST_BYTES", most)
+        found.append(operator.attention(**inputs, **scale))
+        assert calls == expected
+        assert found[-1].transpose(1, 2).is_contiguous(), "the next product reads it without a copy"
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_parts_of_another_length_would_change_bits(small: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

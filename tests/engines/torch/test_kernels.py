@@ -4,19 +4,37 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import Bundle, blank_cache, blank_step, open_engine
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+from trt_spec.engines import Bundle, EngineError, blank_cache, blank_step, open_engine
 from trt_spec.engines.torch import TorchEngine, engine, kernels
+from trt_spec.engines.torch.kernels.declare import launcher
 from trt_spec.engines.torch.kernels.narrow_product import widened
 from trt_spec.export.passes.quantise import Quantisation
 
 from ...bundles import export_pair
-from ...kit.launches import DEVICE, DTYPES, LAUNCHED, START, angles, caches, heads, kernel, matrix, positions, random
+from ...kit.launches import (
+    DEVICE,
+    DTYPES,
+    LAUNCHED,
+    START,
+    angles,
+    caches,
+    heads,
+    kernel,
+    matrix,
+    positions,
+    product,
+    random,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED_BYTES = 99 * 1024  # the least that a program may have on GPUs from 8.0 on
@@ -112,6 +130,27 @@ def test_rotation_and_a_write(dtype: torch.dtype, scaled: bool, size: int, value
     assert_computes("rotate", "entries", dtype, queries, cos, sin, scales[0], 1e-6)
 
 
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16])
+def test_what_is_normed_and_rotated_has_the_type_that_its_norm_gives(scale_dtype: torch.dtype) -> None:
+    """Heads of bfloat16 whose norm gives float32, rotated in it and kept in a cache of float32."""
+    queries, keys, values = heads(torch.bfloat16, 64, 24)
+    given = queries, keys, values.float(), *angles(torch.float32, 32), torch.tensor(START, device=DEVICE)
+    scales = [random(64, dtype=scale_dtype, seed=7 + place) for place in range(2)]
+    past, exact_past = caches(torch.float32, 64, 24), [wide(x) for x in caches(torch.float32, 64, 24)]
+    dtypes = {"query_dtype": torch.float32, "key_dtype": torch.float32}
+    found = kernel("rotate_write", "entries")(*given, *past, *scales, 1e-6, 1e-5, **dtypes)
+    options = {name: wide(dtype) for name, dtype in dtypes.items()}
+    exact = torch.ops.trt_spec.rotate_write(*map(wide, given), *exact_past, *map(wide, scales), 1e-6, 1e-5, **options)
+    for own, expected in zip((found, *past), (exact, *exact_past), strict=True):
+        assert_close(own, expected, torch.float32)
+    assert_computes("rotate", "entries", torch.float32, queries, *given[3:5], scales[0], 1e-6, torch.float32)
+    torch.library.opcheck(
+        torch.ops.trt_spec.rotate.default,
+        (queries.cpu(), *(x.cpu() for x in given[3:5]), scales[0].cpu(), 1e-6, torch.float32),
+        test_utils="test_faketensor",
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_write_alone(dtype: torch.dtype) -> None:
     start = torch.tensor(START, device=DEVICE)
@@ -138,6 +177,9 @@ def test_tensors_whose_last_axis_is_strided_are_read_as_they_mean() -> None:
     numbers = matrix("int8", 32, 24, 2, torch.float32)
     expected = kernel("narrow_product", "narrow_product")(x.contiguous(), *numbers)
     assert torch.equal(kernel("narrow_product", "narrow_product")(x, *numbers), expected)
+    given = product(torch.float32, 5, 32, 24, False, True, True, "")
+    tokens, residual = strided(1, 5, 32), strided(1, 5, 24, seed=3)
+    assert_multiplies(torch.float32, (tokens, *given[1:3], residual, *given[4:]))
     queries, (cos, sin) = heads(torch.float32, 64, 24)[0], angles(torch.float32, 16)
     apart = [one.transpose(1, 2).contiguous().transpose(1, 2) for one in (cos, sin)]
     expected = kernel("rotate", "entries")(queries, cos, sin)
@@ -169,7 +211,7 @@ def test_nothing_is_written_beside_a_cache() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "e4m3"])
-@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (17, 96, 24, 6)])
+@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (100, 96, 24, 6)])
 def test_a_product_with_small_numbers(
     dtype: torch.dtype, kind: str, rows: int, size: int, columns: int, blocks: int
 ) -> None:
@@ -181,6 +223,109 @@ def test_a_product_with_small_numbers(
     most = float((x.cpu().double().abs() @ wide_matrix.double().abs().t()).max())
     assert found.dtype == dtype
     assert float((found.cpu().double() - exact).abs().max()) < 2 * torch.finfo(dtype).eps * most
+
+
+@pytest.mark.parametrize(("rows", "widens"), [(1, False), (17, False), (128, False), (129, True)])
+def test_a_matrix_is_widened_in_memory_for_many_rows_alone(
+    rows: int, widens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded round of a wide batch would do it in each of its steps; it counts as a kernel more."""
+    on_gpu, calls = import_module("trt_spec.engines.torch.kernels.on_gpu.narrow_product"), list[int]()
+    inner = on_gpu._matrix
+
+    class Counting:
+        def __getitem__(self, grid: Any) -> Any:
+            calls.append(1)
+            return inner[grid]
+
+    monkeypatch.setattr(on_gpu, "_matrix", Counting())
+    x, (numbers, scales, zeros) = random(1, rows, 96), matrix("int4", 96, 24, 6, torch.float32)
+    found = kernel("narrow_product", "narrow_product")(x, numbers, scales, zeros)
+    torch.testing.assert_close(found, torch.ops.trt_spec.narrow_product(x, numbers, scales, zeros))
+    assert bool(calls) == widens
+    count = kernels.LAUNCHES["narrow_product"]
+    assert count(x, numbers, scales, zeros) == 1 + widens  # type: ignore[operator]
+
+
+def assert_multiplies(dtype: torch.dtype, given: tuple[Any, ...]) -> None:
+    """But for the roundings of what is added up: of a norm's tokens, of a gate's halves, and of the answer."""
+    x, stored, bias, residual, scale, epsilon, _, activation = map(wide, given)
+    found = kernel("product", "product")(*given)
+    exact = torch.ops.trt_spec.product(*map(wide, given))
+    tokens = x if scale is None else torch.rms_norm(x, scale.shape, scale, epsilon)
+    most = tokens.abs() @ stored.abs().t() + (0 if bias is None else bias.abs())
+    if activation:
+        most = (most[..., : exact.shape[-1]] + 1) * (most[..., exact.shape[-1] :] + 1)
+    most = most + (0 if residual is None else residual.abs())
+    assert found.dtype == dtype
+    assert found.shape == exact.shape
+    excess = (found.cpu().double() - exact).abs() - ROUNDINGS * torch.finfo(dtype).eps * most
+    assert float(excess.max()) < 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("biased", "added", "normed"),
+    [(False, False, False), (True, True, False), (False, True, True), (True, False, True)],
+)
+@pytest.mark.parametrize("activation", ["", "silu", "gelu", "gelu_tanh"])
+def test_a_product_with_what_stands_around_it(
+    dtype: torch.dtype, biased: bool, added: bool, normed: bool, activation: str
+) -> None:
+    """Of sizes that fill no block."""
+    assert_multiplies(dtype, product(dtype, 3, 300, 21, biased, added, normed, activation))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size", "columns"), [(1, 1, 1), (16, 64, 16), (7, 130, 70), (2, 40, 140)])
+def test_a_product_of_any_size(
+    dtype: torch.dtype, rows: int, size: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the tile that is read at a time, which is wider where a matrix has many columns."""
+    from trt_spec.engines.torch.kernels.on_gpu import product as on_gpu
+
+    monkeypatch.setattr(on_gpu, "PROGRAMS", 2)
+    assert_multiplies(dtype, product(dtype, rows, size, columns, False, False, True, ""))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["", "silu"])
+def test_a_token_has_the_same_bits_beside_any_others(dtype: torch.dtype, activation: str) -> None:
+    x, *others = product(dtype, 16, 300, 24, True, False, True, activation)
+    together = kernel("product", "product")(x, *others)
+    for first, rows in ((0, 1), (5, 1), (3, 5), (0, 15)):
+        alone = kernel("product", "product")(x[:, first : first + rows].contiguous(), *others)
+        assert torch.equal(alone, together[:, first : first + rows])
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="Triton's interpreter sees addresses, a GPU does not tell")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_each_number_of_a_matrix_is_read_once_for_all_tokens(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    x, stored, *others = product(torch.float32, rows, 300, 21, False, False, True, "silu")
+    load, read = InterpreterBuilder.create_masked_load, []
+
+    def seen(builder: Any, pointers: Any, mask: Any, *options: Any) -> Any:
+        read.append(torch.from_numpy(pointers.data[mask.data].astype("int64")) - stored.data_ptr())
+        return load(builder, pointers, mask, *options)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", seen)
+    kernel("product", "product")(x, stored, *others)
+    places = torch.cat(read)
+    places = places[(places >= 0) & (places < stored.nbytes)].sort().values
+    assert torch.equal(places, torch.arange(0, stored.nbytes, stored.element_size()))
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_numbers_that_a_norm_has_yet_to_make_smaller_do_not_overflow() -> None:
+    """The root of a token is known when its product is done, and float16 ends at 65,504."""
+    x, stored, *_ = product(torch.float16, 2, 100, 24, False, False, False, "")
+    x = (x.sign() * 60_000).contiguous()
+    scale = torch.full((100,), 7.0, dtype=torch.float16, device=DEVICE)
+    given = x, stored, None, None, scale, 1e-6, 8.0, ""
+    assert_multiplies(torch.float16, given)
+    assert not kernel("product", "product")(*given[:6], 1.0, "").isfinite().all(), "they did without the bound"
 
 
 def run_by_kernels(engine: TorchEngine) -> TorchEngine:
@@ -251,6 +396,17 @@ def test_triton_compiles_every_kernel_for_a_gpu_that_is_not_here(tmp_path: Path,
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert list(dict.fromkeys(one["operator"] for one in found)) == list(LAUNCHED) == sorted(kernels.LAUNCHES)
     assert not [one for one in found if one["shared_bytes"] > SHARED_BYTES or one["spilled_bytes"]]
+
+
+@pytest.mark.parametrize("error", [OutOfResources(131072, 101376, "shared memory"), CompilationError("x = 1", None)])
+def test_what_triton_cannot_run_is_said_in_a_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(import_module("trt_spec.engines.torch.kernels.on_gpu.norm"), "norm_add", fail)
+    with pytest.raises(EngineError, match=r"Triton cannot run the kernel 'norm_add' of engine torch .*another engine"):
+        launcher("norm_add", "norm")(random(2))
 
 
 def test_each_operator_says_how_many_kernels_it_launches() -> None:

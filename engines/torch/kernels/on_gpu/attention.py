@@ -9,10 +9,11 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from ..attention import LEAST_PART, MOST_PARTS
+
 ROWS = 16  # queries a program, the least of a product in hardware
 MOST_ENTRIES, BLOCK_BYTES = 64, 16384  # of a product, so that three blocks of keys and of values fit beside one another
-LEAST_PART = 256  # entries a program reads
-PARTS = 64  # at most, of the capacity
+PARTS = MOST_PARTS
 INTERPRETED = knobs.runtime.interpret
 
 

@@ -177,8 +177,15 @@ def _launch(
     )
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None = None, epsilon: float = 0.0) -> Tensor:
-    found = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor | None = None,
+    epsilon: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    found = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     cos, sin = (by_number(each.expand(len(x), -1, -1)) for each in (cos, sin))
     _launch(by_number(x), None, None, cos, sin, None, None, None, scale, None, found, epsilon, 0.0)
     return found
@@ -202,8 +209,10 @@ def rotate_write(
     key_scale: Tensor | None = None,
     query_epsilon: float = 0.0,
     key_epsilon: float = 0.0,
+    query_dtype: torch.dtype | None = None,
+    key_dtype: torch.dtype | None = None,  # what is written has the type of the cache
 ) -> Tensor:
-    found = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+    found = torch.empty(queries.shape, dtype=query_dtype or queries.dtype, device=queries.device)
     queries, keys, values = map(by_number, (queries, keys, values))
     cos, sin = (by_number(each.expand(len(queries), -1, -1)) for each in (cos, sin))
     scales = query_scale, key_scale

@@ -11,19 +11,24 @@ BLOCK = 1024  # numbers a program
 
 
 @triton.jit
-def _gate(gate, up, out, size, gate_row, up_row, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    live = place < size
-    x = tl.load(gate + row * gate_row + place, mask=live).to(tl.float32)
-    y = tl.load(up + row * up_row + place, mask=live).to(tl.float32)
+def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:  # tanh(u) = 2 · sigmoid(2 u) - 1
         x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    tl.store(out + row * size + place, (x * y).to(out.dtype.element_ty), mask=live)
+    return x
+
+
+@triton.jit
+def _gate(gate, up, out, size, gate_row, up_row, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = place < size
+    x = tl.load(gate + row * gate_row + place, mask=live).to(tl.float32)
+    y = tl.load(up + row * up_row + place, mask=live).to(tl.float32)
+    tl.store(out + row * size + place, (activated(x, ACTIVATION) * y).to(out.dtype.element_ty), mask=live)
 
 
 def gate(gate: Tensor, up: Tensor, activation: str) -> Tensor:

@@ -5,11 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..narrow_product import FEW_ROWS
+from ..narrow_product import MOST_ROWS
 from .layout import by_number
 
 COLUMNS = 16  # of the product, a program
 NUMBERS = 128  # of each column at a time
+FEW_ROWS, ROWS = 16, 32  # of tokens, a program: the least of a product in hardware, or of more the matrix is read again
 
 
 @triton.jit
@@ -66,7 +67,7 @@ def _product(
     WIDE: tl.constexpr,
 ):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, ROWS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, size, NUMBERS):
         place = begin + tl.arange(0, NUMBERS)
@@ -115,19 +116,20 @@ def narrow_product(x: Tensor, numbers: Tensor, scales: Tensor, zeros: Tensor | N
     kind, stored = _kind(numbers)
     given = stored, scales, zeros
     options = {"size": size, "block": size // scales.shape[1], "KIND": kind, "ZEROS": zeros is not None}
-    if len(tokens) > FEW_ROWS:
+    if len(tokens) > MOST_ROWS:
         matrix = torch.empty(columns, size, dtype=scales.dtype, device=x.device)
         _matrix[(columns, triton.cdiv(size, 1024))](*given, matrix, NUMBERS=1024, **options)
         return torch.matmul(x, matrix.t())
     found = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
-    _product[(triton.cdiv(columns, COLUMNS),)](
+    rows = FEW_ROWS if len(tokens) <= FEW_ROWS or x.dtype == torch.float32 else ROWS  # wide sums fill the registers
+    _product[(triton.cdiv(columns, COLUMNS), triton.cdiv(len(tokens), rows))](
         tokens,
         *given,
         found,
         rows=len(tokens),
         columns=columns,
         x_row=tokens.stride(0),
-        ROWS=FEW_ROWS,
+        ROWS=rows,
         COLUMNS=COLUMNS,
         NUMBERS=NUMBERS,
         WIDE=not isinstance(_product, triton.JITFunction),  # Triton's interpreter would multiply bits of bfloat16
