@@ -5,8 +5,10 @@ decoder's thread has died, or hangs when it is told to end.
 """
 
 import argparse
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any
 
 from ...engines import Bundle, EngineError, RequestError
@@ -20,9 +22,10 @@ from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
 from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
-from ..serving.certificates import load_certificate, tls_context
+from ..serving.certificates import tls_context
 from ..serving.keys import Keys
 from ..serving.marks import refuse_parser
+from ..serving.renewal import renewed
 from ..text_files import read_text
 
 KINDS = ("auto", "none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, built before they are served
@@ -146,6 +149,18 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_drafting(arguments)
     engine_name(arguments)
     _refuse_model(arguments)
+    files = arguments.api_key_file is not None or tls is not None
+    with renewed(keys, tls, certificate) if files else nullcontext() as read_again:
+        return _serve(arguments, keys, tls, template, read_again)
+
+
+def _serve(
+    arguments: argparse.Namespace,
+    keys: Keys,
+    tls: SSLContext | None,
+    template: str | None,
+    read_again: Callable[[], None] | None,
+) -> int:
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.allowances import Allowances
@@ -154,13 +169,6 @@ def run(arguments: argparse.Namespace) -> int:
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
-
-    def read_again() -> None:
-        if tls is not None:
-            tls_context(*certificate)  # refuses a pair of which one half is new, before any key has changed
-        keys.read_again()
-        if tls is not None:
-            load_certificate(tls, *certificate)
 
     allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
     arguments.bundle = bundle = _bundle(arguments)
@@ -187,7 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
         beside = None if aside is None else Beside(make_metrics_app(service), aside)
         app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener, tls)}"
-        line += "" if aside is None else f" and metrics at {address(aside)}"
+        line += "" if aside is None else f" and metrics at {address(aside, tls)}"
         return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls, read_again, beside)
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from trt_spec.engines import Bundle, ExportError
+from trt_spec.engines import Bundle, ExportError, RequestError
 from trt_spec.export import pipeline
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands import chat as chat_command
 from trt_spec.tools.ink import DIM, Ink
 from trt_spec.tools.making import kept_bundles
+from trt_spec.tools.serving.keys import Keys
 from trt_spec.tools.trace_lines import RESET
 
 from ...bundles import Pair
@@ -188,6 +189,44 @@ def test_metrics_have_a_port_of_their_own_that_needs_no_key(start):
     assert httpx.get(f"{apart}/metrics").text.startswith("# HELP vllm:")
     assert [httpx.get(f"{apart}{path}").status_code for path in ("/health", "/ready", "/v1/models")] == [200, 200, 404]
     assert httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"}).status_code == 404
+
+
+def test_metrics_speak_https_where_the_server_does(start, tmp_path: Path):
+    authority, trusted = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trusted)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    _, _, line = start("--ssl-certfile", tmp_path / "both.pem", "--metrics-port", 0)
+    apart = re.search(r"metrics at (https://\S+)", line)[1]
+    assert httpx.get(f"{apart}/metrics", verify=trusted).text.startswith("# HELP vllm:")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{apart.replace('https', 'http')}/metrics")
+
+
+def test_sighup_ends_a_server_that_has_no_file_to_read_again(start):
+    process, _, _ = start("--api-key", "secret")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == -signal.SIGHUP
+
+
+def test_sighup_reads_files_again_while_the_model_loads(run, llama: Pair, tmp_path: Path, monkeypatch):
+    keys, before, seen = tmp_path / "keys", signal.getsignal(signal.SIGHUP), []
+    keys.write_text("first\n")
+
+    def load(path: Path) -> Bundle:
+        keys.write_text("second\n")
+        signal.raise_signal(signal.SIGHUP)
+        raise RequestError("nothing is served here")
+
+    def noting(self: Keys) -> None:
+        read_again(self)
+        seen.append((self.caller(b"first"), self.caller(b"second") is not None))
+
+    read_again = Keys.read_again
+    monkeypatch.setattr(Keys, "read_again", noting)
+    monkeypatch.setattr(Bundle, "open", load)
+    assert_refused(run("serve", "--bundle", llama.bundle, "--api-key-file", keys), "nothing is served here")
+    assert seen == [(None, True)]
+    assert signal.getsignal(signal.SIGHUP) is before
 
 
 @pytest.mark.parametrize("flag", ["api-key", "api-key-file", "ssl-certfile"])
