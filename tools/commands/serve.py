@@ -5,11 +5,12 @@ decoder's thread has died, or hangs when it is told to end.
 """
 
 import argparse
+import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from ssl import SSLContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engines import Bundle, EngineError, RequestError
 from ...engines.bundle.manifest import read_manifest
@@ -28,6 +29,10 @@ from ..serving.marks import refuse_parser
 from ..serving.renewal import renewed
 from ..text_files import read_text
 
+if TYPE_CHECKING:
+    from ..serving.tracing import Traces
+
+TRACED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 KINDS = ("auto", "none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, built before they are served
 
 
@@ -171,10 +176,12 @@ def _serve(
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
 
     allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
+    traces = _traces()
     arguments.bundle = bundle = _bundle(arguments)
     defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
     port = arguments.metrics_port
     with (
+        nullcontext() if traces is None else closing(traces),
         listen(arguments.host, arguments.port) as listener,
         nullcontext() if port is None else listen(arguments.host, port) as aside,
         open_decoder(
@@ -191,6 +198,7 @@ def _serve(
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
             defaults=defaults,
+            traces=traces,
         )
         beside = None if aside is None else Beside(make_metrics_app(service), aside)
         app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)
@@ -222,6 +230,21 @@ def _is_bundle(arguments: argparse.Namespace) -> bool:
 def _checkpoints(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """Name the target and the drafts of which a bundle is made."""
     return at_revision(arguments.model, arguments.revision), arguments.draft
+
+
+def _traces() -> "Traces | None":
+    """Open what OpenTelemetry's own variables ask for."""
+    asking = next((name for name in TRACED if os.environ.get(name)), None)
+    if asking is None or os.environ[asking] == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from ..serving.tracing import open_traces
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"{asking} asks for traces, which need {error.name}, which is not installed; {install_command('otel')}, or "
+            "set OTEL_SDK_DISABLED=true"
+        ) from error
+    return open_traces()
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:

@@ -84,15 +84,17 @@ def make_app(
         Route("/openapi.json", openapi),
     ]
 
+    def named(path: str) -> str:
+        """Return the path of its route, since anybody can make one up."""
+        return next((named_path(route) for route in routes if route.path_regex.match(path)), "other")
+
     def count(method: str, path: str, status: int) -> None:
-        """Count an answer; anybody can make up a path or a method."""
-        method = method if method in ("GET", "POST") else "other"
-        named = next((named_path(route) for route in routes if route.path_regex.match(path)), "other")
-        service.metrics.count_answer(method, named, status)
+        service.metrics.count_answer(method if method in ("GET", "POST") else "other", named(path), status)
 
     app = Starlette(
         routes=routes,
         middleware=[
+            *([] if service.traces is None else [Middleware(service.traces.around, named=named)]),
             Middleware(AccessLog, prompts=log_prompts, count=count),
             *([cross] if origins else []),
             Middleware(Entrance, keys=keys, allowances=allowances),

@@ -29,7 +29,8 @@ class KeptAnswers:
 
     def find(self, caller: str, name: str) -> bytes | None:
         with self._lock:
-            return self._kept.get(caller, {}).get(name)
+            own = self._kept.get(caller)
+            return None if own is None else own.get(name)
 
     def _count(self, caller: str, size: int) -> None:
         self._held[caller] += size

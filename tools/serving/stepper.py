@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from math import inf
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class Ticket:
         self.wake = wake
         self.placed = placed  # it is part of what has a place already
         self.caller = caller
+        self.context, self.submitted_ns = copy_context(), time.time_ns()  # for traces, which belong to what asked
 
 
 class Flight:
@@ -286,7 +288,7 @@ class Stepper:
     def _forget(self, ticket: Ticket) -> None:
         if ticket in self.tickets:
             self.tickets.remove(ticket)
-            self._on_end(ticket)
+            ticket.context.run(self._on_end, ticket)
             ticket.wake.set()
         self._note_the_last()
 
