@@ -82,7 +82,7 @@ EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
 READS_GRAPHS = "engines/torch/onnx_graph.py"
 # These import their library, and are themselves imported inside a function only.
 KERNELS = {str(file.relative_to(ROOT)) for file in FILES if file.parent.name == "on_gpu" and file.stem != FACE}
-LOADED_LATE = {"engines/openvino/graph.py", "engines/openvino/operators.py", *KERNELS}
+LOADED_LATE = {"engines/openvino/graph.py", "engines/openvino/operators.py", "tools/serving/tracing.py", *KERNELS}
 ENGINE_LIBRARIES = {
     "onnxruntime",
     "tensorrt",
@@ -92,6 +92,7 @@ ENGINE_LIBRARIES = {
     "openvino",
     "openvino_genai",
     "triton",
+    "opentelemetry",
 }
 
 
@@ -197,7 +198,7 @@ def test_a_service_needs_nothing_of_the_exporter(file: Path):
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)
-def test_engine_libraries_are_imported_when_an_engine_is_opened(file: Path):
+def test_libraries_of_engines_and_traces_are_imported_when_one_is_opened(file: Path):
     if file.relative_to(ROOT).parts[0] == "export" or name(file) in LOADED_LATE:
         return
     found = set(imports(file, everywhere=False))

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-RUN = ("cpu", "torch", "openvino", "export", "serve", "report", "grammar", "compare", "test")  # extras
+RUN = ("cpu", "torch", "openvino", "export", "serve", "otel", "report", "grammar", "compare", "test")  # extras
 NOT_RUN = {
     "cuda": "the same module as that of cpu, whose build of this version runs in its place",
     "tensorrt": "needs a GPU",

@@ -5,9 +5,12 @@ decoder's thread has died, or hangs when it is told to end.
 """
 
 import argparse
-from contextlib import nullcontext
+import os
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any
 
 from ...engines import Bundle, EngineError, RequestError
 from ...engines.bundle.manifest import read_manifest
@@ -20,11 +23,16 @@ from ..flags.groups import LIMITS, SAMPLING, SPECULATION, group
 from ..flags.limits import add_limit_flags, seconds
 from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
-from ..serving.certificates import load_certificate, tls_context
+from ..serving.certificates import tls_context
 from ..serving.keys import Keys
 from ..serving.marks import refuse_parser
+from ..serving.renewal import renewed
 from ..text_files import read_text
 
+if TYPE_CHECKING:
+    from ..serving.tracing import Traces
+
+TRACED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 KINDS = ("auto", "none", "int8", "int4", "fp8")  # of stored weights; nvfp4 is for plans, built before they are served
 
 
@@ -146,6 +154,18 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_drafting(arguments)
     engine_name(arguments)
     _refuse_model(arguments)
+    files = arguments.api_key_file is not None or tls is not None
+    with renewed(keys, tls, certificate) if files else nullcontext() as read_again:
+        return _serve(arguments, keys, tls, template, read_again)
+
+
+def _serve(
+    arguments: argparse.Namespace,
+    keys: Keys,
+    tls: SSLContext | None,
+    template: str | None,
+    read_again: Callable[[], None] | None,
+) -> int:
     try:
         from ..serving.access_log import set_up_logging
         from ..serving.allowances import Allowances
@@ -155,18 +175,13 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
 
-    def read_again() -> None:
-        if tls is not None:
-            tls_context(*certificate)  # refuses a pair of which one half is new, before any key has changed
-        keys.read_again()
-        if tls is not None:
-            load_certificate(tls, *certificate)
-
     allowances = Allowances(arguments.requests_per_minute, arguments.rows_per_key)
+    traces = _traces()
     arguments.bundle = bundle = _bundle(arguments)
     defaults = {"rule": arguments.rule} | (_recommended(bundle) if arguments.generation_config else {})
     port = arguments.metrics_port
     with (
+        nullcontext() if traces is None else closing(traces),
         listen(arguments.host, arguments.port) as listener,
         nullcontext() if port is None else listen(arguments.host, port) as aside,
         open_decoder(
@@ -183,11 +198,12 @@ def run(arguments: argparse.Namespace) -> int:
             draft_length=draft_length(arguments),
             drafter=arguments.drafter,
             defaults=defaults,
+            traces=traces,
         )
         beside = None if aside is None else Beside(make_metrics_app(service), aside)
         app = make_app(service, keys, arguments.log_prompts, arguments.allow_origin, allowances, beside is not None)
         line = f"trt-spec serves {service.name} with {decoder.engine} on {arguments.device} at {address(listener, tls)}"
-        line += "" if aside is None else f" and metrics at {address(aside)}"
+        line += "" if aside is None else f" and metrics at {address(aside, tls)}"
         return serve(app, service, listener, arguments.drain_seconds, lambda: say(line), tls, read_again, beside)
 
 
@@ -214,6 +230,21 @@ def _is_bundle(arguments: argparse.Namespace) -> bool:
 def _checkpoints(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """Name the target and the drafts of which a bundle is made."""
     return at_revision(arguments.model, arguments.revision), arguments.draft
+
+
+def _traces() -> "Traces | None":
+    """Open what OpenTelemetry's own variables ask for."""
+    asking = next((name for name in TRACED if os.environ.get(name)), None)
+    if asking is None or os.environ[asking] == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from ..serving.tracing import open_traces
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"{asking} asks for traces, which need {error.name}, which is not installed; {install_command('otel')}, or "
+            "set OTEL_SDK_DISABLED=true"
+        ) from error
+    return open_traces()
 
 
 def _bundle(arguments: argparse.Namespace) -> Bundle:

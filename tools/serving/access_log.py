@@ -69,7 +69,7 @@ class AccessLog:
             if not self._prompts:
                 notes.pop("prompt", None)
             client = scope.get("client")
-            found = status if complete else CLIENT_GONE
+            found = notes["status"] = status if complete else CLIENT_GONE
             self._count(scope["method"], scope["path"], found)
             fields = {
                 "id": request_id,
@@ -128,7 +128,7 @@ def set_up_logging(form: str, level: str) -> None:
     """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonForm() if form == "json" else TextForm())
-    for name in ("trt_spec", "uvicorn"):
+    for name in ("trt_spec", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper() if name == "trt_spec" else "WARNING")

@@ -1,6 +1,7 @@
 """How much each key may ask for: requests in a minute, and rows at a time."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil
 
@@ -15,21 +16,20 @@ class Allowances:
 
     def __init__(self, requests: int | None = None, rows: int | None = None) -> None:
         self._requests, self._rows = requests, rows
-        self._left: dict[str, tuple[float, float]] = {}  # of each caller: requests, and when that was so
+        self._made: dict[str, deque[float]] = {}  # of each caller: when it made its last requests, as many as it may
         self.on_refusal: Callable[[str], None] = lambda reason: None
 
     def require_request(self, caller: str) -> None:
-        """Count a request of this caller. Those that it does not make add up, to those of one minute at most."""
+        """Count a request of this caller, which makes no more than it may in any minute."""
         if self._requests is None:
             return
-        now, each = time.monotonic(), SECONDS / self._requests
-        left, since = self._left.get(caller, (float(self._requests), now))
-        left = min(self._requests, left + (now - since) / each)
-        if left < 1:
+        now = time.monotonic()
+        made = self._made.setdefault(caller, deque(maxlen=self._requests))
+        if len(made) == self._requests and (wait := made[0] + SECONDS - now) > 0:
             self.on_refusal(PER_MINUTE)
             said = f"this key has made its {self._requests} requests of a minute; wait, or ask for more at a time"
-            raise _too_many(said, ceil((1 - left) * each))
-        self._left[caller] = left - 1, now
+            raise _too_many(said, ceil(wait))
+        made.append(now)
 
     def require_rows(self, wanted: int, taken: Sequence[str], caller: str) -> None:
         """Let a caller have rows beside those that callers have `taken`; those that wait for one count as well."""

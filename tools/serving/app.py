@@ -83,16 +83,18 @@ def make_app(
         *([] if metrics_apart else [Route("/metrics", metrics)]),
         Route("/openapi.json", openapi),
     ]
-    paths = {route.path for route in routes}
+
+    def named(path: str) -> str:
+        """Return the path of its route, since anybody can make one up."""
+        return next((named_path(route) for route in routes if route.path_regex.match(path)), "other")
 
     def count(method: str, path: str, status: int) -> None:
-        """Count an answer; anybody can make up a path or a method."""
-        method, path = method if method in ("GET", "POST") else "other", path if path in paths else "other"
-        service.metrics.count_answer(method, path, status)
+        service.metrics.count_answer(method if method in ("GET", "POST") else "other", named(path), status)
 
     app = Starlette(
         routes=routes,
         middleware=[
+            *([] if service.traces is None else [Middleware(service.traces.around, named=named)]),
             Middleware(AccessLog, prompts=log_prompts, count=count),
             *([cross] if origins else []),
             Middleware(Entrance, keys=keys, allowances=allowances),
@@ -102,8 +104,14 @@ def make_app(
         exception_handlers={HTTPException: refused, ApiError: failed, TrtSpecError: failed},
     )
     app.state.service, app.state.origins = service, origins
-    app.state.openapi = json_response(openapi_page(service, bool(keys)))  # once: it takes as long as twenty answers
+    page = openapi_page(service, bool(keys), set(map(named_path, routes)))
+    app.state.openapi = json_response(page)  # once: it takes as long as twenty answers
     return app
+
+
+def named_path(route: Route) -> str:
+    """Return a route's path with the names of what varies."""
+    return route.path.replace(":path", "")
 
 
 def make_metrics_app(service: Service) -> Starlette:

@@ -28,6 +28,8 @@ LATER = {  # fields of OpenAI's API that are refused, each with the reason
     "context_management": "what does not fit is refused; shorten the conversation",
     "mcp_servers": "tools are called by the client",
     "container": "nothing is run here",
+    "inference_geo": "the server runs where it stands",
+    "display": "reasoning is shown as it is",
 }
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
@@ -152,7 +154,7 @@ class Function(Closed, kw_only=True, omit_defaults=True):
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     description: str | None = None
     parameters: dict[str, Any] = {}
-    strict: bool | None = None
+    strict: Ignored = None  # arguments always fit their schema
 
 
 class Tool(Closed, kw_only=True):
@@ -198,6 +200,7 @@ class Message(Closed, kw_only=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    is_error: bool | None = None  # of what a tool gave, for templates that tell it
 
     # Clients send back what they were answered, with all that was empty in it.
     annotations: Ignored = None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from msgspec import UNSET, to_builtins
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -23,7 +23,7 @@ from .service import Service, body_of
 from .stepper import Flight
 from .templates import ChatTemplate, Ending
 from .tokens import chat_logprobs
-from .tool_calls import Reader, Toolbox, arguments_of, joined, message_of
+from .tool_calls import Reader, Toolbox, arguments_of, joined, message_of, shown
 
 END_TOKENS = 16  # of a prompt, in which the mark of reasoning may stand
 NO_TEMPLATE = (
@@ -186,7 +186,7 @@ async def apply_template(request: HttpRequest) -> Response:
     body = await body_of(request, ApplyTemplateBody)
     service.require_model(body.model)
     template, each = template_of(service, body.messages, service.most_counted)
-    tools = None if body.tools is None else [to_builtins(tool) for tool in body.tools]
+    tools = None if body.tools is None else list(map(shown, body.tools))
     settings = (body.chat_template_kwargs or {}) | {"tools": tools}
     text = await service.aside(partial(template.render, each, settings, ending_of(body)), len(encode(body)))
     return json_response(Prompt(text))
@@ -197,7 +197,7 @@ def plain(message: Message) -> dict[str, object]:
     content = message.content
     if isinstance(content, list):
         content = "\n".join(part.text for part in content)
-    fields: dict[str, object] = {"role": message.role, "content": content or ""}
+    fields: dict[str, object] = {"role": message.role, "content": content or message.refusal or ""}
     if message.tool_calls:
         fields["tool_calls"] = [
             {
@@ -207,7 +207,7 @@ def plain(message: Message) -> dict[str, object]:
             }
             for call in message.tool_calls
         ]
-    for name in ("name", "reasoning_content", "tool_call_id"):
+    for name in ("name", "reasoning_content", "tool_call_id", "is_error"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value
     return fields

@@ -70,7 +70,7 @@ class ToolUseBlock(Closed, kw_only=True, tag_field="type", tag="tool_use"):
 class ToolResultBlock(Closed, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
     content: str | Annotated[list[TextBlock], Parts] | None = None
-    is_error: Ignored = None
+    is_error: bool | None = None
     cache_control: Ignored = None
     toolset_name: Ignored = None
 
@@ -106,8 +106,8 @@ class Thinking(Closed, kw_only=True):
     """Whether the chat template is asked to have the model reason."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
-    display: Ignored = None
+    budget_tokens: Ignored = None
+    display: Literal["summarized"] | None = None
 
 
 class OutputFormat(Closed, kw_only=True):
@@ -143,7 +143,7 @@ class CountedBody(Sampling, kw_only=True):
     context_management: ContextManagement | None = None
     betas: Ignored = None
     diagnostics: Ignored = None
-    inference_geo: Ignored = None
+    inference_geo: None = None
     speed: Ignored = None
     user_profile_id: Ignored = None
     workspace_id: Ignored = None
@@ -313,7 +313,8 @@ def _messages_of(turn: Turn) -> Iterator[Message]:
     blocks = turn.content
     for result in blocks:
         if isinstance(result, ToolResultBlock):
-            yield Message(role="tool", tool_call_id=result.tool_use_id, content=_text(result.content or ""))
+            content, failed = _text(result.content or ""), result.is_error
+            yield Message(role="tool", tool_call_id=result.tool_use_id, content=content, is_error=failed)
     text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
     thinking = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     calls = [

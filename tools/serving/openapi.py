@@ -1,5 +1,6 @@
 """The page /openapi.json, made from the structs that the server itself reads and writes."""
 
+from collections.abc import Container
 from importlib.metadata import version
 from typing import Any
 
@@ -59,7 +60,8 @@ EVENT = {  # of a stream; before version 3.2 of OpenAPI a stream's schema is tha
 WITHOUT_KEY = ("/health", "/ready")
 
 
-def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
+def openapi_page(service: Service, with_keys: bool, served: Container[str]) -> dict[str, Any]:
+    """Describe those paths that are `served` here."""
     kinds = [
         ErrorAnswer,
         MessagesError,
@@ -103,6 +105,8 @@ def openapi_page(service: Service, with_keys: bool) -> dict[str, Any]:
         taken = {"required": True, "content": {FORM: {"schema": {"allOf": [place[Form], file]}}}}
         paths[path] = {"post": operation(path, summary, ok, requestBody=taken)}
     for path, (summary, given) in GETS.items():
+        if path not in served:  # it may have a port of its own
+            continue
         text = {"text/plain": {"schema": {"type": "string"}}} if path == "/metrics" else _content({"type": "object"})
         ok = text if given is None else _content(place[given])
         name = "response_id" if "response_id" in path else "model"

@@ -68,6 +68,10 @@ async def count_input(request: HttpRequest) -> Response:
 async def kept_response(request: HttpRequest) -> Response:
     """Return a response that was stored, to whoever has asked for it with the same key."""
     service: Service = request.app.state.service
+    for field, value in request.query_params.items():
+        if (field, value) != ("stream", "false"):
+            said = f"{field}={value} is refused: a stored response comes whole, as it was answered; leave it out"
+            raise ApiError(400, said, field, "unsupported_parameter")
     name = request.path_params["response_id"]
     answer = service.kept_answers.find(caller_of(request), name)
     if answer is None:

@@ -62,12 +62,13 @@ def serve(
     drain_seconds: float,
     announce: Callable[[], None],
     tls: SSLContext | None = None,
-    read_again: Callable[[], None] = lambda: None,
+    read_again: Callable[[], None] | None = None,
     beside: Beside | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; then finish what runs, within `drain_seconds`. A second signal ends at once.
 
-    SIGHUP reads keys and certificates again; where they cannot be used, those that were read go on.
+    SIGHUP reads keys and certificates again, if there are files of them; where they cannot be used, those that were
+    read go on.
 
     A decoder whose thread has died ends it, too. Return an exit code, which makes a supervisor start it again then.
     """
@@ -80,7 +81,8 @@ def serve(
 
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, ask)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew, read_again)
+        if read_again is not None:  # else SIGHUP ends the process, as it does where nobody handles it
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
         announce()
         await serve_until(asked[0], asked[1], app, service, listener, drain_seconds, tls, beside)
 
@@ -118,7 +120,7 @@ async def serve_until(
     servers = [make_server(app, tls)]
     listeners = [listener]
     if beside is not None:
-        servers.append(make_server(beside.app))
+        servers.append(make_server(beside.app, tls))
         listeners.append(beside.listener)
     service.stepper.start()
     serving = asyncio.gather(*(server.serve(sockets=[one]) for server, one in zip(servers, listeners, strict=True)))
@@ -147,15 +149,6 @@ def make_server(app: Starlette, tls: SSLContext | None = None) -> Server:
         timeout_graceful_shutdown=LINGER_SECONDS,
     )
     return Server(config)
-
-
-def renew(read_again: Callable[[], None]) -> None:
-    try:
-        read_again()
-    except RequestError as error:
-        log.error("keys and certificates stay as they were: %s", error)
-    else:
-        log.info("keys and certificates were read again")
 
 
 def address(listener: socket.socket, tls: SSLContext | None = None) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
@@ -25,10 +25,13 @@ from .formats import Asked
 from .kept_answers import KeptAnswers
 from .marks import Marks, marks_of
 from .metrics import Metrics
-from .stepper import Stepper, Submission
+from .stepper import Stepper, Submission, Ticket
 from .templates import ChatTemplate
 from .tokenising import HUGE_TEXT, encoded
 from .tokens import Spelling
+
+if TYPE_CHECKING:
+    from .tracing import Traces
 
 Result = TypeVar("Result")
 
@@ -54,6 +57,7 @@ class Service:
     drafter: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
     kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
+    traces: "Traces | None" = None
     keep_alive_seconds: float = 10.0
     created: int = field(default_factory=lambda: int(time.time()))
     _one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -207,6 +211,7 @@ def open_service(
     draft_length: DraftLength | None = None,
     drafter: str | None = None,
     defaults: Mapping[str, Any] = DEFAULTS,
+    traces: "Traces | None" = None,
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
     bundle = decoder.bundle
@@ -214,7 +219,13 @@ def open_service(
     name = names[0]
     source = chat_template or bundle.tokenizer.chat_template
     metrics = Metrics(name)
-    stepper = Stepper(decoder, max_waiting, metrics.count)
+
+    def on_end(ticket: Ticket) -> None:
+        metrics.count(ticket)
+        if traces is not None:
+            traces.note(ticket)
+
+    stepper = Stepper(decoder, max_waiting, on_end)
     kept = KeptAnswers()
     metrics.watch(stepper, name, kept)
     template = None if source is None else ChatTemplate(source, decoder.tokenizer, bundle.tokenizer)
@@ -222,7 +233,9 @@ def open_service(
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
     left_open = {**DEFAULTS, **defaults}
-    return Service(stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open, kept)
+    return Service(
+        stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open, kept, traces
+    )
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from math import inf
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class Ticket:
         self.wake = wake
         self.placed = placed  # it is part of what has a place already
         self.caller = caller
+        self.context, self.submitted_ns = copy_context(), time.time_ns()  # for traces, which belong to what asked
 
 
 class Flight:
@@ -105,7 +107,7 @@ class Stepper:
         self.draining = False
         self.tickets: set[Ticket] = set()  # of requests that have not ended, as far as the loop knows
         self.allowances = Allowances()
-        self.places = 0  # of what asks for one request after another, and has not ended
+        self.places: list[str] = []  # the callers of what asks for one request after another, and has not ended
         self._on_end = on_end
         self._progressed: set[Ticket] = set()  # in this step; only the stepping thread touches it
         self._untold: set[Ticket] = set()
@@ -157,26 +159,27 @@ class Stepper:
             raise ApiError(
                 400, f"{count} completions are asked for, this server takes {self.most} at once; ask for less"
             )
-        if self.taken + count > self.most:
+        taken = len(self.takers)
+        if taken + count > self.most:
             raise unavailable(
-                f"{self.taken} requests are live or waiting, this server takes {self.most}; try again soon",
-                "queue_full",
+                f"{taken} requests are live or waiting, this server takes {self.most}; try again soon", "queue_full"
             )
 
     @property
-    def taken(self) -> int:
-        """How many places are taken."""
-        return self.places + sum(not ticket.placed for ticket in self.tickets)
+    def takers(self) -> list[str]:
+        """The caller of each place that is taken."""
+        return [*self.places, *(ticket.caller for ticket in self.tickets if not ticket.placed)]
 
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def place(self, caller: str) -> Iterator[None]:
         """Take a place for what will ask for one request after another, and is let finish where the server drains."""
         self.refuse_if_full(1)
-        self.places += 1
+        self.allowances.require_rows(1, self.takers, caller)
+        self.places.append(caller)
         try:
             yield
         finally:
-            self.places -= 1
+            self.places.remove(caller)
             self._note_the_last()
 
     def submit(self, wanted: Sequence[Submission], every_round: bool, *, placed: bool = False) -> Flight:
@@ -187,7 +190,7 @@ class Stepper:
         if not placed:
             self.refuse_if_full(len(wanted))
             for caller in {one.caller for one in wanted}:
-                self.allowances.require_rows(len(wanted), [ticket.caller for ticket in self.tickets], caller)
+                self.allowances.require_rows(len(wanted), self.takers, caller)
         elif self.error is not None:
             raise unavailable(ENDED_BY_DEATH.format(reason=first_line(self.error)), "engine_dead")
         wake = asyncio.Event()
@@ -285,7 +288,7 @@ class Stepper:
     def _forget(self, ticket: Ticket) -> None:
         if ticket in self.tickets:
             self.tickets.remove(ticket)
-            self._on_end(ticket)
+            ticket.context.run(self._on_end, ticket)
             ticket.wake.set()
         self._note_the_last()
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from ...engines import RequestError
 from ...runtime import Grammar
 from .answers import CallDelta, ChatMessage, Delta, FunctionDelta, ToolCall
-from .bodies import ChatBody, SomeTools
+from .bodies import ChatBody, SomeTools, Tool
 
 MOST_TOOLS_BYTES = 2**20  # of which the grammar of calls may hold a quarter
 
@@ -37,7 +37,7 @@ class Toolbox:
             return
         if (size := len(msgspec.json.encode(body.tools))) > MOST_TOOLS_BYTES:
             raise RequestError(f"tools has {size:,} bytes, expected at most {MOST_TOOLS_BYTES:,}; shorten it", "tools")
-        self.shown = tools = [msgspec.to_builtins(tool) for tool in body.tools]
+        self.shown = tools = [shown(tool) for tool in body.tools]
         choice: Any = body.tool_choice
         if isinstance(choice, SomeTools):
             allowed = [tool.function.name for tool in choice.allowed_tools.tools]
@@ -65,6 +65,13 @@ class Toolbox:
         if not names:
             return TextReader()
         return CallReader(names) if self._marks is None else MarkedReader(names, self._marks)
+
+
+def shown(tool: Tool) -> dict[str, Any]:
+    """Return a tool as chat templates know it."""
+    fields: dict[str, Any] = msgspec.to_builtins(tool)
+    fields["function"].pop("strict", None)
+    return fields
 
 
 def _named(name: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -66,10 +66,10 @@ async def _write_down(request: Request, task: str) -> Response:
     service: Service = request.app.state.service
     _refuse_other_pages(request)
     transcriber = service.transcriber
-    if service.stepper.places >= MOST_FORMS:
+    if len(service.stepper.places) >= MOST_FORMS:
         raise unavailable(f"{MOST_FORMS} sounds are being written down; try again soon", "queue_full")
     with ExitStack() as stack:
-        stack.enter_context(service.stepper.place())
+        stack.enter_context(service.stepper.place(caller_of(request)))
         content, name, form = await read_form(request)
         service.require_model(form.model)
         transcriber.tokens.check(form.language, task)

@@ -1,5 +1,6 @@
 """`trt-spec serve` and `trt-spec chat` as users start them."""
 
+import gzip
 import json
 import logging
 import os
@@ -11,18 +12,24 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 import trustme
-from trt_spec.engines import Bundle, ExportError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from trt_spec.engines import Bundle, ExportError, RequestError
 from trt_spec.export import pipeline
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands import chat as chat_command
+from trt_spec.tools.commands import serve as serve_command
 from trt_spec.tools.ink import DIM, Ink
 from trt_spec.tools.making import kept_bundles
+from trt_spec.tools.serving.keys import Keys
+from trt_spec.tools.serving.tracing import CLOSE_SECONDS
 from trt_spec.tools.trace_lines import RESET
 
 from ...bundles import Pair
@@ -190,6 +197,109 @@ def test_metrics_have_a_port_of_their_own_that_needs_no_key(start):
     assert httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"}).status_code == 404
 
 
+def test_sighup_ends_a_server_that_has_no_file_to_read_again(start):
+    process, _, _ = start("--api-key", "secret")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == -signal.SIGHUP
+
+
+def test_sighup_reads_files_again_while_the_model_loads(run, llama: Pair, tmp_path: Path, monkeypatch):
+    keys, before, seen = tmp_path / "keys", signal.getsignal(signal.SIGHUP), []
+    keys.write_text("first\n")
+
+    def load(path: Path) -> Bundle:
+        keys.write_text("second\n")
+        signal.raise_signal(signal.SIGHUP)
+        raise RequestError("nothing is served here")
+
+    def noting(self: Keys) -> None:
+        read_again(self)
+        seen.append((self.caller(b"first"), self.caller(b"second") is not None))
+
+    read_again = Keys.read_again
+    monkeypatch.setattr(Keys, "read_again", noting)
+    monkeypatch.setattr(Bundle, "open", load)
+    assert_refused(run("serve", "--bundle", llama.bundle, "--api-key-file", keys), "nothing is served here")
+    assert seen == [(None, True)]
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_traces_go_where_the_variables_of_opentelemetry_say(start, monkeypatch: pytest.MonkeyPatch):
+    sent = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            sent.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *said: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+        process, url, _ = start()
+        assert httpx.post(f"{url}/v1/completions", json=LONG, timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        collector.shutdown()
+    [(path, one)] = sent
+    [resource] = one.resource_spans
+    attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert path == "/v1/traces"
+    assert (attributes["service.name"], attributes["deployment.environment.name"]) == ("trt-spec", "test")
+    names = [span.name for scope in resource.scope_spans for span in scope.spans]
+    assert sorted(names) == ["POST /v1/completions", "prefill", "queue", "rounds"]
+
+
+@pytest.mark.exhaustive
+def test_a_collector_that_never_answers_keeps_neither_answers_nor_the_end(start, monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:  # it takes what comes, and never answers
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        process, url, _ = start("--log-format", "json")
+        assert httpx.post(f"{url}/v1/completions", json=LONG, timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(2 * CLOSE_SECONDS) == 0, "not the 10 s that the exporter waits, and tries again"
+    assert [line for line in process.stderr if not line.startswith("{")] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json', expected one of"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "traces are to go out by zipkin, which is not installed; install its"),
+    ],
+)
+def test_traces_that_cannot_go_out_are_refused_at_start(run, llama: Pair, monkeypatch, variable, value, said):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(variable, value)
+    assert_refused(run("serve", "--bundle", llama.bundle, "--port", 0), said)
+
+
+def test_traces_that_are_asked_for_name_the_extra_that_they_need(run, llama: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "trt_spec.tools.serving.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")
+    refused = run("serve", "--bundle", llama.bundle, "--port", 0)
+    assert_refused(refused, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT asks for traces, which need opentelemetry.sdk.trace")
+    assert "pip install 'trt-spec[otel]'" in refused.err
+
+
+@pytest.mark.parametrize("variables", [{}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_SDK_DISABLED": "true"}])
+def test_where_no_traces_are_asked_for_nothing_is_made(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]):
+    monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
+    if variables:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "trt_spec.tools.serving.tracing", None)
+    assert serve_command._traces() is None
+
+
 @pytest.mark.parametrize("flag", ["api-key", "api-key-file", "ssl-certfile"])
 def test_what_protects_is_never_empty_wherever_it_is_set(
     run, llama: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
@@ -207,14 +317,16 @@ def test_what_protects_is_never_empty_wherever_it_is_set(
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_it_serves_https(start, tmp_path: Path, together: bool):
+def test_it_serves_https_and_its_metrics_too(start, tmp_path: Path, together: bool):
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     issued.private_key_pem.write_to_path(tmp_path / "key.pem")
     apart = ("--ssl-certfile", tmp_path / "cert.pem", "--ssl-keyfile", tmp_path / "key.pem")
-    process, url, _ = start(*(("--ssl-certfile", tmp_path / "both.pem") if together else apart))
+    given = ("--ssl-certfile", tmp_path / "both.pem") if together else apart
+    process, url, line = start(*given, "--metrics-port", 0)
+    metrics = re.search(r"metrics at (https://\S+)", line)[1]
     assert url.startswith("https://127.0.0.1:")
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
@@ -223,10 +335,12 @@ def test_it_serves_https(start, tmp_path: Path, together: bool):
         with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
             chunks = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
-    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-        httpx.get(f"{url}/health")
-    with pytest.raises(httpx.TransportError):
-        httpx.get(f"{url.replace('https', 'http')}/health")
+    assert httpx.get(f"{metrics}/metrics", verify=trusted).text.startswith("# HELP vllm:")
+    for one in (url, metrics):
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(f"{one}/health")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{one.replace('https', 'http')}/health")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ssl import SSLContext
+from typing import TYPE_CHECKING
 
 import httpx
 import openai
@@ -19,6 +20,9 @@ from trt_spec.tools.serving.service import Service, open_service
 
 from ...bundles import Pair, tiny_pair
 from ...models import tiny_llama
+
+if TYPE_CHECKING:
+    from trt_spec.tools.serving.tracing import Traces
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}0{{ m.content }}1{% endfor %}a0"
 
@@ -53,6 +57,7 @@ def serving(
     drafter: str | None = None,
     tls: SSLContext | None = None,
     allowances: Allowances | None = None,
+    traces: "Traces | None" = None,
 ) -> Iterator[Served]:
     """Serve a pair from a thread of its own until the block ends."""
     started, ends = threading.Event(), []
@@ -60,7 +65,7 @@ def serving(
         Decoder.open(pair.bundle, max_batch=max_batch, prefix_bytes=prefix_bytes) as decoder,
         listen("127.0.0.1", 0) as listener,
     ):
-        service = open_service(decoder, max_waiting, names, template, reasoning, drafter=drafter)
+        service = open_service(decoder, max_waiting, names, template, reasoning, drafter=drafter, traces=traces)
         app = make_app(service, Keys(keys), log_prompts, origins, allowances)
 
         async def run() -> None:

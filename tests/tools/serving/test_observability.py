@@ -78,12 +78,14 @@ def test_answers_are_counted_by_path_and_status_whatever_clients_make_up(llama: 
             server.post("/v1/completions", body)
         for number in range(3):
             server.http.request("BREW", f"/made/up/{number}")
+            server.http.get(f"/v1/responses/{number}")
         lines = server.http.get("/metrics").text.splitlines()
     counted = {line for line in lines if line.startswith("trt_spec:http_requests_total")}
     start = "trt_spec:http_requests_total{method="
     assert counted == {
         f'{start}"POST",path="/v1/completions",status="200"}} 2.0',
         f'{start}"POST",path="/v1/completions",status="400"}} 1.0',
+        f'{start}"GET",path="/v1/responses/{{response_id}}",status="404"}} 3.0',
         f'{start}"other",path="other",status="404"}} 3.0',
     }
 

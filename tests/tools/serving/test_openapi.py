@@ -1,5 +1,6 @@
 """The page /openapi.json says what the server does: schemathesis sends what it allows, and what it does not."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from trt_spec.runtime import Decoder
 from trt_spec.tools.serving.app import make_app
 from trt_spec.tools.serving.keys import Keys
+from trt_spec.tools.serving.service import open_service
 
 from ...bundles import Pair
 from .conftest import Served, serving
@@ -70,6 +73,13 @@ def test_every_path_of_the_server_is_on_the_page_and_no_other(served: Served):
     routes = {route.path.replace(":path", "") for route in make_app(served.service, Keys()).routes}
     assert set(page["paths"]) == routes == {*POSTS, *GETS, *HEARD}
     assert page["openapi"] == "3.1.0"
+
+
+def test_the_page_leaves_out_metrics_that_have_a_port_of_their_own(llama: Pair):
+    with Decoder.open(llama.bundle) as decoder:
+        app = make_app(open_service(decoder), Keys(), metrics_apart=True)
+    page = json.loads(app.state.openapi.body)
+    assert set(page["paths"]) == {*POSTS, *GETS, *HEARD} - {"/metrics"}
 
 
 @pytest.mark.parametrize("path", GETS)

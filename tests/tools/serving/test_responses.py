@@ -76,6 +76,24 @@ def test_what_is_stored_is_bounded():
     assert [number for number in range(10) if kept.find("a", str(number))] == [7, 8, 9]
 
 
+def test_what_one_key_stores_drives_out_nothing_of_another():
+    kept = KeptAnswers(most_bytes=100)
+    kept.keep("a", "first", bytes(45))
+    for number in range(10):
+        kept.keep("b", str(number), bytes(20))
+    assert kept.find("a", "first") is not None
+    assert [number for number in range(10) if kept.find("b", str(number))] == [8, 9]
+    assert kept.held_bytes == 85
+
+
+def test_a_stored_response_comes_whole_alone(server: Served):
+    kept = server.openai.responses.create(**ASK, store=True)
+    with pytest.raises(openai.BadRequestError, match="stream=true is refused: a stored response comes whole") as error:
+        server.openai.responses.retrieve(kept.id, stream=True)
+    assert error.value.param == "stream"
+    assert server.openai.responses.retrieve(kept.id, stream=False) == server.openai.responses.retrieve(kept.id) == kept
+
+
 def test_instructions_come_before_the_input(server: Served):
     asked = ASK | {"instructions": "be brief", "input": [{"role": "user", "content": "abc"}]}
     system = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "abc"}]

@@ -2,10 +2,9 @@
 
 import re
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import anthropic.types as anthropic
 import anthropic.types.beta as beta
@@ -20,7 +19,9 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as Response
 from openai.types.responses.response_input_param import FunctionCallOutput
 from openai.types.shared_params import FunctionDefinition
+from openai.types.shared_params.response_format_json_schema import JSONSchema
 from trt_spec.tools.serving import bodies, messages, response_bodies
+from typing_extensions import is_typeddict  # which knows those of typing_extensions, as the SDKs' are
 
 from .conftest import Served
 
@@ -65,7 +66,7 @@ PLACES: list[tuple[Any, dict, Put]] = [  # a type, an object of it, and the body
     (Completion, {}, lambda it: ("/v1/completions", {"prompt": "abc", "max_tokens": 1} | it)),
     (Chat, {}, lambda it: chat(**it)),
     (chats.ChatCompletionUserMessageParam, USER, lambda it: chat(it)),
-    (chats.ChatCompletionAssistantMessageParam, {"role": "assistant", "content": "a"}, lambda it: chat(it, USER)),
+    (chats.ChatCompletionAssistantMessageParam, {"role": "assistant"}, lambda it: chat(it, USER)),
     (chats.ChatCompletionContentPartTextParam, TEXT, lambda it: chat({"role": "user", "content": [it]})),
     (
         chats.ChatCompletionMessageFunctionToolCallParam,
@@ -73,6 +74,11 @@ PLACES: list[tuple[Any, dict, Put]] = [  # a type, an object of it, and the body
         lambda it: chat({"role": "assistant", "tool_calls": [it]}, USER),
     ),
     (FunctionDefinition, FUNCTION, lambda it: chat(tools=[{"type": "function", "function": it}])),
+    (
+        JSONSchema,
+        {"name": "n", "schema": {"type": "object"}},
+        lambda it: chat(response_format={"type": "json_schema", "json_schema": it}),
+    ),
     (Response, {}, lambda it: respond(**it)),
     (responses.EasyInputMessageParam, USER, respond),
     (responses.ResponseOutputMessageParam, OUTPUT, lambda it: respond(it, USER)),
@@ -95,53 +101,161 @@ for kinds in (anthropic, beta):
     ]
 
 
-def example(kind: Any) -> Any:
-    """A value of a type: of several the first that is not null, of an object what it has to have."""
+def fields_of(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """The type of each field of an object, and whether it has to be there."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: (of, get_origin(of) is typing.Required or kind.__total__) for name, of in hints.items()}
+
+
+def examples(kind: Any) -> list[Any]:
+    """Values of a type: all of its alternatives, of an object what it has to have, of what is free two of them."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Annotated, typing.Required, typing.NotRequired):
-        return example(inside[0])
+        return examples(inside[0])
     if origin is Literal:
-        return inside[0]
+        return list(inside)
     if is_typeddict(kind):
-        return {name: example(one) for name, one in get_type_hints(kind).items() if name in kind.__required_keys__}
+        return [{name: examples(of)[0] for name, (of, needed) in fields_of(kind).items() if needed}]
     if inside and origin is dict:
-        return {}
+        return [{}, {"a": examples(inside[1])[0]}]
     if isinstance(origin, type) and issubclass(origin, Iterable) and len(inside) == 1:
-        return [example(inside[0])]
+        return [[one] for one in examples(inside[0])]
     if inside:  # one of several
-        return example(next(one for one in inside if one is not type(None)))
-    simple = {str: "a", int: 1, float: 1.0, bool: True, object: {}}
-    return simple.get(kind, {} if kind in (dict, Any) else [])
+        return [value for one in inside if one is not type(None) for value in examples(one)]
+    free = {str: ["a", "b"], int: [1, 2], float: [0.5, 0.75], bool: [True, False], object: [{}, {"a": 1}]}
+    return free.get(kind, [{}, {"a": 1}] if kind in (dict, Any) else [[]])
+
+
+def objects(kind: Any, around: Callable[[Any], Any] = lambda it: it) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+    """The types of objects that a value may be or hold, each with what puts an object of it there."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Annotated, typing.Required, typing.NotRequired):
+        yield from objects(inside[0], around)
+    elif is_typeddict(kind):
+        yield kind, around
+    elif isinstance(origin, type) and issubclass(origin, Iterable) and origin is not dict and len(inside) == 1:
+        yield from objects(inside[0], lambda it: around([it]))
+    elif origin not in (Literal, dict):
+        for one in inside:
+            yield from objects(one, around)
+
+
+class Seen:
+    """What the core and the client see of a body."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.served, self._told = served, []
+        for owner, name in (
+            (served.service.stepper, "submit"),
+            (served.service.template, "encode"),
+            (served.service.kept_answers, "keep"),
+        ):
+            monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name)))
+
+    def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any, **more: Any) -> Any:
+            self._told.append(f"{name} {arguments} {more}" if name != "keep" else name)
+            return call(*arguments, **more)
+
+        return noting
+
+    def of(self, path: str, body: dict) -> tuple[int, str, str]:
+        """The status, what a refusal says, and all that can be seen, but for what is echoed or made up each time."""
+        self._told.clear()
+        answer = self.served.post(path, {"temperature": 0} | body)
+        if answer.status_code != 200:
+            return answer.status_code, answer.json()["error"]["message"], ""
+        shown = answer.text
+        if path == "/v1/responses" and not body.get("stream"):
+            shown = str({name: answer.json()[name] for name in ("output", "usage")})
+        shown = re.sub(r"""["'](id|created|created_at|cached_tokens)["']: ?("[^"]*"|'[^']*'|\d+)""", "", shown)
+        return 200, "", "\n".join([*self._told, re.sub(r"0x[0-9a-f]+", "", shown)])
+
+
+APIS = {  # as the page calls them
+    "/v1/completions": "chats",
+    "/v1/chat/completions": "chats",
+    "/v1/responses": "Responses",
+    "/v1/messages": "Messages",
+}
+NOTHING = re.compile(  # what is as it is where nothing is said, and what only changes something beside other fields
+    r"(^|\.)(best_of|modalities|background|truncation|allowed_callers|async|defer_loading|type|display|logit_bias"
+    r"|tool_choice=(auto|none)|role=user|include=\['reasoning.encrypted_content'\]"
+    r"|parallel_tool_calls|include_obfuscation)$"
+)
+
+
+def page_lists(where: str) -> set[str]:
+    """The fields of which the page says that they have no effect there."""
+    [line] = re.findall(rf"\| (.*) \| accepted without effect in {where}\b", README.read_text(encoding="utf-8"))
+    return set(re.findall(r"`(\w+)`", line))
+
+
+NAMED_BY_THE_SERVER = ("model", "messages", "input", "prompt")  # what a body cannot be without
+
+
+def unseen(seen: Seen, kind: Any, whole: dict, put: Put, within: str = "") -> Iterator[str]:
+    """The fields of an object, and of objects in it, that are taken and change nothing; others are seen or refused."""
+    _, _, base = seen.of(*put(whole))
+    for name, (of, needed) in fields_of(kind).items():
+        if name in NAMED_BY_THE_SERVER and not within:
+            continue
+        place, found = f"{within}{name}", {}
+        for value in examples(of):
+            status, said, shown = seen.of(*put(whole | {name: value}))
+            assert status in (200, 400), (place, value, said)
+            if status == 200:
+                found[str(value)] = shown
+            else:
+                tag = value.get("type", name) if isinstance(value, dict) else name
+                assert name in said or str(tag) in said, (place, value, said)
+        inner = list(objects(of))
+        if not inner and len(set(found.values()) | (set() if needed else {base})) == 1 and len(found) > needed:
+            yield place
+        elif "Literal" in str(of) and not needed:
+            yield from (f"{place}={value}" for value, shown in found.items() if shown == base and "{" not in value)
+        for one, around in inner:
+            [least] = examples(one)
+
+            def put_inside(it: Any, name: str = name, around: Callable = around) -> tuple[str, dict]:
+                return put(whole | {name: around(it)})
+
+            if seen.of(*put_inside(least))[0] == 200:
+                yield from unseen(seen, one, least, put_inside, f"{place}.")
 
 
 @pytest.mark.parametrize(("kind", "whole", "put"), PLACES, ids=lambda one: getattr(one, "__name__", ""))
-def test_every_optional_field_is_taken_or_refused_by_its_name(served: Served, kind: Any, whole: dict, put: Put):
-    fields = {name: example(of) for name, of in get_type_hints(kind).items() if name not in whole}
-    answer = served.post(*put(whole))
-    assert answer.status_code == 200, answer.text
-    for name, value in fields.items():
-        if name in ("model", "stream", "messages", "input", "prompt"):
-            continue
-        answer = served.post(*put(whole | {name: value}))
-        assert answer.status_code in (200, 400), (name, value, answer.text)
-        assert answer.status_code == 200 or name in answer.json()["error"]["message"], (name, value, answer.text)
+def test_every_field_is_seen_or_refused_by_its_name_or_on_the_page(
+    served: Served, monkeypatch: pytest.MonkeyPatch, kind: Any, whole: dict, put: Put
+):
+    seen = Seen(served, monkeypatch)
+    status, said, _ = seen.of(*put(whole))
+    assert status == 200, said
+    path, _ = put(whole)
+    listed = page_lists("every body") | page_lists(APIS[path])
+    found = set(unseen(seen, kind, whole, put))
+    assert {place for place in found if not (listed & set(place.split(".")) or NOTHING.search(place))} == set()
 
 
-def structs(*modules: Any) -> Iterable[type[msgspec.Struct]]:
-    for one in chain.from_iterable(vars(module).values() for module in modules):
-        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+def structs(module: Any) -> Iterable[type[msgspec.Struct]]:
+    for one in vars(module).values():
+        if isinstance(one, type) and issubclass(one, msgspec.Struct) and one.__module__ == module.__name__:
             yield one
 
 
-def test_the_page_lists_what_is_ignored():
+@pytest.mark.parametrize(
+    ("where", "module"), [("chats", bodies), ("Responses", response_bodies), ("Messages", messages)]
+)
+def test_the_page_lists_what_is_ignored(where: str, module: Any):
+    common = {field.encode_name for field in msgspec.structs.fields(bodies.Sampling) if field.type == bodies.Ignored}
     found = {
         field.encode_name
-        for kind in structs(bodies, messages, response_bodies)
+        for kind in structs(module)
         for field in msgspec.structs.fields(kind)
         if field.type == bodies.Ignored
     }
-    [line] = re.findall(r"\| (.*) \| accepted, without effect \|", README.read_text(encoding="utf-8"))
-    assert set(re.findall(r"`(\w+)`", line)) == found
+    assert page_lists("every body") == common | {"metadata"}
+    assert page_lists(where) == (found - common) | (set() if where == "Messages" else {"name", "description"})
 
 
 ANSWERED: Sequence[tuple[str, dict, Put]] = [
@@ -186,6 +300,8 @@ def test_reasoning_that_only_another_service_can_read_is_left_out(served: Served
     [
         ("defer_loading", lambda: message(tools=[TOOL | {"defer_loading": True}])),
         ("defer_loading", lambda: respond(tools=[FLAT | {"defer_loading": True}])),
+        ("inference_geo", lambda: message(inference_geo="eu")),
+        ("display", lambda: message(thinking={"type": "adaptive", "display": "omitted"})),
         ("keep", lambda: message(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": 1}]})),
         ("best_of", lambda: ("/v1/completions", {"prompt": "abc", "best_of": 2})),
         ("schema", lambda: chat(response_format={"type": "text", "schema": {"type": "object"}})),

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 import torch
@@ -12,6 +13,7 @@ from trt_spec.runtime import Decoder
 from trt_spec.runtime.transcribing import fallback
 from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.tools.serving import transcriptions
+from trt_spec.tools.serving.allowances import Allowances
 from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
 from trt_spec.tools.serving.transcriptions import Listening
 from trt_spec.tools.sound_files import sound_of
@@ -212,7 +214,30 @@ def test_a_form_that_has_begun_keeps_its_place_and_others_are_told_to_come_back(
         assert (full.status_code, full.json()["error"]["code"]) == (503, "queue_full")
         assert answer.result().json()["text"] == expected.text
         assert ask(served, language="de").status_code == 200
-        assert served.service.stepper.places == 0
+        assert served.service.stepper.places == []
+
+
+def test_a_key_has_no_more_forms_under_way_than_rows(listener: Pair, monkeypatch) -> None:
+    own = {"names": ["whisper"], "template": None, "keys": ["a", "b"], "allowances": Allowances(rows=1)}
+    with serving(listener, **own) as served, futures.ThreadPoolExecutor(1) as pool:
+        begun, send, told = threading.Event(), transcriptions.Listening._send, threading.Event()
+
+        def slowly(self, output):
+            begun.set()
+            told.wait(30)
+            return send(self, output)
+
+        def ask_as(key: str) -> httpx.Response:
+            file = {"file": ("noise.wav", SOUND)}
+            return httpx.post(f"{served.url}{PATH}", files=file, headers={"x-api-key": key}, timeout=60)
+
+        monkeypatch.setattr(transcriptions.Listening, "_send", slowly)
+        answer = pool.submit(ask_as, "a")
+        begun.wait(30)
+        refused = ask_as("a")
+        told.set()
+        assert (refused.status_code, "this key has 1 completions under way" in refused.text) == (429, True)
+        assert ask_as("b").status_code == answer.result().status_code == ask_as("a").status_code == 200
 
 
 def test_a_silent_stream_says_that_it_is_alive(listening: Served, monkeypatch) -> None:
