@@ -23,9 +23,7 @@ from ..trace_lines import RESET
 if TYPE_CHECKING:
     from ...runtime import Decoder, SamplingParams
 
-PROMPT = PYTHON_PROMPTS[
-    4
-]  # of those that bench measures one of the usual speed-up, so that both say the same of the pair
+PROMPT = PYTHON_PROMPTS[4]  # whose speed-up is about that of all that bench measures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
