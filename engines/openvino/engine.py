@@ -13,7 +13,7 @@ from ..cores import usable_cores
 from ..engine import Engine, Step
 from ..errors import EngineError
 from .calls import Call, bound
-from .library import core
+from .library import core, library
 from .packing import NARROW, Packing
 from .sizes import Compiled, FixedSizes
 
@@ -49,7 +49,7 @@ class OpenVinoEngine(Engine):
             raise EngineError(f"engine openvino runs on the device cpu, not on {device!r}; name that")
         if contract.dtype != "float32":
             raise EngineError(f"{graph} is {contract.dtype}, engine openvino expects float32; export with that --dtype")
-        compiler = core()
+        compiler = core(library())
         if dtype == "bfloat16" and "BF16" not in compiler.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise EngineError("this processor cannot compute in bfloat16; use engine openvino")
         from .graph import paged_model

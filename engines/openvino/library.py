@@ -1,5 +1,9 @@
 """OpenVINO, if it is installed, and the one `Core` that compiles for the CPU in this process."""
 
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -8,8 +12,8 @@ from ..errors import EngineError
 VERSION = "2026.4"  # of OpenVINO: PagedAttention promises no other version the same inputs
 
 
-def core() -> Any:
-    """Return the process's `Core`."""
+def library() -> Any:
+    """Return the package, of the version that engines need."""
     try:
         import openvino
     except ImportError as error:
@@ -18,15 +22,37 @@ def core() -> Any:
         raise EngineError(
             f"engine openvino needs OpenVINO {VERSION}, found {openvino.__version__}; pip install 'trt-spec[openvino]'"
         )
-    return _core(openvino)
+    return openvino
 
 
 @cache
-def _core(openvino: Any) -> Any:
-    """Make a `Core` that lives as long as the process.
+def core(openvino: Any) -> Any:
+    """Return the `Core` of this process, which has loaded the CPU plugin."""
+    made = openvino.Core()
+    with own_signal_stack():
+        made.get_versions("CPU")
+    return made
 
-    On processors with AMX its CPU plugin gives the thread that loads it another stack for signals, and unmaps that
-    stack when the plugin ends. If it ended in another thread, or before an older plugin, the next signal would kill the
-    process.
+
+@contextmanager
+def own_signal_stack() -> Iterator[None]:
+    """Keep the stack that this thread handles signals on, though OpenVINO's CPU plugin is loaded during the block.
+
+    On processors with AMX the plugin gives the thread another one, and unmaps it when the plugin ends. If that is in
+    another thread, or before an older plugin ends, the next signal would kill the process.
     """
-    return openvino.Core()
+    if sys.platform != "linux":
+        yield
+        return
+    libc, before = ctypes.CDLL(None), _SignalStack()
+    libc.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        libc.sigaltstack(ctypes.byref(before), None)
+
+
+class _SignalStack(ctypes.Structure):
+    """`stack_t` of Linux."""
+
+    _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 import torch
 from openvino import opset15 as ops
@@ -52,7 +53,8 @@ def call(cache: Cache, width: int, times: int = ENOUGH) -> Tensor:
 IN_BFLOAT16 = pytest.param(
     "bfloat16",
     marks=pytest.mark.skipif(
-        "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="no bfloat16 in this processor"
+        "BF16" not in core(openvino).get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
+        reason="no bfloat16 in this processor",
     ),
 )
 
@@ -187,7 +189,7 @@ def test_a_model_that_cannot_be_compiled_is_done_without(engine: OpenVinoEngine,
 
 
 def test_closing_waits_for_what_is_compiled_and_frees_it(llama: Pair, monkeypatch: pytest.MonkeyPatch):
-    made, compile_model = opened(llama.bundle), core().compile_model
+    made, compile_model = opened(llama.bundle), core(openvino).compile_model
     began, ended = threading.Event(), threading.Event()
 
     def compile_slowly(model: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...engines import Bundle, Contract, EngineError, PairError, RequestError, usable_cores
 from ...engines.errors import one_line
+from ...engines.openvino import core, own_signal_stack
 from ...runtime import SamplingParams
 from ..flags.bench import OPENVINO_FLAGS, OWN
 from .theirs import Theirs, named_folders, require_package
@@ -109,7 +110,7 @@ class OpenVino:
         """Return the properties that the target has been compiled with."""
         import openvino
 
-        compiled = openvino.Core().compile_model(self._folders["target"] / MODEL, "CPU", self._properties)
+        compiled = core(openvino).compile_model(self._folders["target"] / MODEL, "CPU", self._properties)
         names = (*self._properties, "INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
         return {name: _plain(compiled.get_property(name)) for name in dict.fromkeys(names)}
 
@@ -188,7 +189,8 @@ class OpenVino:
             properties["draft_model"] = openvino_genai.draft_model(self._folders["draft"], "CPU", **self._properties)
         elif drafter == "lookup":
             properties["prompt_lookup"] = True
-        return openvino_genai.ContinuousBatchingPipeline(self._folders["target"], scheduler, "CPU", properties)
+        with own_signal_stack():
+            return openvino_genai.ContinuousBatchingPipeline(self._folders["target"], scheduler, "CPU", properties)
 
 
 def _read(handle: Any) -> list[int]:
