@@ -28,7 +28,7 @@ TEXT = {
 SMALL = {  # sizes of what reads images and sounds, by the names that one or the other has for them
     **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size", "d_model"), 32),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 64),
-    **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers"), 1),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "depth", "encoder_layers"), 1),
     **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads"), 2),
     "deepstack_visual_indexes": [0],
 }
@@ -64,7 +64,7 @@ def whole_of(kind: str, path: Path, **of_text: Any) -> Any:
     config = known(text_config=text | {name: value for name, value in of_text.items() if name in text})
     if kind == "qwen2_5_omni_thinker":
         config.vision_start_token_id = VOCAB  # which its `generate` looks for
-    for part in ("vision_config", "audio_config"):
+    for part in ("vision_config", "audio_config", "encoder_config"):
         for name, value in SMALL.items():
             if hasattr(getattr(config, part, None), name):
                 setattr(getattr(config, part), name, value)
