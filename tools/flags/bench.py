@@ -77,6 +77,17 @@ def refuse(arguments: argparse.Namespace) -> None:
     refuse_unfit(arguments.report, arguments.plot, None if arguments.json == PRINTED else arguments.json)
 
 
+def add_pace_flags(parser: argparse.ArgumentParser, quick: str) -> None:
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"take less than two minutes for {QUICK_MODEL}: {quick}; what you state stays as you state it",
+    )
+    parser.add_argument(
+        "--repeats", type=positive, metavar="N", help=f"times each setting has its turn (default {USUAL_REPEATS})"
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="B", type=Path, help="the folder that export-models wrote")
     add_prompts_flag(parser)
@@ -97,14 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-drafters", action="store_true", help=f"also measure all other drafters, at K = {DEFAULT_DRAFT_LENGTH}"
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}; what you state stays as you state it",
-    )
-    parser.add_argument(
-        "--repeats", type=positive, metavar="N", help=f"times each setting has its turn (default {USUAL_REPEATS})"
-    )
+    add_pace_flags(parser, QUICK)
     add_number(parser, "--batch", 1, "prompts to decode together", batch_size)
     parser.add_argument(
         "--json",

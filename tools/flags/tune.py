@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..whole_file import refuse_unfit
-from .bench import QUICK_MODEL, USUAL_REPEATS
+from .bench import USUAL_REPEATS, add_pace_flags
 from .draft_lengths import fixed_draft_lengths
 from .engine import add_engine_flags, engine_name
 from .prompt import add_prompts_flag, refuse_prompts
-from .sampling import LARGEST_BATCH, add_sampling_flags, batch_size, positive, refuse_sampling
+from .sampling import LARGEST_BATCH, add_sampling_flags, batch_size, refuse_sampling
 
 DRAFT_LENGTHS = (0, 1, 2, 4, 8, 16)
 QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS = (0, 2, 4), (1, 2), 16
@@ -70,14 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"numbers of requests to decode together (default {','.join(map(str, BATCHES))}); --engine auto finds the "
         "engines that are fastest up to each of them",
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"take less than two minutes for {QUICK_MODEL}: {QUICK}; what you state stays as you state it",
-    )
-    parser.add_argument(
-        "--repeats", type=positive, metavar="N", help=f"times each setting has its turn (default {USUAL_REPEATS})"
-    )
+    add_pace_flags(parser, QUICK)
     parser.add_argument(
         "--all-drafts", action="store_true", help="measure every draft of the bundle as a drafter, not the first alone"
     )
