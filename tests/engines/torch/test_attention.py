@@ -18,7 +18,11 @@ from trt_spec.engines.torch.kernels.on_gpu import attention as kernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OF_AN_OPERATOR = ("test_schema", "test_faketensor")
-SMALL = {"MOST_ENTRIES": 16, "LEAST_PART": 32, "PARTS": 8}  # so that a short cache has several parts of several blocks
+SMALL = {
+    "MOST_ENTRIES": 16,
+    "LEAST_PART": 32,
+    "MOST_PARTS": 8,
+}  # so that a short cache has several parts of several blocks
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from ..attention import LEAST_PART, MOST_PARTS
 
 ROWS = 16  # queries a program, the least of a product in hardware
 MOST_ENTRIES, BLOCK_BYTES = 64, 16384  # of a product, so that three blocks of keys and of values fit beside one another
-PARTS = MOST_PARTS
 INTERPRETED = knobs.runtime.interpret
 
 
@@ -210,7 +209,7 @@ def attention(
     window: int,
 ) -> Tensor:
     (batch, heads, width, size), (_, kv_heads, capacity, value_size) = query.shape, value.shape
-    part = max(LEAST_PART, triton.cdiv(capacity, PARTS * MOST_ENTRIES) * MOST_ENTRIES)
+    part = max(LEAST_PART, triton.cdiv(capacity, MOST_PARTS * MOST_ENTRIES) * MOST_ENTRIES)
     parts = triton.cdiv(capacity, part)
     shared = heads // kv_heads
     depths, ancestors, start = depths.contiguous(), ancestors.contiguous(), start.contiguous()
@@ -240,7 +239,7 @@ def attention(
         *(width, told, capacity, heads, parts),
         VALUE_SIZE=value_size,
         VALUE_PADDED=padded[1],
-        PARTS=PARTS,
+        PARTS=MOST_PARTS,
         PART=part,
         WINDOW=window,
         SINKS=sinks is not None,
