@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from trt_spec.engines import ENGINES
@@ -24,6 +25,12 @@ def test_every_test_link_and_module_that_is_named_exists(file: Path):
     for module in re.findall(r"`((?:measuring|making)\.\w+) ", text):
         named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
     assert [str(path) for path in named if not path.exists()] == []
+
+
+def test_the_round_that_a_page_quotes_is_the_code():
+    page = (ROOT / "runtime/README.md").read_text(encoding="utf-8")
+    quoted = page.split("from `round/plain.py`:\n\n```python\n")[1].split("```")[0]
+    assert indent(quoted, "    ") in (ROOT / "runtime/round/plain.py").read_text(encoding="utf-8")
 
 
 def test_the_table_of_engines_is_the_one_that_runs():

@@ -1,4 +1,4 @@
-"""One round of speculation: draft, verify, accept, commit. The same code for CPU and GPU, batch and single."""
+"""One round of speculation for a whole batch, on CPU and GPU alike; `plain.py` says the same for one row."""
 
 from typing import NamedTuple
 
