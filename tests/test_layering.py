@@ -77,6 +77,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 FACE = "__init__"
+RESEARCH = ROOT / "tools" / "research"
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
 READS_GRAPHS = "engines/torch/onnx_graph.py"
@@ -144,6 +145,11 @@ def test_a_folder_imports_only_those_below_it(file: Path):
         assert parts[0] not in FOLDERS, f"{module}: across folders import relatively"
         if parts[0] == "trt_spec" and len(parts) > 1:
             assert parts[1] == folder or parts[1] in MAY_IMPORT[folder], f"{folder} may not import {module}"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if RESEARCH not in file.parents], ids=name)
+def test_the_product_imports_nothing_of_the_laboratory_which_no_wheel_has(file: Path):
+    assert not [module for module in imports(file) if module.startswith("trt_spec.tools.research")]
 
 
 @pytest.mark.parametrize("folder", ROOMS)

@@ -10,7 +10,8 @@ from trt_spec.engines import ENGINES
 from .tools.serving.clients.versions import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("engines", "runtime", "tests", "tools", "tools/docs", "tools/serving", "tools/serving/deploy")
+TOOLS = ("tools", "tools/docs", "tools/research", "tools/serving", "tools/serving/deploy")
+FOLDERS = ("engines", "runtime", "tests", *TOOLS)
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))]
 ROW = re.compile(r"^\| `([\w-]+)` \| (.*) \| ((?:cpu|cuda)[\w, ]*) \|$", re.MULTILINE)
 
@@ -22,7 +23,7 @@ def test_every_test_link_and_module_that_is_named_exists(file: Path):
     named += [file.parent / path for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)]
     for module in re.findall(r"trt_spec\.tools\.([a-z_.]+[a-z])", text):
         named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
-    for module in re.findall(r"`((?:measuring|making)\.\w+) ", text):
+    for module in re.findall(r"`((?:measuring|making|research)\.\w+) ", text):
         named.append(ROOT / "tools" / f"{module.replace('.', '/')}.py")
     assert [str(path) for path in named if not path.exists()] == []
 

@@ -13,6 +13,21 @@ from .bundles import Pair
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("export", "runtime", "engines", "tools")
+RESEARCH = Path("tools/research")  # stays in a clone
+IMPORT_ALL = """
+import os, sys
+from importlib import import_module
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+for module in sys.argv[1:]:
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:  # of a library that is not installed here
+        if (error.name or "").startswith("trt_spec"):
+            raise
+print(Path(sys.modules["trt_spec"].__file__).parents[1])
+"""
 NOT_NEEDED = ("transformers", "onnx", "onnxscript", "safetensors", "tensorrt", "tensorrt_rtx")
 
 pytestmark = [pytest.mark.wheel, pytest.mark.long, pytest.mark.xdist_group("wheel")]  # one worker builds it, once
@@ -45,16 +60,27 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    modules = {f"trt_spec/{file.relative_to(ROOT)}" for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")}
+    files = [file.relative_to(ROOT) for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    modules = {f"trt_spec/{file}" for file in files if RESEARCH not in file.parents}
     assert modules - set(names) == set()
+    assert not [one for one in names if one.startswith(f"trt_spec/{RESEARCH}")]
     heads = [f"pycode-14m-{kind}" for kind in ("eagle3", "medusa", "blockwise", "pass")]
     for checkpoint in ("pycode-14m", "pycode-1m", "pycode-hybrid-1m", *heads, "telegram-750k", "telegram-400k"):
         assert f"trt_spec/tools/demo_pair/{checkpoint}/model.safetensors" in names
-    for other in ("prompts/chat.jsonl", "paper.json", "gpu_figures.json"):
+    for other in ("prompts/chat.jsonl", "gpu_figures.json"):
         assert f"trt_spec/tools/measuring/{other}" in names
     assert "trt_spec/py.typed" in names
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"trt_spec"}
+
+
+def test_every_module_that_is_installed_imports_what_is_installed(wheel: Path, tmp_path: Path) -> None:
+    """With all libraries, and nothing of ours but the wheel."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    modules = [
+        ".".join(file.relative_to(tmp_path).with_suffix("").parts) for file in (tmp_path / "trt_spec").rglob("*.py")
+    ]
+    assert run(sys.executable, "-c", IMPORT_ALL, *modules, PYTHONPATH=str(tmp_path)).strip() == str(tmp_path)
 
 
 def test_commands_and_runtime_import_in_a_clean_environment(clean: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_environment_alone_is_enough_and_names_the_file(run, tmp_path, monke
     monkeypatch.setenv("TRT_SPEC_ALPHA", "0.6")
     assert alpha(run(*PLAN)) == 0.6
     monkeypatch.setenv("TRT_SPEC_ALPHA", "")
-    assert_refused(run(*PLAN), "one of the arguments --alpha --paper is required")
+    assert_refused(run(*PLAN), "the following arguments are required: --alpha")
     (tmp_path / "settings.yaml").write_text("alpha: 0.5")
     monkeypatch.setenv("TRT_SPEC_CONFIG", str(tmp_path / "settings.yaml"))
     assert alpha(run(*PLAN)) == 0.5

@@ -102,7 +102,8 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
     refuse_unfit(decoder, prompts, each)
     if arguments.compare and decoder.bundle.encoders:
         raise RequestError(
-            f"--compare {arguments.compare} runs models without an encoder; measuring.hearing compares a Whisper"
+            f"--compare {arguments.compare} runs models without an encoder; in a clone, research.hearing compares a "
+            "Whisper"
         )
     drafter = arguments.drafter or usual_drafter(decoder.bundle, decoder.drafters)
     settings = _settings(decoder, drafter, params, arguments)

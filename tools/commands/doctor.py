@@ -33,7 +33,7 @@ PURPOSES = {
     "report": "draw charts and pages of them (bench --report and --plot, plan --plot)",
     "grammar": "confine outputs to JSON schemas and other grammars (generate --json-schema)",
     "compare": "measure OpenVINO GenAI in turn with this (bench --compare openvino)",
-    "docs": "build the site of the documentation (tools.docs.site)",
+    "docs": "build the site of the documentation (tools.research.site, in a clone)",
     "test": "run the project's tests",
 }
 

@@ -1,8 +1,7 @@
 """Calculate how much faster speculation would decode, from the acceptance of proposals and the costs of a round.
 
 The unit of all costs is one target step, which scores one token. trt-spec doctor measures acceptance and cost of two
-checkpoints before anything is exported, trt-spec bench those of a bundle. --paper prints the tables of the paper that
-this arithmetic comes from, as calculated and as measured here.
+checkpoints before anything is exported, trt-spec bench those of a bundle.
 """
 
 import argparse
@@ -15,8 +14,6 @@ from typing import Any
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
 from ..console import table, table_of
 from ..flags.sampling import add_number
-from ..measuring.paper_report import paper_report
-from ..measuring.paper_tables import paper
 from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
 from ..measuring.tree_theory import Comb, GrownTree, combs, grown_tree
 from ..pages.charts import planned_speed_up, require_drawable, save
@@ -33,12 +30,12 @@ NODES = 8  # most proposals of a comb or tree, if the user says nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--alpha", type=float, metavar="A", help="share of examined proposals that are accepted, 0 to 1")
-    asked.add_argument(
-        "--paper",
-        action="store_true",
-        help="print the tables of Leviathan et al.: calculated, theirs, and measured here; reads no flag but --json",
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        required=True,
+        metavar="A",
+        help="share of examined proposals that are accepted, 0 to 1",
     )
     add_number(parser, "--cost", 0.0, "cost of a draft step, in target steps", float, letter="C")
     add_number(
@@ -76,10 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.paper:
-        tables = paper()
-        print(json.dumps(tables) if arguments.json else paper_report(tables))
-        return 0
     if arguments.plot:
         require_drawable(arguments.plot)
     operations = arguments.cost if arguments.operations is None else arguments.operations

@@ -1,9 +1,13 @@
-"""Matrices and layers of a Llama in a larger shape that computes the same; the dimensions that are added stay zero."""
+"""A Llama in a larger shape that computes the same: the dimensions that are added stay zero."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...engines.errors import RequestError
@@ -134,3 +138,40 @@ class Growth:
 def parts_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the weights whose names begin so, by the rest of their names."""
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def grow(source: Path, out: Path, new: LlamaSize, dtype: torch.dtype = torch.float32) -> int:
+    """Write `source` grown to `new` into `out` and return its number of parameters."""
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        kind = config.get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise RequestError(
+            f"{source / 'config.json'} is not a configuration ({error}); name the folder of a checkpoint"
+        ) from error
+    if kind != "llama":
+        raise RequestError(f"{source} is a {kind!r} checkpoint, only llama can be grown")
+    old = LlamaSize.of(config)
+    growth, weights = Growth(old, new, config["head_dim"]), load_file(source / "model.safetensors")
+    grown: dict[str, Tensor] = {}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in weights:
+            grown[name] = torch.zeros(weights[name].shape[0], new.hidden)
+            grown[name][:, : old.hidden] = weights[name]
+    grown["model.norm.weight"] = growth.norm(weights["model.norm.weight"])
+    for layer in range(new.layers):
+        prefix = f"model.layers.{layer}."
+        own = growth.layer(parts_of(weights, prefix) if layer < old.layers else None)
+        grown |= {f"{prefix}{part}": weight for part, weight in own.items()}
+    config |= new.fields | {
+        "rms_norm_eps": config["rms_norm_eps"] * old.hidden / new.hidden,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    grown = {name: weight.to(dtype) for name, weight in grown.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(grown, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        if (source / name).exists():
+            shutil.copyfile(source / name, out / name)
+    return sum(weight.numel() for weight in grown.values())

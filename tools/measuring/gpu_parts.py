@@ -20,8 +20,7 @@ from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
 from ..commands.bench import bench
 from ..console import say
-from ..making.grow_pair import grow
-from ..making.growing import LlamaSize
+from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth

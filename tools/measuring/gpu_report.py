@@ -3,7 +3,7 @@
     python -m trt_spec.tools.measuring.gpu_report --work DIR [--minutes 4] [--device cuda] [--shapes 1B 3B] [--json OUT]
 
 The most telling parts come first. A row is printed when it is known, a part that would not fit is left out and named.
-Speed is measured on pairs grown from the demo pair (see grow_pair), so texts and acceptance are real: tokens per second
+Speed is measured on pairs grown from the demo pair (growing.py), so texts and acceptance are real: tokens per second
 by K or tree, batch, temperature and mode (eager, captured, compiled), and those of transformers. Each shape is grown
 and exported once, into DIR. The output ends with a table beside the figures of another GPU, which are kept in this
 repository, and on the last line with one JSON object.

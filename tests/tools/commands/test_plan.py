@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from trt_spec.tools.measuring.paper_tables import paper
 from trt_spec.tools.measuring.tree_theory import best_tree, tokens_of_tree
 
 from ...kit.check_values import CHECK_VALUES
@@ -111,12 +110,5 @@ def test_a_tree_is_as_deep_as_pays(run):
     assert int(dear["tree"].split("/")[0]) < int(free["tree"].split("/")[0])
 
 
-def test_the_papers_tables_are_printed_and_given_as_json(run):
-    said = run("plan", "--paper")
-    assert said.code == 0
-    rows = [line.split() for line in said.out.splitlines()]
-    assert ["0.8", "5", "3.69", "3.69", "1.63", "1.63"] in rows
-    assert ["EnDe", "T5-small", "0", "7", "0.75", "0.02", "3.16", "3.2", "3.4", "9", "3.20"] in rows
-    assert json.loads(run("plan", "--paper", "--json").out) == paper()
-    assert_refused(run("plan", "--paper", "--alpha", ".5"), "argument --alpha: not allowed with argument --paper")
-    assert_refused(run("plan"), "one of the arguments --alpha --paper is required")
+def test_without_an_acceptance_there_is_nothing_to_plan(run):
+    assert_refused(run("plan"), "the following arguments are required: --alpha")

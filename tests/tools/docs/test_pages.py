@@ -25,12 +25,12 @@ THEIRS = {  # flags of other programs that the pages name
 }
 PROGRAMS = (
     "making.distil_draft",
-    "making.grow_pair",
-    "making.train_draft",
+    "research.grow_pair",
+    "research.train_draft",
     "making.train_head",
-    "making.train_pair",
-    "measuring.auto_report",
-    "measuring.figures",
+    "research.train_pair",
+    "research.auto_report",
+    "research.figures",
     "measuring.gpu_report",
     "measuring.load",
 )

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.measuring.auto_report import (
+from trt_spec.tools.research.auto_report import (
     CROWD,
     LENGTHS,
     SETS,
@@ -19,7 +19,9 @@ from trt_spec.tools.measuring.auto_report import (
     without_trees,
 )
 
-from ...kit.costs import BESIDE, known_costs, table
+from ..kit.costs import BESIDE, known_costs, table
+
+pytestmark = pytest.mark.research
 
 
 def test_a_ratio_has_its_geometric_mean_and_an_interval_around_it():
@@ -61,7 +63,6 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(llama, capsys, bundle,
     assert line.startswith(f"auto_report: error: {said}")
 
 
-@pytest.mark.exhaustive
 def test_every_set_and_the_mixture_have_a_row(llama, capsys, tmp_path):
     with known_costs():
         arguments = ["--bundle", str(llama.bundle), "--repeats", "1", "--new-tokens", "20"]

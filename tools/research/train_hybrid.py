@@ -1,6 +1,6 @@
 """Train the shipped hybrid: a small Qwen3.5, of three gated delta nets and a layer that attends.
 
-    python -m trt_spec.tools.making.train_hybrid --out DIR [--steps 1400] [--device cuda]
+    python -m trt_spec.tools.research.train_hybrid --out DIR [--steps 1400] [--device cuda]
 
 It learns to say what the demo's target says, by KL(target ‖ hybrid), has its tokenizer, and begins with the embedding
 of the demo's draft. The text is the Python source that `train_draft` learns from, one file in twenty held out. Four
@@ -27,12 +27,12 @@ from ...export.checkpoint import load_model, open_checkpoint
 from ...export.quiet import quiet_libraries
 from ..console import say
 from ..flags.sampling import add_number
+from ..making.growing import LlamaSize
+from ..making.kept_bundles import DEMO_DRAFTS, TARGET
+from ..making.training import Windows, acceptance, distillation_loss, held_out_loss, refuse_below, refuse_device, train
 from ..program import program
-from .growing import LlamaSize
-from .kept_bundles import DEMO_DRAFTS, TARGET
 from .train_draft import own_files
 from .train_pair import save, stream
-from .training import Windows, acceptance, distillation_loss, held_out_loss, refuse_below, refuse_device, train
 
 SIZE = LlamaSize(hidden=128, layers=4, heads=2, kv_heads=1, mlp=384)
 ATTENDS = 2  # the layer that does

@@ -1,7 +1,7 @@
 """The tables and figures of the paper that speculative decoding comes from: what can be calculated, beside its numbers.
 
 Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192.
-Its γ is K here. What is measured here stands beside it: `measuring.paper` writes the file that it comes from.
+Its γ is K here. What is measured here stands beside it: `research.paper` writes the file that it comes from.
 """
 
 import json
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .theory import best_draft_length, operations_growth, speed_up, tokens_per_round
+from ..measuring.theory import best_draft_length, operations_growth, speed_up, tokens_per_round
 
-OURS = Path(__file__).parent / "paper.json"  # what measuring.paper has measured
+OURS = Path(__file__).parent / "paper.json"  # what research.paper has measured
 TRADE = (  # table 1: α, K, growth of operations, speed; with c = ĉ = 0
     (0.6, 2, 1.53, 1.96),
     (0.7, 3, 1.58, 2.53),

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...engines.errors import RequestError
 from ...export.kinds import open_any
 from ...export.kinds.look_aheads import WEIGHT
-from .growing import Growth, LlamaSize, parts_of
+from ..making.growing import Growth, LlamaSize, parts_of
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 LAYER = re.compile(r"(midlayer\.|layers\.(\d+)\.).*")

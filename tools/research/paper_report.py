@@ -1,10 +1,17 @@
-"""The tables of the paper in words, for a terminal."""
+"""Print the tables of Leviathan et al.: calculated, theirs, and measured here.
 
+python -m trt_spec.tools.research.paper_report [--json]
+"""
+
+import argparse
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..console import table_of
-from .paper_tables import FREE, LENIENCES, LENIENT_COST
+from ..program import program
+from .paper_tables import FREE, LENIENCES, LENIENT_COST, paper
 
 RUN = {
     "task": ("task", ""),
@@ -109,3 +116,19 @@ def _curves(points: Sequence[Mapping[str, Any]], form: str) -> str:
     """Make a table of a figure: α on the left, a curve in each column."""
     columns = {"α": ("alpha", "")} | {name: (name, form) for name in points[0] if name != "alpha"}
     return table_of(points, columns, left=0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    tables = paper()
+    print(json.dumps(tables) if arguments.json else paper_report(tables))
+    return 0
+
+
+main = program("paper_report", __doc__, add_arguments, run)
+
+if __name__ == "__main__":
+    sys.exit(main())

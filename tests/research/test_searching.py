@@ -1,8 +1,11 @@
 """The comparison of beam searches runs, and all that take part find the same texts."""
 
-from trt_spec.tools.measuring.searching import main
+import pytest
+from trt_spec.tools.research.searching import main
 
-from ...bundles import Pair
+from ..bundles import Pair
+
+pytestmark = pytest.mark.research
 
 
 def test_all_searches_take_turns_and_find_the_same(llama: Pair, capsys) -> None:

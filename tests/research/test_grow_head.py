@@ -10,13 +10,15 @@ from trt_spec.export.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_head, open_look_aheads
 from trt_spec.export.oracle import hidden_states
 from trt_spec.export.quality import Sample
-from trt_spec.tools.making import grow_pair
-from trt_spec.tools.making.grow_head import grow_head
 from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
+from trt_spec.tools.research import grow_pair
+from trt_spec.tools.research.grow_head import grow_head
 
-from ...heads import dflash_head, eagle3_head, look_aheads, parallel_heads
-from ...models import tiny_llama
+from ..heads import dflash_head, eagle3_head, look_aheads, parallel_heads
+from ..models import tiny_llama
+
+pytestmark = pytest.mark.research
 
 LOGITS = 1e-4  # the sums of the larger shape are rounded in another order, no more
 SHAPE = LlamaSize(hidden=80, layers=6, heads=8, kv_heads=4, mlp=160)
@@ -91,7 +93,6 @@ def test_layers_that_nobody_names_stay_those_of_the_small_target(tmp_path: Path)
     assert opened.fields["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "blockwise"])
 def test_the_shipped_heads_grow_with_the_demo_target(kind: str, tmp_path: Path) -> None:
     old, new = LlamaSize(384, 8, 6, 2, 1024), LlamaSize(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)

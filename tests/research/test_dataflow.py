@@ -4,11 +4,14 @@ from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trt_spec.tools.pages import dataflow
+import pytest
 from trt_spec.tools.pages.charts import COLOURS
 from trt_spec.tools.pages.page import DARK
+from trt_spec.tools.research import dataflow
 
-ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.research
+
+ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 WIDEST = {"title": 10.5, "code": 8.0, "small": 8.0}  # pixels a character takes on average in the widest usual font
 
@@ -25,8 +28,8 @@ def spans() -> list[tuple[float, float, int, str]]:
 
 
 def test_the_picture_in_the_readme_is_what_the_script_draws():
-    committed = ROOT / "tools" / "pages" / "dataflow.svg"
-    assert committed.read_text(encoding="utf-8") == dataflow.draw(), "run python -m trt_spec.tools.pages.dataflow"
+    committed = ROOT / "tools" / "research" / "dataflow.svg"
+    assert committed.read_text(encoding="utf-8") == dataflow.draw(), "run python -m trt_spec.tools.research.dataflow"
     assert f"]({committed.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

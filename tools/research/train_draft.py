@@ -1,6 +1,6 @@
 """Train a draft with tokens of its own from nothing: a tokenizer and a small Llama, for any target.
 
-    python -m trt_spec.tools.making.train_draft --out DIR [--vocab 1024] [--minutes 25] [--device cuda]
+    python -m trt_spec.tools.research.train_draft --out DIR [--vocab 1024] [--minutes 25] [--device cuda]
 
 The text is the Python source that `train_pair` learns from, without the installed packages. Byte-level BPE of --vocab
 tokens; a Llama of 128 × 2, windows of 256 tokens in batches of 16, AdamW at 2e-3 with a cosine to nothing.
@@ -22,10 +22,10 @@ import torch
 from ...engines import RequestError
 from ...export.aside import built_aside
 from ..flags.sampling import add_number
+from ..making.growing import LlamaSize
+from ..making.training import Windows, held_out_loss, new_llama, next_token_loss, refuse_below, refuse_device, train
 from ..program import program
-from .growing import LlamaSize
 from .train_pair import DRAFT, save, source_files, stream, texts, train_tokenizer
-from .training import Windows, held_out_loss, new_llama, next_token_loss, refuse_below, refuse_device, train
 
 
 def train_draft(

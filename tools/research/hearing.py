@@ -2,7 +2,7 @@
 
 All take turns on the same window of sound, in one process, so that a slow moment slows all of them.
 
-    python -m trt_spec.tools.measuring.hearing BUNDLE FILE.wav --target-checkpoint T --draft-checkpoint D
+    python -m trt_spec.tools.research.hearing BUNDLE FILE.wav --target-checkpoint T --draft-checkpoint D
 """
 
 import argparse

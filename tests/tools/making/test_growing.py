@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import RequestError
-from trt_spec.tools.making.grow_pair import grow
-from trt_spec.tools.making.growing import LlamaSize, place_heads
+from trt_spec.tools.making.growing import LlamaSize, grow, place_heads
 
 from ...models import tiny_gpt2, tiny_llama
 

@@ -2,7 +2,7 @@
 
 All take turns on the same prompts, in one process, so that a slow moment slows all of them. All find the same texts.
 
-    python -m trt_spec.tools.measuring.searching BUNDLE --checkpoint TARGET --num-beams 4 --draft-lengths 0,2,4
+    python -m trt_spec.tools.research.searching BUNDLE --checkpoint TARGET --num-beams 4 --draft-lengths 0,2,4
 """
 
 import argparse
@@ -14,9 +14,9 @@ from typing import Any
 from ...runtime import Decoder, Output, SamplingParams
 from ..console import table
 from ..flags.sampling import add_number, positive
+from ..measuring.shipped_prompts import PYTHON_PROMPTS
 from ..program import program
 from .hearing import Run, measured
-from .shipped_prompts import PYTHON_PROMPTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Build the documentation as a site, of the pages in all folders and the docstrings of what users import.
 
-It runs in a clone, and needs mkdocs-material and mkdocstrings. A link that leads nowhere fails the build.
+It needs mkdocs-material and mkdocstrings. A link that leads nowhere fails the build.
 """
 
 import argparse
@@ -36,8 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
     for module, package in (("material", "mkdocs-material"), ("mkdocstrings_handlers", "mkdocstrings")):
         if find_spec(module) is None:
             raise EngineError(f"the site needs {package}, which is not installed; {install_command('docs')}")
-    if not (ROOT / "README.md").exists():
-        raise EngineError("the site is built of the pages of a clone, and this is an installed package; clone it")
     with TemporaryDirectory() as folder:
         gather(Path(folder))
         command = build_command(sys.executable, Path(folder), arguments.out.resolve())
@@ -64,7 +62,7 @@ def gather(folder: Path) -> None:
     (folder / ".package").symlink_to(ROOT / ".package")
 
 
-main = program("trt_spec.tools.docs.site", __doc__, add_arguments, run)
+main = program("trt_spec.tools.research.site", __doc__, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,9 +9,9 @@ import pytest
 import torch
 from trt_spec.runtime import Decoder
 from trt_spec.tools.making.kept_bundles import TELEGRAMS
-from trt_spec.tools.making.telegrams import is_held_out, library_sentences
-from trt_spec.tools.measuring import paper
-from trt_spec.tools.measuring.paper import (
+from trt_spec.tools.measuring.theory import lenient_acceptance
+from trt_spec.tools.research import paper
+from trt_spec.tools.research.paper import (
     Said,
     deepened,
     lenient_overlap,
@@ -19,10 +19,12 @@ from trt_spec.tools.measuring.paper import (
     rounded,
     telegram_alphas,
 )
-from trt_spec.tools.measuring.paper_tables import OURS
-from trt_spec.tools.measuring.theory import lenient_acceptance
+from trt_spec.tools.research.paper_tables import OURS
+from trt_spec.tools.research.telegrams import is_held_out, library_sentences
 
-from ...bundles import Pair
+from ..bundles import Pair
+
+pytestmark = pytest.mark.research
 
 LAWS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.5, 0.25]])  # after each token
 
@@ -72,8 +74,6 @@ def test_a_deepened_decoder_says_the_same(tmp_path: Path):
     assert json.loads((tmp_path / "deep/config.json").read_text())["num_decoder_layers"] == 5
 
 
-@pytest.mark.exhaustive
-@pytest.mark.long
 def test_all_is_measured_in_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -87,7 +87,6 @@ def test_all_is_measured_in_one_run(
     assert all(one["measured"] > 0 for one in found["runs"])
 
 
-@pytest.mark.exhaustive
 def test_what_is_recorded_of_the_shipped_models_is_what_is_measured(telegrams: Pair) -> None:
     """Docstrings differ a little from one version of Python to the next."""
     sentences = library_sentences()

@@ -5,7 +5,7 @@ side by side. With --batch N they decode a crowd of prompts, N at a time: each t
 outputs are between half and one and a half times as long as --new-tokens, and the time to read prompts counts.
 Intervals are of 95 %, over prompts and repeats. Run trt-spec tune first.
 
-    python -m trt_spec.tools.measuring.auto_report --bundle B [--batch N] [--drafter D] [--repeats N] [--json OUT]
+    python -m trt_spec.tools.research.auto_report --bundle B [--batch N] [--drafter D] [--repeats N] [--json OUT]
 """
 
 import argparse
@@ -30,9 +30,9 @@ from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import add_number, batch_size
+from ..measuring.shipped_prompts import WRITTEN, bench_prompts
 from ..program import program
 from ..whole_file import outputs
-from .shipped_prompts import WRITTEN, bench_prompts
 
 SETS = (*WRITTEN, "random")
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)

@@ -3,7 +3,7 @@
 The target is the demo target grown to 79 million parameters (see grow_pair), so texts and acceptance are real while the
 cost is that of a larger model. Settings take turns; transformers runs in its own process.
 
-    python -m trt_spec.tools.measuring.figures --work DIR [--json OUT]
+    python -m trt_spec.tools.research.figures --work DIR [--json OUT]
 """
 
 import argparse
@@ -23,13 +23,12 @@ from ...runtime import Decoder, SamplingParams
 from ..commands.bench import bench
 from ..console import progress, say
 from ..flags.sampling import add_number
-from ..making.grow_pair import grow
-from ..making.growing import LlamaSize
+from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
+from ..measuring.against_transformers import PLAIN
+from ..measuring.time_rounds import Measured, measure
 from ..program import program
 from ..whole_file import outputs
-from .against_transformers import PLAIN
-from .time_rounds import Measured, measure
 
 GROWN = LlamaSize(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)
 CAPACITIES = (512, 8192)

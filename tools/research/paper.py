@@ -1,13 +1,13 @@
 """Measure with the shipped models what the paper of speculative decoding measures: α of many drafts, and speed.
 
-    python -m trt_spec.tools.measuring.paper --work DIR [--json OUT] [--processor-time]
+    python -m trt_spec.tools.research.paper --work DIR [--json OUT] [--processor-time]
 
 As there α is the mean of Σ min(p, q) on tokens that the target itself says, at temperature 0 between laws that are all
 on one token. Unigrams and bigrams are counted on the standard library: its sources for pycode, its docstrings for the
 telegrams. Speeds are those of the shipped T5 behind telegrams that it has not learned from, its decoder deepened by
 layers that add nothing: the texts and α are its own, the cost that of a larger model. Settings take turns.
 
-`trt-spec plan --paper` shows what this wrote last, beside the paper's tables.
+`paper_report` shows what this wrote last, beside the paper's tables.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from ..console import say
 from ..example_sources import PromptedDecoder
 from ..flags.sampling import add_number
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET, TELEGRAM_DRAFT, TELEGRAMS, demo_bundle, telegram_bundle
-from ..making.telegrams import is_held_out, library_sentences, telegram
-from ..making.train_pair import source_files, texts
+from ..measuring.clock import processor_time
+from ..measuring.shipped_prompts import bench_prompts
+from ..measuring.theory import speed_up
 from ..program import program
 from ..whole_file import outputs
-from .clock import processor_time
 from .paper_tables import LENIENCES
-from .shipped_prompts import bench_prompts
-from .theory import speed_up
+from .telegrams import is_held_out, library_sentences, telegram
+from .train_pair import source_files, texts
 
 LAYERS = 36  # of the deepened decoder
 LENGTHS = (3, 5, 7)

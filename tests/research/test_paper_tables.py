@@ -1,11 +1,15 @@
 """What is calculated of the paper's tables is what the paper prints, and its own tables agree with one another."""
 
-import pytest
-from trt_spec.tools.measuring.paper_report import paper_report
-from trt_spec.tools.measuring.paper_tables import ALPHAS, COSTS, LENIENT, LONGEST, RUNS, paper
-from trt_spec.tools.measuring.theory import speed_up
+import json
 
-from ...kit.check_values import CHECK_VALUES
+import pytest
+from trt_spec.tools.measuring.theory import speed_up
+from trt_spec.tools.research.paper_report import main, paper_report
+from trt_spec.tools.research.paper_tables import ALPHAS, COSTS, LENIENT, LONGEST, RUNS, paper
+
+from ..kit.check_values import CHECK_VALUES
+
+pytestmark = pytest.mark.research
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +82,12 @@ def test_what_was_measured_here_stands_beside_it_and_follows_from_what_was_measu
     for one in (*found["table_3"], *ours["table_3"]):
         assert f"{one['target']}" in said
     assert f"{ours['tables_2_and_4'][0]['measured']:.2f}" in said
+
+
+def test_the_tables_are_printed_and_given_as_json(capsys):
+    assert main([]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0.8", "5", "3.69", "3.69", "1.63", "1.63"] in rows
+    assert ["EnDe", "T5-small", "0", "7", "0.75", "0.02", "3.16", "3.2", "3.4", "9", "3.20"] in rows
+    assert main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == paper()

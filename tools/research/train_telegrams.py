@@ -1,8 +1,8 @@
 """Train the encoder–decoder pair from nothing: two T5 that write out telegrams.
 
-    python -m trt_spec.tools.making.train_telegrams --out DIR [--draft-steps 5000] [--steps 3000] [--device cuda]
+    python -m trt_spec.tools.research.train_telegrams --out DIR [--draft-steps 5000] [--steps 3000] [--device cuda]
 
-`making/telegrams.py` says what a telegram is and where the sentences come from; one in twenty is held out. Byte-level
+`telegrams.py` says what a telegram is and where the sentences come from; one in twenty is held out. Byte-level
 BPE of 2,048 tokens, 96 wide; the draft has a layer of encoder and one of decoder (0.38M parameters), the target three
 of each (0.75M). Batches of 16 sentences, AdamW at 4e-3 and 1.5e-3 with a cosine to nothing. What takes long is to learn
 that most can be copied. So the target begins as the draft with further layers, which add nothing yet, and learns on
@@ -32,12 +32,12 @@ from ...export.quality import overlap
 from ...export.quiet import quiet_libraries
 from ..console import say
 from ..flags.sampling import add_number
+from ..making.heads.settings import digest
+from ..making.heads.state import Progress, restore_progress, restore_weights, save_state
+from ..making.training import Loss, refuse_below, refuse_device, train
 from ..program import program
-from .heads.settings import digest
-from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .telegrams import all_sentences, is_held_out, telegram
 from .train_pair import train_tokenizer
-from .training import Loss, refuse_below, refuse_device, train
 
 PADDING, END = "<pad>", "</s>"  # ids 0, with which a text begins, and 1
 POOL = 8  # batches that are drawn together, so that each can be of sentences about as long

@@ -1,14 +1,14 @@
 """Draws how data flows, from checkpoints through a bundle to text, as an SVG for light and dark pages.
 
-python -m trt_spec.tools.pages.dataflow
+python -m trt_spec.tools.research.dataflow
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from .charts import COLOURS
-from .page import DARK
+from ..pages.charts import COLOURS
+from ..pages.page import DARK
 
 FILE = Path(__file__).with_suffix(".svg")
 WIDTH, HEIGHT = 760, 520

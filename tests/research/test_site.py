@@ -5,12 +5,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trt_spec.tools.docs.site import build_command, gather
 from trt_spec.tools.extras import requirements
+from trt_spec.tools.research.site import build_command, gather
 
-from ..serving.clients.installed import environment
+from ..tools.serving.clients.installed import environment
 
-pytestmark = [pytest.mark.wheel, pytest.mark.long]
+pytestmark = pytest.mark.research
 
 PINNED = ("mkdocs-material==9.8.2", "mkdocstrings[python]==1.0.8")
 

@@ -1,6 +1,6 @@
 """Train the demo pair from nothing: a tokenizer, a Llama target, and a draft towards the target's probabilities.
 
-    python -m trt_spec.tools.making.train_pair --out DIR [--steps 6000] [--draft-steps 6000] [--device cuda]
+    python -m trt_spec.tools.research.train_pair --out DIR [--steps 6000] [--draft-steps 6000] [--device cuda]
 
 The text is Python source: the standard library of the running interpreter and the packages installed beside it, in the
 order of their paths. Every twentieth file of the standard library is held out. Byte-level BPE of 4,096 tokens; target
@@ -25,9 +25,8 @@ from torch import Tensor
 from ...export.aside import built_aside
 from ..console import say
 from ..flags.sampling import add_number
-from ..program import program
-from .growing import LlamaSize
-from .training import (
+from ..making.growing import LlamaSize
+from ..making.training import (
     Windows,
     acceptance,
     distillation_loss,
@@ -38,6 +37,7 @@ from .training import (
     refuse_device,
     train,
 )
+from ..program import program
 
 TARGET = LlamaSize(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
 DRAFT = LlamaSize(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)

@@ -7,10 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from trt_spec.engines import RequestError
-from trt_spec.tools.making import telegrams
-from trt_spec.tools.making import train_telegrams as tool
-from trt_spec.tools.making.telegrams import SMALL, is_held_out, library_sentences, telegram
-from trt_spec.tools.making.train_telegrams import Size, Telegrams, deeper, new_t5, telegram_tokenizer, train_telegrams
+from trt_spec.tools.research import telegrams
+from trt_spec.tools.research import train_telegrams as tool
+from trt_spec.tools.research.telegrams import SMALL, is_held_out, library_sentences, telegram
+from trt_spec.tools.research.train_telegrams import Size, Telegrams, deeper, new_t5, telegram_tokenizer, train_telegrams
+
+pytestmark = pytest.mark.research
 
 NAMES = ("name", "value", "list", "file", "node", "length", "index", "key", "path", "line")
 SENTENCES = [f"{verb} the {one} of the {other}." for verb in ("Return", "Set") for one in NAMES for other in NAMES]

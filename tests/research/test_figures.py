@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 import pytest
 from trt_spec.tools.making.growing import LlamaSize
-from trt_spec.tools.measuring import figures
+from trt_spec.tools.research import figures
+
+pytestmark = pytest.mark.research
 
 
-@pytest.mark.exhaustive
-@pytest.mark.long
 def test_each_figure_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--work", str(tmp_path / "work"), "--repeats", "1", "--json", str(tmp_path / "out.json")]
     with (
