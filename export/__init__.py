@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .pipeline import export_bundle
-    from .report import ExportReport, ModelReport
+    from .writing.report import ExportReport, ModelReport
 
 __all__ = ["ExportReport", "ModelReport", "export_bundle"]
 

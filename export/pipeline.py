@@ -15,22 +15,22 @@ from torch import Tensor
 
 from ..engines import Bundle, Contract, EngineError, ExportError, Masks, ModelEntry, PairError
 from ..engines.bundle import DRAFT, DRAFTS, FOREIGN, FUSED, GRAPH, HEAD, TARGET, TOKENIZER, WEIGHTS, write_tables
-from .agreement import agreed_length, difference, reads_alone, refuse_unequal
-from .aside import built_aside
-from .bigram import bigram_overlap
-from .check import Reference, check_graph, make_reference, worse
-from .checkpoint import Checkpoint, find_config, kept_matrices, load_model, open_checkpoint
+from .checking.bigram import bigram_overlap
+from .checking.check import Reference, check_graph, make_reference, worse
+from .checking.oracle import behind_first, branch_features
+from .checking.quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
+from .checkpoints.agreement import agreed_length, difference, reads_alone, refuse_unequal
+from .checkpoints.checkpoint import Checkpoint, find_config, kept_matrices, load_model, open_checkpoint
+from .checkpoints.vocabulary import Vocabulary, read_vocabulary
 from .foreign import translate
-from .graph import WIDE, build_graph, write_fused, write_graph
 from .kinds import HeadCheckpoint, LoadedHead, LookAheads, open_head, open_look_aheads, with_features
-from .oracle import behind_first, branch_features
 from .passes.quantise import AUTO, Quantisation, nothing_known
-from .quality import LOGITS, LONGEST, Sample, checkpoint_logits, overlap
-from .quiet import quiet_libraries
-from .report import ExportReport, ModelReport
 from .sources.examples import example_sources
-from .sources.export_encoders import export_encoders, refuse_unlike_sources
-from .vocabulary import Vocabulary, read_vocabulary
+from .writing.aside import built_aside
+from .writing.encoders import export_encoders, refuse_unlike_sources
+from .writing.graph import WIDE, build_graph, write_fused, write_graph
+from .writing.quiet import quiet_libraries
+from .writing.report import ExportReport, ModelReport
 
 MADE_BY = ("trt-spec", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 SAMPLE = Path(__file__).with_name("sample.txt")

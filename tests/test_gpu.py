@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from trt_spec.engines import Bundle, open_engine
 from trt_spec.export import export_bundle
-from trt_spec.export.quality import engine_logits
+from trt_spec.export.checking.quality import engine_logits
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.round.round import run_round

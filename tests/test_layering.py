@@ -36,6 +36,23 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "torch": {"engine", "bundle", "contract", "onnx_types", "errors"},
         "table": {"engine", "contract", "errors"},
     },
+    # Seven floors: the pipeline; writing, kinds and foreign; checkpoints; special and sources; families and checking;
+    # tracing and quantised; passes.
+    "export": {
+        "passes": set(),
+        "quantised": {"passes"},
+        "plans": {"passes"},
+        "tracing": {"passes"},
+        "families": {"tracing"},
+        "checking": {"tracing", "passes"},
+        "special": {"families", "tracing"},
+        "sources": {"families", "checking", "tracing"},
+        "checkpoints": {"special", "sources", "families", "quantised"},
+        "kinds": {"checkpoints", "checking", "families", "quantised", "tracing"},
+        "foreign": {"checkpoints", "checking"},
+        "writing": {"checkpoints", "special", "sources", "tracing", "passes"},
+        "pipeline": {"writing", "kinds", "foreign", "checkpoints", "sources", "checking", "passes"},
+    },
     # Seven floors: the decoder, scheduling, round and lengths, drafters and requests, acceptance, state, the rest.
     "runtime": {
         "grammars": set(),

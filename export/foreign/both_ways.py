@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..quality import overlap
+from ..checking.quality import overlap
 from .common import NEVER, CommonTokens
 
 PLACES = 24  # of the text, spread over it

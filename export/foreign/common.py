@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...engines.bundle import OwnTokens
-from ..vocabulary import Vocabulary
+from ..checkpoints.vocabulary import Vocabulary
 from .spelling import spelling
 
 NEVER = -1e30  # logit of a token that is never said

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ...engines import ModelEntry, open_engines
 from ...engines.bundle import GRAPH, TOKENIZER, write_tables
-from ..check import in_float32
-from ..quality import engine_logits
-from ..vocabulary import Vocabulary
+from ..checking.check import in_float32
+from ..checking.quality import engine_logits
+from ..checkpoints.vocabulary import Vocabulary
 from .both_ways import COMMON, TEXT, WAYS, compare, in_words
 from .common import common_tokens
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ...engines import ExportError
-from ..checkpoint import find_config, require_weights
+from ..checkpoints.checkpoint import find_config, require_weights
 from .dflash_files import DFlashKind
 from .dspark_files import DSparkKind
 from .eagle3_files import Eagle3Kind, PEagleKind

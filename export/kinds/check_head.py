@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...engines import Contract, Engine, blank_cache, make_step, open_engine
-from ..check import Errors, in_float32
-from ..oracle import computing_in_float32
+from ..checking.check import Errors, in_float32
+from ..checking.oracle import computing_in_float32
 
 READ = 24  # tokens that are committed before it proposes
 WINDOW = 4  # of those, read again first

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3 import modeling_qwen3
 
-from ..cache import Places, ScatterCache, by_layer
-from ..tracing import only_rows, seen_by
+from ..tracing.cache import Places, ScatterCache, by_layer
+from ..tracing.modules import only_rows, seen_by
 from .slots import SlotHead, behind_the_first
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ...engines import Contract, ExportError, Masks, blank_cache, make_step, open_engine
-from ..check import Errors, in_float32
-from ..hidden_states import Features
-from ..oracle import computing_in_float32, hidden_states
-from ..quality import Sample
-from ..repeating import depth_of
+from ..checking.check import Errors, in_float32
+from ..checking.oracle import computing_in_float32, hidden_states
+from ..checking.quality import Sample
+from ..tracing.hidden_states import Features
+from ..tracing.repeating import depth_of
 from .dflash import Block, DFlash
 from .heads import HeadCheckpoint, LoadedHead, filled
 from .layers import LAYER_FIELDS, MEANINGLESS, layer_config, refuse_unknown

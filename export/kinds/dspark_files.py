@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...engines import Contract, ExportError
-from ..quality import Sample
+from ..checking.quality import Sample
 from .dflash import DFlash
 from .dflash_files import OWN_FIELDS, DFlashKind
 from .dspark import DSpark

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...engines import Contract, ExportError, Masks
-from ..hidden_states import LAST, Features
-from ..oracle import computing_in_float32
-from ..quality import Sample
-from ..repeating import depth_of
+from ..checking.oracle import computing_in_float32
+from ..checking.quality import Sample
+from ..tracing.hidden_states import LAST, Features
+from ..tracing.repeating import depth_of
 from .check_head import check_head
 from .eagle3 import Eagle3, Parts, Wiring
 from .heads import HeadCheckpoint, LoadedHead, filled

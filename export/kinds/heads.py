@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ...engines import FEATURES, Contract, ExportError, Masks, State
 from ...engines.errors import first_line
-from ..checkpoint import require_weights
-from ..hidden_states import Features
-from ..quality import Sample
-from ..reading import read_object
+from ..checking.quality import Sample
+from ..checkpoints.checkpoint import require_weights
+from ..checkpoints.reading import read_object
+from ..tracing.hidden_states import Features
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -10,7 +10,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from ...engines import ExportError
 from ...engines.errors import one_line
-from ..families import refuse_moving_positions
+from ..families.shape import refuse_moving_positions
 
 
 @dataclass(frozen=True)

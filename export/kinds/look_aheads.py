@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ...engines import MAX_DRAFT_LENGTH, Contract, ExportError
-from ..checkpoint import find_config, require_weights
-from ..oracle import branch_logits
-from ..quality import Sample
+from ..checking.oracle import branch_logits
+from ..checking.quality import Sample
+from ..checkpoints.checkpoint import find_config, require_weights
 from .heads import HeadFiles, shapes_of
 
 PASS = "pass"  # how `model_type` and their drafter call them

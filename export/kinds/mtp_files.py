@@ -18,11 +18,11 @@ from transformers.modeling_layers import MtpModel
 
 from ...engines import Contract, ExportError
 from ...engines.errors import first_line, one_line
-from ..hidden_states import LAST, Features, Last
-from ..quality import Sample
+from ..checking.quality import Sample
+from ..families.text_models import OTHERS
 from ..quantised import Dequantised, how_quantised
-from ..special.swapping import swapped
-from ..text_models import OTHERS
+from ..tracing.hidden_states import LAST, Features, Last
+from ..tracing.swapping import swapped
 from .check_head import check_head
 from .heads import HeadCheckpoint, LoadedHead, filled, shapes_of, weight_files
 from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, LayerClasses, layer_config, refuse_unknown

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..tracing import only_rows
+from ..tracing.modules import only_rows
 
 
 class ResidualBlocks(nn.Module):

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...engines import CALL, Contract, ExportError, State, blank_cache, make_step, open_engine
-from ..check import Errors, in_float32
-from ..hidden_states import LAST, Features, Last
-from ..oracle import computing_in_float32, hidden_states
-from ..quality import Sample
+from ..checking.check import Errors, in_float32
+from ..checking.oracle import computing_in_float32, hidden_states
+from ..checking.quality import Sample
+from ..tracing.hidden_states import LAST, Features, Last
 from .heads import HeadCheckpoint, LoadedHead, filled
 from .parallel import FeedForward, ParallelHeads, ResidualBlocks
 

@@ -14,12 +14,12 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from ...engines import CALL, Contract, ExportError, Masks, State
-from ..checkpoint import UNKNOWN
-from ..families import shape_of
-from ..hidden_states import Features
-from ..oracle import computing_in_float32, hidden_states
-from ..quality import Sample
-from ..tracing import TracedHead
+from ..checking.oracle import computing_in_float32, hidden_states
+from ..checking.quality import Sample
+from ..checkpoints.checkpoint import UNKNOWN
+from ..families.shape import shape_of
+from ..tracing.hidden_states import Features
+from ..tracing.modules import TracedHead
 from .heads import LoadedHead
 
 WINDOW = 256  # tokens of the sample that are read together

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..oracle import computing_in_float32
-from ..repeating import layer_list
+from ..checking.oracle import computing_in_float32
+from ..tracing.repeating import layer_list
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...engines import EncoderContract, Engine, open_engine, output_name
-from ..check import Errors, in_float32
+from ..checking.check import Errors, in_float32
 from .behind_source import BehindSource
 
 Made = list[dict[str, list[Tensor]]]  # of each source, what each model makes of it

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
 from ...engines import SOURCE, Contract, EncoderContract
-from ..cache import Places
-from ..families import SourceShape
+from ..families.shape import SourceShape
+from ..tracing.cache import Places
 from .behind_source import BehindSource
 from .traced import biases_of, placed, seen_of
 

@@ -6,7 +6,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from ..families import SourceShape
+from ..families.shape import SourceShape
 
 LENGTHS = (23, 1, 40, 12)  # of those that are tokens: one for each row of the check
 SEED = 0

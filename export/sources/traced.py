@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import EncoderDecoderCache
 
 from ...engines import SOURCES
-from ..cache import Places, ScatterCache
-from ..special.swapping import Factor, swapped
-from ..tracing import TracedModel, positions_of_entries
+from ..tracing.cache import Places, ScatterCache
+from ..tracing.modules import TracedModel, positions_of_entries
+from ..tracing.swapping import Factor, swapped
 from .behind_source import BehindSource
 
 FACTORS = ("embed_scale", "model_dim")  # of embeddings, and by T5 of what its vocabulary is asked about

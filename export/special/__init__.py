@@ -9,13 +9,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from ..tracing.modules import as_nodes
 from . import gates, latents, moving_rotary
 
 
 @contextmanager
 def ready_to_trace(model: Any) -> Iterator[None]:
-    """Prepare the model as its family's file says, if there is one, until the block ends."""
+    """Let the model's attention be one ONNX node, and prepare it as its family's file says, until the block ends."""
     with ExitStack() as stack:
+        stack.enter_context(as_nodes(model))
         if (family := _file_of(model)) is not None:
             stack.enter_context(family.ready(model))
         if getattr(model.config, "kv_lora_rank", None):

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..cache import Places
-from ..tracing import IMPLEMENTATION, attention, positions_of_entries
-from .swapping import swapped
+from ..tracing.cache import Places
+from ..tracing.modules import IMPLEMENTATION, attention, positions_of_entries
+from ..tracing.swapping import swapped
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 from transformers.models.bloom import modeling_bloom as modeling
 
+from ..tracing.swapping import swapped
 from .attending import alibi, asked, with_attention
 from .gates import gate
-from .swapping import swapped
 
 
 def attend(

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.models.doge.modeling_doge import DogeAttention
 
-from .swapping import swapped
+from ..tracing.swapping import swapped
 
 
 @contextmanager

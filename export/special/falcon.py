@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers.models.falcon import modeling_falcon as modeling
 
-from ..families import kv_heads_of
+from ..families.shape import kv_heads_of
+from ..tracing.swapping import swapped
 from .attending import asked, positions_of, with_attention
-from .swapping import swapped
 
 
 def attend(

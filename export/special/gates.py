@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
-from .swapping import swapped
+from ..tracing.swapping import swapped
 
 
 def gate(_: Any, x: Tensor) -> Tensor:

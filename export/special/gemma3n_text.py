@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.models.gemma3n import modeling_gemma3n
 
+from ..tracing.swapping import Factor, swapped
 from . import gemma4_text
-from .swapping import Factor, swapped
 
 
 @contextmanager

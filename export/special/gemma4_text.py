@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .swapping import swapped
+from ..tracing.swapping import swapped
 
 
 def norm(self: Any, hidden: Tensor) -> Tensor:

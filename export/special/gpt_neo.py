@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.masking_utils import sliding_window_causal_mask_function
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
-from ..tracing import seen_by
+from ..tracing.modules import seen_by
 from .attending import asked, with_attention
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from transformers.models.gpt_neox_japanese.modeling_gpt_neox_japanese import GPTNeoXJapaneseAttention
 
-from ..tracing import attention
+from ..tracing.modules import attention
 from .attending import with_attention
 
 

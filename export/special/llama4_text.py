@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.models.llama4 import modeling_llama4
 
-from ..cache import OPSET
-from .swapping import swapped
+from ..tracing.cache import OPSET
+from ..tracing.swapping import swapped
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .swapping import Factor
+from ..tracing.swapping import Factor
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.models.minimax import modeling_minimax as modeling
 
-from ..recurrent import RecurrentCache
-from .swapping import swapped
+from ..tracing.recurrent import RecurrentCache
+from ..tracing.swapping import swapped
 
 
 def answered(layer: Any, hidden_states: Tensor, *, cache: RecurrentCache, **_: Any) -> tuple[Tensor, None]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .swapping import swapped
+from ..tracing.swapping import swapped
 
 MOVING = ("dynamic", "longrope")
 

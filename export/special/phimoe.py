@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
-from .swapping import swapped
+from ..tracing.swapping import swapped
 
 
 @contextmanager

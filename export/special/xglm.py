@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from transformers.models.xglm.modeling_xglm import XGLMAttention, XGLMSinusoidalPositionalEmbedding
 
+from ..tracing.swapping import Factor, swapped
 from .attending import asked, with_attention
-from .swapping import Factor, swapped
 
 
 def attend(self: Any, hidden: Tensor, attention_mask: Tensor, cache: Any, **_: Any) -> tuple[Tensor, None]:

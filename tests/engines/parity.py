@@ -10,8 +10,8 @@ from torch import Tensor
 from trt_spec.engines import SOURCE, SOURCES, TAILS, WINDOW, Bundle, Engine, Recurrence, blank_cache, open_engine
 from trt_spec.engines.openvino import OpenVinoEngine, sizes
 from trt_spec.engines.torch import engine as torch_engine
-from trt_spec.export.check import HALF, run_call
-from trt_spec.export.scenarios import ROWS, TAIL, TREE, Script, write_script
+from trt_spec.export.checking.check import HALF, run_call
+from trt_spec.export.checking.scenarios import ROWS, TAIL, TREE, Script, write_script
 
 TOLERANCE = 1e-4
 """In standard deviations of the logits, or as it is where they deviate by less than 1. The tiny families' deviate by 2;

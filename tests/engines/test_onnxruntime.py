@@ -16,7 +16,7 @@ from torch import Tensor
 from trt_spec.engines import Bundle, Engine, EngineError, blank_cache, blank_step, make_step, open_engine, usable_cores
 from trt_spec.engines.onnxruntime import GPU, Threads, nodes_elsewhere, open_session, share_threads
 from trt_spec.export import export_bundle, pipeline
-from trt_spec.export.graph import write_fused
+from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder
 
 from ..bundles import Pair, export_pair, without_fused

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trt_spec.engines import Bundle, Contract, Engine, EngineError, blank_cache, blank_step, open_engine
 from trt_spec.engines.torch import ops
+from trt_spec.export.checking.scenarios import write_script
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.scenarios import write_script
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import Pair, export_pair

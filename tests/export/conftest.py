@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle, Contract
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.check import Reference, make_reference
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.quality import Sample, checkpoint_logits
+from trt_spec.export.checking.check import Reference, make_reference
+from trt_spec.export.checking.quality import Sample, checkpoint_logits
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 
 from ..bundles import Pair, export_pair
 from ..families import tiny_checkpoint

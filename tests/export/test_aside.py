@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.aside import built_aside
+from trt_spec.export.writing.aside import built_aside
 
 from ..faults import running
 from ..models import tiny_llama

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from trt_spec.engines import ExportError
-from trt_spec.export.check import Reference, check_graph
-from trt_spec.export.scenarios import TAIL, Call
+from trt_spec.export.checking.check import Reference, check_graph
+from trt_spec.export.checking.scenarios import TAIL, Call
 
 from ..mask_faults import (
     mask_as_if_every_call_were_the_first,

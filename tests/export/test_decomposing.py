@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from trt_spec.export.decomposing import decomposed_in_place
-from trt_spec.export.graph import OPSET
+from trt_spec.export.tracing.decomposing import decomposed_in_place
+from trt_spec.export.writing.graph import OPSET
 
 
 class Composed(nn.Module):

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.engines import ExportError, Masks
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import HEADS, LoadedHead, open_head
 from trt_spec.export.kinds.dflash import DFlash
-from trt_spec.export.oracle import hidden_states
-from trt_spec.export.quality import Sample
-from trt_spec.export.quiet import quiet_libraries
+from trt_spec.export.writing.graph import build_graph, write_graph
+from trt_spec.export.writing.quiet import quiet_libraries
 
 from ..heads import dflash_head
 from ..models import tiny_llama

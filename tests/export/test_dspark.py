@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from trt_spec.engines import Bundle, BundleError, ExportError, Masks
 from trt_spec.engines.bundle import TABLES
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import HEADS, LoadedHead, open_head
 from trt_spec.export.kinds.dspark import DSpark
-from trt_spec.export.oracle import hidden_states
-from trt_spec.export.quality import Sample
-from trt_spec.export.quiet import quiet_libraries
+from trt_spec.export.writing.graph import build_graph, write_graph
+from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.runtime import Decoder
 
 from ..heads import dflash_head

@@ -17,8 +17,8 @@ from transformers.models.auto.modeling_auto import (
 from trt_spec.engines import ROW, EngineError, ExportError
 from trt_spec.engines.bundle import FUSED
 from trt_spec.export import export_bundle
-from trt_spec.export.family_table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
-from trt_spec.export.text_models import READS_MORE
+from trt_spec.export.families.table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
+from trt_spec.export.families.text_models import READS_MORE
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.cli import main
 

@@ -9,12 +9,12 @@ import pytest
 from tokenizers import Tokenizer, processors
 from trt_spec.engines import Bundle, BundleError, ExportError, PairError
 from trt_spec.engines.bundle import FOREIGN, TABLES
-from trt_spec.export.agreement import refuse_unequal
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checkpoints.agreement import refuse_unequal
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from trt_spec.export.foreign import common_tokens
 from trt_spec.export.foreign.spelling import spelling
 from trt_spec.export.pipeline import export_bundle
-from trt_spec.export.vocabulary import Vocabulary, read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import export_pair, resave

@@ -10,10 +10,10 @@ from tokenizers import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.passes.blocks_in import blocks_in
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..kit.gguf_model import TEMPLATE, write_gguf
@@ -126,6 +126,6 @@ def test_what_is_none_or_cannot_be_read_is_refused_by_name(tmp_path: Path, monke
     cut.write_bytes(write_gguf(tmp_path / "tiny.gguf").read_bytes()[:2000])
     with pytest.raises(ExportError, match=r"cut\.gguf of checkpoint .* is refused by transformers"):
         open_checkpoint(cut)
-    monkeypatch.setattr("trt_spec.export.checkpoint.find_spec", lambda name: None)
+    monkeypatch.setattr("trt_spec.export.checkpoints.checkpoint.find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"needs gguf and accelerate to be read; pip install 'trt-spec\[export\]'"):
         open_checkpoint(tmp_path / "tiny.gguf")

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 import torch
 from trt_spec.engines import blank_cache, blank_step, open_engine
-from trt_spec.export.check import check_graph
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import SMALLEST_EXTERNAL
+from trt_spec.export.checking.check import check_graph
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.writing.graph import SMALLEST_EXTERNAL
 
 FAMILIES = ("llama", "gpt2", "gemma2")
 ROUNDING = 5e-5  # float32 through two layers, on logits with a standard deviation of about 2

@@ -13,21 +13,21 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 from trt_spec.engines import Bundle, ExportError, PairError
 from trt_spec.export import export_bundle
-from trt_spec.export.bigram import bigram_overlap
-from trt_spec.export.checkpoint import UNKNOWN, load_model, open_checkpoint
-from trt_spec.export.graph import build_graph, write_graph
-from trt_spec.export.hidden_states import LAST, Features
+from trt_spec.export.checking.bigram import bigram_overlap
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import UNKNOWN, load_model, open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.kinds import LoadedHead, eagle3_files, open_head
 from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
 from trt_spec.export.kinds.eagle3_files import in_words, wired
 from trt_spec.export.kinds.slots import measured
-from trt_spec.export.oracle import hidden_states
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
-from trt_spec.export.quality import Sample
-from trt_spec.export.quiet import quiet_libraries
-from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.export.tracing.hidden_states import LAST, Features
+from trt_spec.export.writing.graph import build_graph, write_graph
+from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.measuring.pair_fit import examine_pair
 

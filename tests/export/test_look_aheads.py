@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.engines import Bundle, ExportError, blank_cache, make_step, open_engine
 from trt_spec.export import pipeline
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.kinds import look_aheads as look_aheads_kind
 from trt_spec.export.kinds import open_look_aheads
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.pipeline import export_bundle
-from trt_spec.export.quality import Sample
-from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
 from ..heads import look_aheads, parallel_heads

@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..models import tiny_gpt2, tiny_llama

@@ -11,9 +11,9 @@ import sentencepiece
 import torch
 from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
 from trt_spec.engines import ExportError
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.pipeline import SAMPLE
-from trt_spec.export.vocabulary import read_vocabulary
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import export_pair

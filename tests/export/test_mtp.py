@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import LoadedHead, open_head, open_look_aheads
 from trt_spec.export.kinds.check_head import check_head
 from trt_spec.export.kinds.mtp_files import NORMED, PLAIN
 from trt_spec.export.kinds.slots import measured
-from trt_spec.export.oracle import hidden_states
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.quality import Sample
-from trt_spec.export.quiet import quiet_libraries
+from trt_spec.export.writing.graph import build_graph, write_graph
+from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..families import tiny_checkpoint

@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.engines import ExportError
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import build_graph, write_graph
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.kinds import HEADS, open_head
 from trt_spec.export.kinds.heads import LoadedHead
 from trt_spec.export.kinds.parallel import ParallelHeads
-from trt_spec.export.oracle import hidden_states
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
-from trt_spec.export.quality import Sample
-from trt_spec.export.quiet import quiet_libraries
-from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.export.writing.graph import build_graph, write_graph
+from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
 from ..heads import parallel_heads

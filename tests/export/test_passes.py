@@ -12,8 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from trt_spec.engines import Contract, blank_cache, blank_step, open_engine
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import trace
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.passes.blocks import Blocks
 from trt_spec.export.passes.fuse_norms import fuse_norms
 from trt_spec.export.passes.fuse_rotary import fuse_rotary
@@ -24,7 +23,8 @@ from trt_spec.export.passes.share_table import share_table
 from trt_spec.export.passes.simplify import simplify
 from trt_spec.export.passes.spell_fp4 import spell_fp4
 from trt_spec.export.passes.widen import widen
-from trt_spec.export.quiet import quiet_libraries
+from trt_spec.export.writing.graph import trace
+from trt_spec.export.writing.quiet import quiet_libraries
 
 from ..kit.traces import traced_once
 from ..models import YARN, tiny_llama

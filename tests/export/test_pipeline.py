@@ -19,12 +19,12 @@ import torch
 from tokenizers import Tokenizer
 from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.agreement import refuse_unequal
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.graph import write_fused
+from trt_spec.export.checkpoints.agreement import refuse_unequal
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE
-from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands.export_models import shown
 
@@ -288,7 +288,10 @@ def test_the_defaults_of_sampling_come_from_the_generation_config(tmp_path: Path
         assert read_vocabulary(open_checkpoint(path)).entry().sampling == expected
 
 
-HUB = "from trt_spec.export.checkpoint import open_checkpoint as o; c = o('org/tiny@{}'); print(c.path.name, c.label)"
+HUB = (
+    "from trt_spec.export.checkpoints.checkpoint import open_checkpoint as o;"
+    "c = o('org/tiny@{}'); print(c.path.name, c.label)"
+)
 
 
 def test_a_model_of_the_hub_is_read_as_it_is_at_a_revision(tmp_path: Path) -> None:
@@ -359,7 +362,7 @@ def test_a_tokenizer_of_sentencepiece_alone_is_converted(tmp_path: Path, monkeyp
     for said in ("the first of them", "a line, and another."):
         assert found.tokenizer.encode(said, add_special_tokens=False).ids == own.encode(said)
     assert (found.bos_token_id, found.eos_token_ids[0]) == (1, 2)
-    monkeypatch.setattr("trt_spec.export.vocabulary.find_spec", lambda name: None)
+    monkeypatch.setattr("trt_spec.export.checkpoints.vocabulary.find_spec", lambda name: None)
     (path / "tokenizer.model").write_bytes(b"damaged")
     with pytest.raises(ExportError, match=r"a file of sentencepiece, which is not installed"):
         read_vocabulary(open_checkpoint(path))

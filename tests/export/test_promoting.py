@@ -7,8 +7,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.fx import Interpreter
-from trt_spec.export.graph import OPSET
-from trt_spec.export.promoting import promoted_by_trace
+from trt_spec.export.tracing.promoting import promoted_by_trace
+from trt_spec.export.writing.graph import OPSET
 
 
 class Mixed(nn.Module):

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle, EngineError, ExportError, blank_cache, blank_step, open_engine
 from trt_spec.engines.onnxruntime import Threads, open_session
 from trt_spec.export import export_bundle
+from trt_spec.export.checking.quality import engine_logits, measure, overlap
 from trt_spec.export.passes.quantise import Quantisation, to_blocks
 from trt_spec.export.passes.stack_heads import unstack_heads
-from trt_spec.export.quality import engine_logits, measure, overlap
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..bundles import export_pair
@@ -351,7 +351,7 @@ def test_heads_that_were_stacked_are_unstacked_without_a_trace(
 
     tiny_checkpoint(kind, tmp_path / "checkpoint", **settings)
     stacked = exported("stacked")
-    monkeypatch.setattr("trt_spec.export.graph.stack_heads", lambda model: 0)
+    monkeypatch.setattr("trt_spec.export.writing.graph.stack_heads", lambda model: 0)
     apart = exported("apart")
     assert len(stacked.graph) > len(apart.graph)
     assert unstack_heads(stacked) == sum(node.op_type == "Attention" for node in apart.graph)

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle, ExportError, open_engine
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checking.quality import checkpoint_logits, engine_logits
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.passes.quantise import Quantisation
-from trt_spec.export.quality import checkpoint_logits, engine_logits
 from trt_spec.export.quantised import METHODS
 from trt_spec.runtime import Decoder, SamplingParams
 

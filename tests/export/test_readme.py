@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from trt_spec.export.family_table import BEHIND_SOURCES, WORKS
+from trt_spec.export.families.table import BEHIND_SOURCES, WORKS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORT = ROOT / "export"

@@ -9,12 +9,13 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.zamba2 import modeling_zamba2
-from trt_spec.export import export_bundle, recurrent
-from trt_spec.export.agreement import agreed_length
-from trt_spec.export.cache import Places
-from trt_spec.export.checkpoint import open_checkpoint
-from trt_spec.export.families import WEIGHTLESS
-from trt_spec.export.recurrent import Entries, RecurrentCache, layers_in
+from trt_spec.export import export_bundle
+from trt_spec.export.checkpoints.agreement import agreed_length
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
+from trt_spec.export.families.shape import WEIGHTLESS
+from trt_spec.export.tracing.cache import Places
+from trt_spec.export.tracing.modules import recurrent
+from trt_spec.export.tracing.recurrent import Entries, RecurrentCache, layers_in
 
 from ..families import tiny_checkpoint
 from ..kit.hybrids import some_prompts, tiny_hybrid

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from trt_spec.engines import ExportError, TrtSpecError
 from trt_spec.export import export_bundle
-from trt_spec.export.agreement import difference
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.export.checkpoints.agreement import difference
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 
 from ..families import tiny_checkpoint
 from ..models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer

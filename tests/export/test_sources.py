@@ -10,8 +10,8 @@ import pytest
 from onnx import numpy_helper
 from trt_spec.engines import Bundle, BundleError, EngineError, ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.family_table import BEHIND_SOURCES
-from trt_spec.export.sources import export_encoders
+from trt_spec.export.families.table import BEHIND_SOURCES
+from trt_spec.export.writing import encoders as export_encoders
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..engines.parity import assert_engine_agrees

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.hidden_states import LAST
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_head
-from trt_spec.export.oracle import hidden_states
-from trt_spec.export.quality import Sample
+from trt_spec.export.tracing.hidden_states import LAST
 
 from ..heads import dflash_head, eagle3_head, mtp_head
 from ..models import tiny_llama

@@ -6,8 +6,8 @@ import pytest
 import torch
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.checkpoint import load_model, open_checkpoint
-from trt_spec.export.text_models import READS_MORE
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.families.text_models import READS_MORE
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..whole_models import whole_of

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
-from trt_spec.export.cache import Places
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.special import attending
+from trt_spec.export.tracing.cache import Places
 
 from ..engines.parity import assert_engine_agrees
 from ..families import tiny_checkpoint

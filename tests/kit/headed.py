@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, DynamicCache
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head
-from trt_spec.export.oracle import hidden_states
-from trt_spec.export.quality import Sample
 
 from ..bundles import export_pair
 from .laws import VOCAB

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import onnx_ir as ir
 from trt_spec.engines import CALL, SOURCE, Contract, EncoderContract
-from trt_spec.export import graph as graphs
-from trt_spec.export.hidden_states import Features
+from trt_spec.export.tracing.hidden_states import Features
+from trt_spec.export.writing import graph as graphs
 
 TRACE = graphs.trace
 kept: dict[str, ir.Model] = {}

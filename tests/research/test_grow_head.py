@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from trt_spec.engines import RequestError
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checking.oracle import hidden_states
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_head, open_look_aheads
-from trt_spec.export.oracle import hidden_states
-from trt_spec.export.quality import Sample
 from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.research import grow_pair

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from trt_spec.export import export_bundle
-from trt_spec.export.agreement import refuse_unequal
-from trt_spec.export.checkpoint import open_checkpoint
-from trt_spec.export.vocabulary import read_vocabulary
+from trt_spec.export.checkpoints.agreement import refuse_unequal
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
+from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.research import train_draft as train_draft_tool

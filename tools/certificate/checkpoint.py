@@ -27,8 +27,8 @@ def load(subject: Subject, directory: Path) -> Any:
     """The model, in the bundle's dtype; another one than the bundle's target is refused."""
     if find_spec("transformers") is None:
         raise RequestError("--checkpoint needs transformers, which is not installed; pip install 'trt-spec[export]'")
-    from ...export.checkpoint import load_model, open_checkpoint
-    from ...export.quiet import quiet_libraries
+    from ...export.checkpoints.checkpoint import load_model, open_checkpoint
+    from ...export.writing.quiet import quiet_libraries
 
     with quiet_libraries():
         checkpoint = open_checkpoint(directory)
@@ -50,7 +50,7 @@ def load(subject: Subject, directory: Path) -> Any:
 
 
 def check(subject: Subject, directory: Path, probes: Probes, effort: Effort, progress: Progress) -> Iterator[Finding]:
-    from ...export.oracle import branch_logits, computing_in_float32
+    from ...export.checking.oracle import branch_logits, computing_in_float32
 
     progress("checkpoint: loading", 0, 3)
     model = load(subject, directory)

@@ -15,7 +15,7 @@ from ..program import EXPORT_ONLY, Parser, exit_code, version_of
 from ..text_files import read_text
 
 if TYPE_CHECKING:
-    from ...export.report import ExportReport, ModelReport
+    from ...export.writing.report import ExportReport, ModelReport
 
 PROGRAM = "export-models"
 
@@ -119,9 +119,9 @@ def _error(check: dict[str, Any]) -> str:
 
 def _refuse_absent(arguments: argparse.Namespace, out: Path) -> None:
     """Refuse paths and names before the libraries are loaded, which takes many seconds on a slow machine."""
-    from ...export.aside import refuse_foreign
-    from ...export.finding import require_found
-    from ...export.lora import require_adapter
+    from ...export.checkpoints.finding import require_found
+    from ...export.checkpoints.lora import require_adapter
+    from ...export.writing.aside import refuse_foreign
 
     for library in EXPORT_ONLY:
         if find_spec(library) is None:

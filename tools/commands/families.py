@@ -3,8 +3,8 @@
 import argparse
 import json
 
-from ...export.family_table import REFUSED, WORKS
-from ...export.text_models import READS_MORE
+from ...export.families.table import REFUSED, WORKS
+from ...export.families.text_models import READS_MORE
 from ..console import table
 
 

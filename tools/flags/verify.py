@@ -36,7 +36,7 @@ def refuse(arguments: argparse.Namespace) -> None:
     if arguments.checkpoint is None and "checkpoint" in (arguments.only or ()):
         raise RequestError("--only checkpoint needs --checkpoint DIR; name what the bundle was exported from")
     if arguments.checkpoint is not None:
-        from ...export.finding import require_found
+        from ...export.checkpoints.finding import require_found
 
         require_found(str(arguments.checkpoint))
     engine_name(arguments)

@@ -31,11 +31,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...engines import PairError, RequestError
-from ...export.agreement import refuse_unequal
-from ...export.aside import built_aside
-from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
-from ...export.quiet import quiet_libraries
-from ...export.vocabulary import read_vocabulary
+from ...export.checkpoints.agreement import refuse_unequal
+from ...export.checkpoints.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.checkpoints.vocabulary import read_vocabulary
+from ...export.writing.aside import built_aside
+from ...export.writing.quiet import quiet_libraries
 from ..console import progress
 from ..flags.sampling import add_number
 from ..program import program

@@ -90,7 +90,7 @@ def _kept(
 def refuse_unfound(target: str, drafts: Sequence[str], max_length: int | None, weights: str) -> None:
     """Refuse checkpoints that are not there before anything heavy is loaded, unless their bundle has been made."""
     if not _place(_name_of(target), [target, *drafts], max_length, weights).exists():
-        from ...export.finding import require_found
+        from ...export.checkpoints.finding import require_found
 
         for checkpoint in (target, *(one for one in drafts if not Path(one).exists())):  # a head may have other files
             require_found(checkpoint)

@@ -7,9 +7,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ...engines import EngineError, RequestError
-from ...export.checkpoint import open_checkpoint
-from ...export.quiet import quiet_libraries
-from ...export.vocabulary import read_vocabulary
+from ...export.checkpoints.checkpoint import open_checkpoint
+from ...export.checkpoints.vocabulary import read_vocabulary
+from ...export.writing.quiet import quiet_libraries
 from ..extras import install_command
 from ..text_files import read_prompts
 

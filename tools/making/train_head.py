@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from ...engines import RequestError
-from ...export.aside import built_aside, refuse_foreign
-from ...export.checkpoint import open_checkpoint
-from ...export.quiet import quiet_libraries
-from ...export.vocabulary import read_vocabulary
+from ...export.checkpoints.checkpoint import open_checkpoint
+from ...export.checkpoints.vocabulary import read_vocabulary
+from ...export.writing.aside import built_aside, refuse_foreign
+from ...export.writing.quiet import quiet_libraries
 from ..console import progress
 from ..flags.sampling import add_number, positive
 from ..program import program

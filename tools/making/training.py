@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...engines import RequestError
-from ...export.quality import overlap
+from ...export.checking.quality import overlap
 from ..console import progress
 from .growing import LlamaSize
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ...engines import Bundle, ModelEntry, PairError, RequestError
-from ...export.checkpoint import open_checkpoint, reading
-from ...export.finding import GGUF
-from ...export.quiet import quiet_libraries
+from ...export.checkpoints.checkpoint import open_checkpoint, reading
+from ...export.checkpoints.finding import GGUF
+from ...export.writing.quiet import quiet_libraries
 from ...runtime import SamplingParams
 from ...runtime.drafters import usual_drafter
 from ..flags.bench import CHECKPOINT_FLAGS

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...engines import Bundle, TrtSpecError, open_engine
+from ...export.checking.quality import checkpoint_logits, engine_logits
 from ...export.pipeline import export_bundle
-from ...export.quality import checkpoint_logits, engine_logits
 from ...runtime import Decoder, SamplingParams
 from ...runtime.state.asked import DraftLength
 from ..certificate.probe import Probe

@@ -20,14 +20,14 @@ from ...engines import (
     open_engines,
     refuse_weights,
 )
-from ...export.agreement import difference, reads_alone, refuse_unequal
-from ...export.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.checking.quality import LONGEST, checkpoint_logits, engine_logits, overlap
+from ...export.checkpoints.agreement import difference, reads_alone, refuse_unequal
+from ...export.checkpoints.checkpoint import Checkpoint, load_model, open_checkpoint
+from ...export.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from ...export.foreign import TEXT, WAYS, BothWays, CommonTokens, common_tokens, compare, in_words
 from ...export.kinds import open_any
 from ...export.pipeline import SAMPLE, Progress
-from ...export.quality import LONGEST, checkpoint_logits, engine_logits, overlap
-from ...export.quiet import quiet_libraries
-from ...export.vocabulary import Vocabulary, read_vocabulary
+from ...export.writing.quiet import quiet_libraries
 from ...runtime.translation.translation import Translation
 from .clock import run_ms
 from .sibling_acceptance import sibling_acceptance

@@ -27,9 +27,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...export.bigram import Bigram, shared
+from ...export.checking.bigram import Bigram, shared
+from ...export.checking.quality import overlap
 from ...export.pipeline import export_bundle
-from ...export.quality import overlap
 from ...runtime import Decoder, Output, SamplingParams
 from ..commands.bench import bench
 from ..console import say

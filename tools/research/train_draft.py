@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...engines import RequestError
-from ...export.aside import built_aside
+from ...export.writing.aside import built_aside
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize
 from ..making.training import Windows, held_out_loss, new_llama, next_token_loss, refuse_below, refuse_device, train

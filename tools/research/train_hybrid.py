@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from ...export.aside import built_aside
-from ...export.checkpoint import load_model, open_checkpoint
-from ...export.quiet import quiet_libraries
+from ...export.checkpoints.checkpoint import load_model, open_checkpoint
+from ...export.writing.aside import built_aside
+from ...export.writing.quiet import quiet_libraries
 from ..console import say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize

@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from ...export.aside import built_aside
+from ...export.writing.aside import built_aside
 from ..console import say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize

@@ -27,9 +27,9 @@ from tokenizers import Tokenizer, processors
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ...export.aside import built_aside, refuse_foreign
-from ...export.quality import overlap
-from ...export.quiet import quiet_libraries
+from ...export.checking.quality import overlap
+from ...export.writing.aside import built_aside, refuse_foreign
+from ...export.writing.quiet import quiet_libraries
 from ..console import say
 from ..flags.sampling import add_number
 from ..making.heads.settings import digest

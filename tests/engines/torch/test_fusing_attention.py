@@ -15,7 +15,7 @@ from trt_spec.engines.torch.conversion import fold
 from trt_spec.engines.torch.fusing import Rewriting
 from trt_spec.engines.torch.kernels import attention
 from trt_spec.engines.torch.onnx_graph import Node, read_graph
-from trt_spec.export.scenarios import TREE, Script
+from trt_spec.export.checking.scenarios import TREE, Script
 
 from ... import mask_faults
 from ...bundles import Pair

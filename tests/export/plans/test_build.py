@@ -25,14 +25,14 @@ from filelock import FileLock
 from trt_spec.engines import SLACK, TOKEN, Bundle, EngineError, ExportError, line
 from trt_spec.engines.tensorrt import PlanKey, read_plan
 from trt_spec.export import export_bundle
-from trt_spec.export.family_table import BEHIND_SOURCES, WORKS
+from trt_spec.export.checking.scenarios import RowCall, random_tree
+from trt_spec.export.families.table import BEHIND_SOURCES, WORKS
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.plans import build, compiler
 from trt_spec.export.plans.audit import audit
 from trt_spec.export.plans.build import build_plans
 from trt_spec.export.plans.compiler import Compiler, prepare
 from trt_spec.export.plans.roles import BuildOptions, Role, roles
-from trt_spec.export.scenarios import RowCall, random_tree
 from trt_spec.tools.cli import main
 
 from ... import bundles

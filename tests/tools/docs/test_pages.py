@@ -6,8 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from trt_spec.export.family_table import REFUSED, WORKS
-from trt_spec.export.text_models import READS_MORE
+from trt_spec.export.families.table import REFUSED, WORKS
+from trt_spec.export.families.text_models import READS_MORE
 from trt_spec.tools.cli import COMMANDS, described_by
 from trt_spec.tools.commands import export_models
 from trt_spec.tools.commands.families import _said

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from trt_spec.engines import ExportError
-from trt_spec.export.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_head
 from trt_spec.tools.making.convert_pickle import main
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache
 from trt_spec.engines import ExportError, RequestError
-from trt_spec.export.checkpoint import open_checkpoint
+from trt_spec.export.checking.quality import Sample
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head, open_look_aheads
-from trt_spec.export.quality import Sample
 from trt_spec.tools.interruption import Terminated
 from trt_spec.tools.making import train_head as tool
 from trt_spec.tools.making.heads import LESSONS

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trt_spec.export.quality import overlap
+from trt_spec.export.checking.quality import overlap
 from trt_spec.tools.measuring.sibling_acceptance import sibling_acceptance
 
 P, Q = [0.5, 0.2, 0.2, 0.1], [0.1, 0.4, 0.2, 0.3]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ....engines import RequestError
-from ....export.checkpoint import Checkpoint, load_model
-from ....export.oracle import states_read
+from ....export.checking.oracle import states_read
+from ....export.checkpoints.checkpoint import Checkpoint, load_model
 
 PROBE = 16  # tokens on which the law is compared with the model's own logits
 ATTENTIONS = ("sdpa", "eager")  # the first that gives them

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from ..engines import ExportError
-from ..engines.errors import first_line, one_line
-from . import special
-from .families import ModelShape, refuse_unsupported, shape_of
-from .family_table import BEHIND_SOURCES, REFUSED
+from ...engines import ExportError
+from ...engines.errors import first_line, one_line
+from ..families.shape import ModelShape, refuse_unsupported, shape_of
+from ..families.table import BEHIND_SOURCES, REFUSED
+from ..families.text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
+from ..quantised import Dequantised, Kept, how_quantised, rounds_activations
+from ..sources.behind_source import BehindSource
+from ..special import mend
 from .finding import GGUF, SMALL_FILES, download, gguf_file, read_config
 from .gguf_files import UNQUANTISED, forget, main_type, parsed_once
 from .lora import merged, require_adapter
-from .quantised import Dequantised, Kept, how_quantised, rounds_activations
 from .reading import read_object
-from .sources.behind_source import BehindSource
-from .text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
 
 OF_CACHES = (".k_scale", ".v_scale")  # what others read who keep keys and values in eight bits
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
@@ -227,7 +227,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
             raise ExportError(
                 f"tensor {name} of checkpoint {checkpoint.name} holds numbers that are not finite; take a sound one"
             )
-    special.mend(model)
+    mend(model)
     if checkpoint.lora is not None:
         model = merged(model, checkpoint.lora)
     if source is not None:

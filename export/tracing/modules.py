@@ -13,8 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-from ..engines import FEATURES
-from . import special
+from ...engines import FEATURES
 from .cache import OPSET, Places, ScatterCache, by_layer, written
 from .hidden_states import Features, all_features, hidden_states_of
 from .recurrent import Entries, RecurrentCache, computed_by
@@ -116,15 +115,14 @@ class TracedHead(nn.Module):
 
 
 @contextmanager
-def ready_to_trace(model: Any) -> Iterator[None]:
-    """Make attention one ONNX node, run experts without a loop, and do what the family needs, until the block ends."""
+def as_nodes(model: Any) -> Iterator[None]:
+    """Make attention one ONNX node and run experts without a loop, until the block ends."""
     config = model.config
     attention, experts = config._attn_implementation, config._experts_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     config._experts_implementation = IMPLEMENTATION
     try:
-        with special.ready_to_trace(model):
-            yield
+        yield
     finally:
         config._experts_implementation = experts
         model.set_attn_implementation(attention)

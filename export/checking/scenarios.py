@@ -6,7 +6,7 @@ Token ids are random: a graph that computes another function than its checkpoint
 from dataclasses import dataclass, field
 from random import Random
 
-from ..engines.contract import MAX_DRAFT_LENGTH
+from ...engines.contract import MAX_DRAFT_LENGTH
 
 TREE = "tree"  # a scenario that an engine of lines leaves out, as it does the next
 TAIL = "tail"  # of graphs that take one

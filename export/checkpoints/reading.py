@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..engines import ExportError
+from ...engines import ExportError
 
 
 def read_object(name: str, file: Path) -> dict[str, Any]:

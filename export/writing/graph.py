@@ -9,29 +9,30 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ..engines import CALL, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
-from ..engines.bundle import FUSED, GRAPH, WEIGHTS
-from .cache import OPSET
-from .decomposing import decomposed_in_place
-from .hidden_states import NO_FEATURES, Features
-from .marks import name_marked
-from .passes.fuse_norms import fuse_norms
-from .passes.fuse_rotary import fuse_rotary
-from .passes.group_queries import group_queries
-from .passes.merge_projections import merge_projections
-from .passes.orient_weights import orient_weights
-from .passes.quantise import Known, Quantisation, nothing_known, quantise
-from .passes.share_table import share_table
-from .passes.simplify import simplify
-from .passes.stack_heads import stack_heads
-from .passes.swallow_lines import swallow_lines
-from .promoting import promoted_by_trace
-from .recurrent import forget_lengths
-from .repeating import depth_of, repeat_layers
-from .sources.behind_source import BehindSource
-from .sources.traced import TracedBehindSource
-from .tracing import TracedModel, TracedRecurrent, ready_to_trace
-from .translations import translations_kept
+from ...engines import CALL, AnyContract, Contract, EncoderContract, ExportError, TensorSpec
+from ...engines.bundle import FUSED, GRAPH, WEIGHTS
+from ..passes.fuse_norms import fuse_norms
+from ..passes.fuse_rotary import fuse_rotary
+from ..passes.group_queries import group_queries
+from ..passes.merge_projections import merge_projections
+from ..passes.orient_weights import orient_weights
+from ..passes.quantise import Known, Quantisation, nothing_known, quantise
+from ..passes.share_table import share_table
+from ..passes.simplify import simplify
+from ..passes.stack_heads import stack_heads
+from ..passes.swallow_lines import swallow_lines
+from ..sources.behind_source import BehindSource
+from ..sources.traced import TracedBehindSource
+from ..special import ready_to_trace
+from ..tracing.cache import OPSET
+from ..tracing.decomposing import decomposed_in_place
+from ..tracing.hidden_states import NO_FEATURES, Features
+from ..tracing.marks import name_marked
+from ..tracing.modules import TracedModel, TracedRecurrent
+from ..tracing.promoting import promoted_by_trace
+from ..tracing.recurrent import forget_lengths
+from ..tracing.repeating import depth_of, repeat_layers
+from ..tracing.translations import translations_kept
 
 WIDE = Quantisation()
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself

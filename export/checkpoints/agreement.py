@@ -1,6 +1,6 @@
 """Check that target and drafts agree before any weight is read: on tokens, special ids, the longest sequence."""
 
-from ..engines import ExportError, PairError
+from ...engines import ExportError, PairError
 from .checkpoint import Checkpoint
 from .vocabulary import Vocabulary
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .hidden_states import LAST, Features, all_features
+from ..tracing.hidden_states import LAST, Features, all_features
 
 # Whose weights a module reads, or asks for their dtype; all feed-forward parts of T5 ask `wo`.
 ASKED = {"Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head", "Gemma3nTextDecoderLayer": "altup"}

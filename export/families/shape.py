@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines import (
+from ...engines import (
     RECURRENT,
     SOURCES,
     TAILS,
@@ -14,8 +14,8 @@ from ..engines import (
     keys_and_values,
     source_states,
 )
-from .family_table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
-from .recurrent import Layer, layers_in
+from ..tracing.recurrent import Layer, layers_in
+from .table import BEHIND_SOURCES, RECURRENT_FAMILIES, REFUSED, WORKS
 from .text_models import READS_MORE
 
 STATIC_ROTARY = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import MOST_READ, Engine, blank_cache, blank_step
+from ...engines import MOST_READ, Engine, blank_cache, blank_step
 from .oracle import computing_in_float32
 
 LONGEST = 256  # tokens of the text that are read at most,

@@ -8,14 +8,14 @@ from typing import Any
 
 from ...engines import Contract, EncoderEntry, ExportError
 from ...engines.bundle import ENCODER, GRAPH, TARGET, WEIGHTS
-from ..checkpoint import Checkpoint, load_model
-from ..graph import build_graph, write_graph
+from ..checkpoints.checkpoint import Checkpoint, load_model
 from ..passes.quantise import Quantisation
-from ..report import EncoderReport
-from .behind_source import BehindSource
-from .check_encoder import check_encoder, encoder_reference
-from .encoder import TracedEncoder, encoder_contract, shared_encoders
-from .examples import example_sources
+from ..sources.behind_source import BehindSource
+from ..sources.check_encoder import check_encoder, encoder_reference
+from ..sources.encoder import TracedEncoder, encoder_contract, shared_encoders
+from ..sources.examples import example_sources
+from .graph import build_graph, write_graph
+from .report import EncoderReport
 
 
 def export_encoders(

@@ -14,7 +14,7 @@ from tokenizers.models import Unigram
 
 from ...engines import ExportError
 from ...engines.errors import one_line
-from ..reading import read_object
+from .reading import read_object
 
 SOURCE = "source.spm"
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"

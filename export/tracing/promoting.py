@@ -6,7 +6,7 @@ from typing import Any
 from torch.fx import Node
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
-from .special.swapping import swapped
+from .swapping import swapped
 
 _run_anew = _TypePromotionInterpreter.run_node
 

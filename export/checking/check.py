@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ..engines import (
+from ...engines import (
     FEATURES,
     ROW,
     SOURCE,
@@ -28,10 +28,10 @@ from ..engines import (
     make_step,
     open_engine,
 )
-from .hidden_states import NO_FEATURES, Features
+from ..passes.spell_fp4 import spell_fp4
+from ..passes.widen import widen
+from ..tracing.hidden_states import NO_FEATURES, Features
 from .oracle import behind_first, branch_features, branch_logits, cached_rows, continued_logits
-from .passes.spell_fp4 import spell_fp4
-from .passes.widen import widen
 from .quality import Sample, engine_logits, measure
 from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engines import EncoderEntry, ModelEntry
+from ...engines import EncoderEntry, ModelEntry
 
 
 @dataclass(frozen=True)

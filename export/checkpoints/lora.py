@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..engines import ExportError
-from ..engines.errors import first_line
+from ...engines import ExportError
+from ...engines.errors import first_line
 from .reading import read_object
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

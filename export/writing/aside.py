@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ..engines import ExportError
-from ..engines.bundle import MANIFEST
-from ..engines.bundle.undisturbed import undisturbed
-from ..engines.bundle.whole_files import abandoned, claimed
+from ...engines import ExportError
+from ...engines.bundle import MANIFEST
+from ...engines.bundle.undisturbed import undisturbed
+from ...engines.bundle.whole_files import abandoned, claimed
 
 LOCK, PARTIAL, OLD = "lock", "partial", "old"
 

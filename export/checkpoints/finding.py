@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..engines import ExportError
-from ..engines.errors import first_line
+from ...engines import ExportError
+from ...engines.errors import first_line
 from .reading import read_object
 
 HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from ..engines import ROW, WINDOW, State
+from ...engines import ROW, WINDOW, State
+from ..passes.swallow_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
 from .cache import OPSET, Places, ScatterCache, written
 from .decays import Decays
 from .marks import marked
-from .passes.swallow_lines import ANSWER, DECAYS, KEYS, QUERY, RATES, VALUES
 from .repeating import layers_of
 
 DOUBLINGS = 8  # of the blocks in which the delta rule is solved: a path has at most 2 ** 8 tokens

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from .out_of_place import write_nothing_in_place
-from .special.swapping import swapped
+from .swapping import swapped
 
 Table = Mapping[Any, Callable[..., Any]]
 

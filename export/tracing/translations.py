@@ -5,7 +5,7 @@ from functools import cache
 
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from .special.swapping import swapped
+from .swapping import swapped
 
 _make = ONNXRegistry.from_torchlib
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..engines import ExportError, Speech, TokenizerEntry
-from ..engines.errors import one_line
+from ...engines import ExportError, Speech, TokenizerEntry
+from ...engines.errors import one_line
 from .checkpoint import Checkpoint, reading
+from .marian_tokenizer import END, SOURCE, marian_tokenizer
 from .reading import read_object
-from .sources.marian_tokenizer import END, SOURCE, marian_tokenizer
 
 MULTILINGUAL = 51_865  # tokens that every Whisper has which was trained on more than English
 SEARCHES = {  # settings, with which value they ask for nothing, and what is done else

@@ -1,0 +1,1 @@
+"""Reads checkpoints: their files, weights, adapters and tokenizers."""

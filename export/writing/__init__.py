@@ -1,0 +1,1 @@
+"""Writes graphs, encoders and the bundle around them."""
