@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers.models.kimi_linear import modeling_kimi_linear as modeling
 from trt_spec.export.checking.scenarios import line_of, paths_of, random_tree
+from trt_spec.export.tracing import recurrent
 from trt_spec.export.tracing.cache import Places
 from trt_spec.export.tracing.decays import PIECE
-from trt_spec.export.tracing.modules import recurrent
 from trt_spec.export.tracing.recurrent import Entries, RecurrentCache
 
 HEADS, KEY, VALUE = 2, PIECE + 8, 6  # more channels than weights are made of at once

@@ -13,8 +13,8 @@ from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.agreement import agreed_length
 from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.families.shape import WEIGHTLESS
+from trt_spec.export.tracing import recurrent
 from trt_spec.export.tracing.cache import Places
-from trt_spec.export.tracing.modules import recurrent
 from trt_spec.export.tracing.recurrent import Entries, RecurrentCache, layers_in
 
 from ..families import tiny_checkpoint

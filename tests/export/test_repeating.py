@@ -8,8 +8,8 @@ from unittest.mock import patch
 import onnx_ir as ir
 import pytest
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.tracing.modules import modules as tracing
-from trt_spec.export.tracing.modules import repeating
+from trt_spec.export.tracing import modules as tracing
+from trt_spec.export.tracing import repeating
 from trt_spec.export.writing import graph as graphs
 from trt_spec.export.writing.quiet import quiet_libraries
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
-from trt_spec.export.tracing.modules import translations
+from trt_spec.export.tracing import translations
 from trt_spec.export.tracing.translations import translations_kept
 from trt_spec.export.writing.graph import OPSET
 
