@@ -19,13 +19,11 @@ def draft_of(bundle: Bundle, drafter: str) -> str | None:
 def source_of_proposals(drafter: str, draft: str | None) -> str:
     """Name the source of proposals; `draft` is the answer of `draft_of`."""
     from ..runtime.drafters import DRAFTERS
-    from ..runtime.drafters.model import DraftModel
+    from ..runtime.drafters.drafter import Drafter
 
     if drafter == "none":
         return "no draft"
-    if drafter in DRAFTERS and issubclass(DRAFTERS[drafter], DraftModel):
-        return f"draft {draft}"
-    return f"lookup and draft {draft} in cascade" if drafter == "cascade" else f"proposals by {drafter}"
+    return DRAFTERS.get(drafter, Drafter).in_words.format(name=drafter, draft=draft)
 
 
 def length_of_drafts(draft_length: DraftLength) -> str:

@@ -24,6 +24,7 @@ DRAFTERS |= {one.name: one for one in (Lookup, Suffix, NGram, Random, Cascade)}
 DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medusa, Blockwise, Pard, Pass)}
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 assert tuple(DRAFTERS) == DRAFTER_NAMES
+[PREDICTING] = (name for name, kind in DRAFTERS.items() if kind.copies_predictions)
 
 
 def usual_drafter(bundle: Bundle, open_here: Collection[str] = tuple(DRAFTERS)) -> str:
@@ -49,6 +50,7 @@ def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, s
 
 __all__ = [
     "DRAFTERS",
+    "PREDICTING",
     "Copier",
     "Drafter",
     "ForeignDraft",

@@ -40,6 +40,8 @@ class Cascade(Copier):
     name = "cascade"
     needs_model = True
     may_come_short = True
+    beside_others = False
+    in_words = "lookup and draft {draft} in cascade"
 
     @classmethod
     def unavailable(cls, resources: Resources) -> str | None:

@@ -39,6 +39,11 @@ class Drafter:
     which_draft: ClassVar[int] = 0  # of the bundle's, if it needs one
     usual: ClassVar[bool] = True  # worth naming where a bundle cannot have it
     has_copies: ClassVar[bool] = False  # a row may have several lines of it, each with another copy
+    beside_others: ClassVar[bool] = True  # a row may have lines of other drafters as well
+    copies_predictions: ClassVar[bool] = False  # it proposes a predicted output; one drafter does
+    other_tokens: ClassVar[bool] = False  # its draft has another tokenizer than the target
+    always_unsure: ClassVar[bool] = False  # a rule that goes by entropy would never let it propose
+    in_words: ClassVar[str] = "proposals by {name}"  # and {draft}, the model that it runs
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says
     reads_outputs: ClassVar[bool] = False  # the host must read a round before it can propose the next
     in_mixed: ClassVar[bool] = False  # drafter mixed chooses among these

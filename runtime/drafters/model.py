@@ -24,6 +24,7 @@ class DraftModel(Sampler):
     name = "model"
     needs_model = True
     in_mixed = True
+    in_words = "draft {draft}"
 
     @property
     def treeless(self) -> str | None:

@@ -11,6 +11,7 @@ from .drafter import Sampler
 
 class Random(Sampler):
     name = "random"
+    always_unsure = True
 
     def logits(self, rows: Rows, frame: Frame) -> Callable[[int], Tensor]:
         alike = frame.draft_logits.new_zeros(frame.draft_logits.shape)

@@ -35,6 +35,7 @@ class Suffix(Copier):
     reads_outputs = True
     in_mixed = True
     has_copies = True
+    copies_predictions = True
     costs_as = "lookup"  # both copy
 
     def __init__(self, place: int, resources: Resources) -> None:

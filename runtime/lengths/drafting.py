@@ -191,9 +191,9 @@ class DraftingRules:
                     "again",
                     "drafter",
                 )
-        if "cascade" in names:
+        if alone := next((name for name in names if not DRAFTERS[name].beside_others), None):
             raise RequestError(
-                f"drafter {drafter} has a line of cascade, which goes with no other; leave it out", "drafter"
+                f"drafter {drafter} has a line of {alone}, which goes with no other; leave it out", "drafter"
             )
         if self.most is None:
             raise RequestError(f"this engine verifies one line of proposals only, not {drafter}; name one", "drafter")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle, BundleError, RequestError
 from ..acceptance.params import SamplingParams
-from ..drafters import usual_drafter
+from ..drafters import PREDICTING, usual_drafter
 from ..drafters.model import DraftModel
 from ..grammars.compiler import Compiler
 from ..lengths.drafting import DraftingRules
@@ -19,7 +19,6 @@ from ..sources.source import Source, read_source
 from ..state.asked import BESIDE, NONE, DraftLength
 
 Prompt = str | Sequence[int]
-PREDICTING = "suffix"  # the drafter that copies from a predicted output
 
 
 def read_tokenizer(bundle: Bundle) -> Tokenizer:

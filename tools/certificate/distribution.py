@@ -18,9 +18,8 @@ from itertools import cycle, islice
 
 from ...runtime import Decoder, EntropyRule, Output, SamplingParams, Speculation
 from ...runtime.acceptance.parameters import RULES
-from ...runtime.drafters import DRAFTERS
+from ...runtime.drafters import DRAFTERS, PREDICTING
 from ...runtime.grammars.compiler import Compiler
-from ...runtime.scheduling.intake import PREDICTING
 from ...runtime.state.asked import BESIDE, DraftLength
 from ...runtime.state.shapes import comb, regular, tree
 from . import seeded
@@ -52,7 +51,6 @@ TREE_SETTINGS = ("T 1, top-k 6, min-p 0.05", "T 0.5", "T 0.7, top-p 0.9")
 OF_RANDOM = "T 0.5"  # it proposes any tokens, but in one setting those of a seed, so that its cases share contexts
 READING_AHEAD = "T 0.6, penalties, bias"  # of trees, too: each node counts what its own path says
 LINE_LENGTH = 2  # of several lines: behind it they differ, or no line was chosen from another
-COPIES = ("lookup", "suffix")  # are certain of what they propose: a second proposal is like the first
 CONTROLS = {
     "wrongly declared q": "T 0.5",
     "filter on one side only": "T 0.7, top-p 0.9",
@@ -211,7 +209,9 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bo
         if SETTINGS[settings].grammar in (None, *known)
     ]
     settings, rule, most = CASES[0]
-    choices: dict[str, DraftLength] = {drafter: min(1 if drafter in COPIES else most, longest) for drafter in others}
+    choices: dict[str, DraftLength] = {
+        drafter: min(1 if DRAFTERS[drafter].has_copies else most, longest) for drafter in others
+    }
     choices |= ways_to_choose(decoder)
     cases += [Case(settings, rule, drafter, k, prompts.get(drafter, prompts[first])) for drafter, k in choices.items()]
     cases.append(Case(settings, rule, PREDICTING, min(2, longest), prompts[PREDICTING], predicted=True))
@@ -235,7 +235,7 @@ def shape_cases(decoder: Decoder, each: bool) -> list[tuple[str, str, str, Draft
     ]
     turns = len(TREE_SETTINGS)  # moved on after each turn, so that a drafter meets another with each rule
     return [
-        (OF_RANDOM if one[1] == "random" else TREE_SETTINGS[(i + i // turns) % turns], *one)
+        (OF_RANDOM if DRAFTERS[one[1]].always_unsure else TREE_SETTINGS[(i + i // turns) % turns], *one)
         for i, one in enumerate(found)
     ]
 

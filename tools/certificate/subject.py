@@ -114,7 +114,7 @@ def several(decoder: Decoder) -> list[tuple[str, int]]:
     """Each source beside its neighbour and a second copy of that, and as many as can be, with K of all lengths."""
     if not decoder.target.engine.takes_trees:
         return []
-    names = [name for name in decoder.drafters if name != "cascade"]
+    names = [name for name in decoder.drafters if DRAFTERS[name].beside_others]
     most = min(MOST_LINES, len(names), decoder.largest_comb // max(1, decoder.longest_draft))
     if most < 2:
         return []
@@ -156,9 +156,8 @@ def controllers(decoder: Decoder) -> list[tuple[str, DraftLength]]:
     """Drafter and draft length where a rule chooses, for all rules that can be followed here."""
     longest = decoder.longest_draft
     rule = EntropyRule(shortest=min(1, longest), longest=min(8, longest), stop_above=0.9)
-    uncertain = ("random",)  # always, so that it would never propose
     by_entropy: list[tuple[str, DraftLength]] = [
-        (name, rule) for name in decoder.drafters if DRAFTERS[name].samples and name not in uncertain
+        (name, rule) for name in decoder.drafters if DRAFTERS[name].samples and not DRAFTERS[name].always_unsure
     ]
     measured = [name for name in decoder.drafters if decoder.default_draft_length(name) == AUTO]
     return by_entropy + [(name, AUTO) for name in (*measured, *([MIXED] if measured else []))]

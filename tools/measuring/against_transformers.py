@@ -16,15 +16,16 @@ from ...export.checkpoints.checkpoint import open_checkpoint, reading
 from ...export.checkpoints.finding import GGUF
 from ...export.writing.quiet import quiet_libraries
 from ...runtime import SamplingParams
-from ...runtime.drafters import usual_drafter
+from ...runtime.drafters import DRAFTERS, usual_drafter
+from ...runtime.drafters.model import DraftModel
 from ..flags.bench import CHECKPOINT_FLAGS
 from .bandwidth import all_cores
 from .theirs import Theirs, named_folders, require_package
 from .time_rounds import Setting
 
 PLAIN = Setting(0, "none")
-OWN_TOKENS = ("common", "text")  # drafters whose draft has other tokens than the target
-WITH_DRAFT = ("model", *OWN_TOKENS)
+OWN_TOKENS = tuple(name for name, kind in DRAFTERS.items() if kind.other_tokens)
+WITH_DRAFT = (DraftModel.name, *OWN_TOKENS)
 
 
 class Arrivals:
