@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...engines import Contract, Engine, blank_cache, make_step, open_engine
-from ..checking.check import Errors, in_float32
-from ..checking.oracle import computing_in_float32
+from ...engines import Contract, Engine, blank_cache, make_step
+from ..checking.check import Errors
+from .checked import checked, scale_of
 
 READ = 24  # tokens that are committed before it proposes
 WINDOW = 4  # of those, read again first
@@ -20,7 +20,6 @@ CHUNK = 64
 MASKS = 3  # that one pass reads
 
 
-@torch.no_grad()
 def check_head(
     graph: Path, contract: Contract, head: Any, tokens: Tensor, features: Tensor, quantised: bool
 ) -> tuple[dict[str, Any], Tensor]:
@@ -28,21 +27,14 @@ def check_head(
 
     Return the errors, and its logits [L - 1, V] in every slot of them.
     """
-    wide_copy = contract.dtype != "float32"
-    with computing_in_float32(head), in_float32(graph, contract) as (graph, contract):
-        expected = _said(head, tokens, features)[0]
-        errors = Errors(float(expected[expected > expected.min() / 2].std()))
-        engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
-        try:
+
+    def compare(engine: Engine, errors: Errors | None) -> Tensor:
+        if errors is not None:
             _compare(engine, head, tokens, features, errors)
-            if quantised:
-                engine.close()
-                engine = open_engine("onnxruntime", graph, contract)
-            given = torch.cat([torch.zeros_like(features[:1]), features[:-1]])
-            said = torch.cat([*_chunks(engine, tokens, given)])[1:]
-        finally:
-            engine.close()
-    return errors.report(graph) | {"as_float32_copy": wide_copy}, said
+        given = torch.cat([torch.zeros_like(features[:1]), features[:-1]])
+        return torch.cat(_chunks(engine, tokens, given))[1:]
+
+    return checked(graph, contract, head, quantised, lambda: (scale_of(_said(head, tokens, features)[0]), compare))
 
 
 def _said(head: Any, tokens: Tensor, features: Tensor, own: tuple[int, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:

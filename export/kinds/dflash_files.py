@@ -4,23 +4,24 @@ its authors      the fields of its layers lie in config.json itself, the others 
 speculators      the fields of its layers lie in `transformer_layer_config`
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...engines import Contract, ExportError, Masks, blank_cache, make_step, open_engine
-from ..checking.check import Errors, in_float32
-from ..checking.oracle import computing_in_float32, hidden_states
+from ...engines import Contract, Engine, ExportError, Masks, blank_cache, make_step
+from ..checking.check import Errors
 from ..checking.quality import Sample
 from ..tracing.hidden_states import Features
 from ..tracing.repeating import depth_of
+from .checked import Compare, checked, scale_of
 from .dflash import Block, DFlash
 from .heads import HeadCheckpoint, LoadedHead, filled
 from .layers import LAYER_FIELDS, MEANINGLESS, layer_config, refuse_unknown
-from .slots import WINDOW, draft_vocabulary, loaded
+from .overlap import overlaps
+from .slots import draft_vocabulary, loaded
 
 IDS = "aux_hidden_state_layer_ids"
 OWN_FIELDS = {
@@ -92,24 +93,24 @@ class DFlashKind:
     def check(
         self, graph: Path, contract: Contract, head: Any, tokens: Tensor, features: Tensor, quantised: bool
     ) -> tuple[dict[str, Any], Tensor]:
-        wide_copy = contract.dtype != "float32"
-        with torch.no_grad(), computing_in_float32(head), in_float32(graph, contract) as (graph, contract):
+        def expect() -> tuple[float, Compare]:
             anchors = range(1, len(tokens))
             states = torch.cat(
                 [head.blocks(tokens, features, anchors[i : i + APART]) for i in range(0, len(anchors), APART)]
             )
             expected = head.logits(states)
-            errors = Errors(float(expected[expected > expected.min() / 2].std()))
-            for exact in (True, False) if quantised else (True,):
-                engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised and exact)
-                try:
-                    said, made = _blocks(engine, head.block, tokens, features)
-                finally:
-                    engine.close()
-                if exact:
+
+            def compare(engine: Engine, errors: Errors | None) -> Tensor:
+                said, made = _blocks(engine, head.block, tokens, features)
+                if errors is not None:
                     errors.compare("blocks", said, expected)
                     errors.compare("hidden states", made, states, float(states.std()))
-            return errors.report(graph) | {"as_float32_copy": wide_copy}, head.following(said[:, 0], tokens[1:])
+                following: Tensor = head.following(said[:, 0], tokens[1:])
+                return following
+
+            return scale_of(expected), compare
+
+        return checked(graph, contract, head, quantised, expect)
 
 
 def _blocks(engine: Any, block: Block, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,22 +176,13 @@ def _ways(name: str, fields: Mapping[str, Any], layers: int) -> list[tuple[int, 
     return able
 
 
-@torch.no_grad()
 def measured(head: DFlash, features: Features, target: Any, sample: Sample) -> list[float]:
-    """Return the overlap of a head's laws with its target's at temperature 1, Σ min(p, q), by place."""
+    """Return the overlap of a head's laws with its target's, by place."""
     places = head.block.proposals
-    found, count = [0.0] * places, 0
-    for begin in range(0, len(sample.tokens) - places - 1, WINDOW):
-        window = torch.tensor(sample.tokens[begin : begin + WINDOW])
-        states, logits = hidden_states(target, window[None])
-        law = logits[0, :, : sample.vocab_size].softmax(-1)
-        anchors = list(range(1, len(window) - places, APART))
-        if not anchors:
-            continue
-        with computing_in_float32(head):
-            said = head.said(window, features(states)[0], anchors)[..., : sample.vocab_size].softmax(-1)
-        for place in range(places):
-            ahead = law[[anchor + place for anchor in anchors]]
-            found[place] += float(torch.minimum(ahead, said[:, place]).sum())
-        count += len(anchors)
-    return [share / max(count, 1) for share in found]
+
+    def says(window: Tensor, states: dict[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        anchors = torch.arange(1, len(window) - places, APART)
+        said = head.said(window, features(states)[0], anchors.tolist())
+        yield from ((anchors + place, said[:, place]) for place in range(places))
+
+    return overlaps(head, places, says, target, sample)

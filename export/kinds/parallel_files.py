@@ -6,19 +6,20 @@ blockwise   `blocks.{head}.up.…` and `blocks.{head}.down.…`; the projection 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...engines import CALL, Contract, ExportError, State, blank_cache, make_step, open_engine
-from ..checking.check import Errors, in_float32
-from ..checking.oracle import computing_in_float32, hidden_states
+from ...engines import CALL, Contract, Engine, ExportError, State, blank_cache, make_step
+from ..checking.check import Errors
 from ..checking.quality import Sample
 from ..tracing.hidden_states import LAST, Features, Last
+from .checked import Compare, checked
 from .heads import HeadCheckpoint, LoadedHead, filled
+from .overlap import overlaps
 from .parallel import FeedForward, ParallelHeads, ResidualBlocks
 
 AUTHORS = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
@@ -28,7 +29,6 @@ KNOWN_FIELDS = {
     "num_hidden_layers", "original_lm_head", "torch_dtype", "transformers_version", "truncated_vocab_size",
     "version", "vocab_size",
 }  # fmt: skip
-WINDOW = 256  # tokens of the sample that are read together
 
 
 class ParallelKind:
@@ -84,33 +84,31 @@ class ParallelKind:
         self, graph: Path, contract: Contract, head: Any, tokens: Tensor, features: Tensor, quantised: bool
     ) -> tuple[dict[str, Any], Tensor]:
         """Compare what every head says after each token of a sample."""
-        wide_copy = contract.dtype != "float32"
-        with torch.no_grad(), computing_in_float32(head), in_float32(graph, contract) as (graph, contract):
+
+        def expect() -> tuple[float, Compare]:
             states, expected = head(features)
-            errors = Errors(float(expected.std()))
-            engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
-            try:
-                for exact in (True, False) if quantised else (True,):
-                    if not exact:
-                        engine.close()
-                        engine = open_engine("onnxruntime", graph, contract)
-                    logits = torch.zeros(len(features), contract.layers, contract.vocab_size)
-                    made = torch.zeros(len(features), contract.layers, features.shape[1])
-                    inputs = {
-                        "input_ids": tokens[:, None].contiguous(),
-                        "start": torch.zeros(len(tokens), dtype=torch.int64),
-                        "logit_rows": torch.arange(contract.layers).expand(len(tokens), -1).contiguous(),
-                        "past_hidden": features[:, None].contiguous(),
-                    }
-                    cache = blank_cache(contract, len(tokens), 1)
-                    make_step(engine, cache, inputs, {"logits": logits, "present_hidden": made}).run()
-                    if exact:
-                        for place in range(contract.layers):
-                            errors.compare(f"head {place + 1}", logits[:, place], expected[:, place])
-                        errors.compare("hidden states", made, states, float(states.std()))
-            finally:
-                engine.close()
-        return errors.report(graph) | {"as_float32_copy": wide_copy}, logits[:-1, 0]
+
+            def compare(engine: Engine, errors: Errors | None) -> Tensor:
+                heads = engine.contract.layers
+                logits = torch.zeros(len(features), heads, engine.contract.vocab_size)
+                made = torch.zeros(len(features), heads, features.shape[1])
+                inputs = {
+                    "input_ids": tokens[:, None].contiguous(),
+                    "start": torch.zeros(len(tokens), dtype=torch.int64),
+                    "logit_rows": torch.arange(heads).expand(len(tokens), -1).contiguous(),
+                    "past_hidden": features[:, None].contiguous(),
+                }
+                cache = blank_cache(engine.contract, len(tokens), 1)
+                make_step(engine, cache, inputs, {"logits": logits, "present_hidden": made}).run()
+                if errors is not None:
+                    for place in range(heads):
+                        errors.compare(f"head {place + 1}", logits[:, place], expected[:, place])
+                    errors.compare("hidden states", made, states, float(states.std()))
+                return logits[:-1, 0]
+
+            return float(expected.std()), compare
+
+        return checked(graph, contract, head, quantised, expect)
 
 
 class MedusaKind(ParallelKind):
@@ -160,21 +158,13 @@ def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
     return max((int(at[1]) + 1 for at in found if at is not None), default=0)
 
 
-@torch.no_grad()
 def measured(heads: ParallelHeads, target: Any, sample: Sample) -> list[float]:
-    """Return the overlap of each head's law with its target's at temperature 1, Σ min(p, q)."""
+    """Return the overlap of each head's law with its target's."""
     count = len(heads.blocks)
-    found, slots = [0.0] * count, 0
-    for begin in range(0, len(sample.tokens) - count - 1, WINDOW):
-        window = torch.tensor(sample.tokens[begin : begin + WINDOW])
-        states, logits = hidden_states(target, window[None])
-        law, length = logits[0, :, : sample.vocab_size].softmax(-1), len(window) - count
-        if length < 1:
-            continue
-        with computing_in_float32(heads):
-            said = heads(states[LAST][0])[1][:, :, : sample.vocab_size].softmax(-1)
-        for place in range(count):
-            ahead = law[place + 1 : place + 1 + length]
-            found[place] += float(torch.minimum(ahead, said[:length, place]).sum())
-        slots += length
-    return [share / max(slots, 1) for share in found]
+
+    def says(window: Tensor, states: dict[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        after = torch.arange(1, 1 + len(window) - count)
+        said = heads(states[LAST][0])[1]
+        yield from ((after + place, said[: len(after), place]) for place in range(count))
+
+    return overlaps(heads, count, says, target, sample)

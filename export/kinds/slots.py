@@ -14,15 +14,14 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from ...engines import CALL, Contract, ExportError, Masks, State
-from ..checking.oracle import computing_in_float32, hidden_states
 from ..checking.quality import Sample
 from ..checkpoints.checkpoint import UNKNOWN
 from ..families.shape import shape_of
 from ..tracing.hidden_states import Features
 from ..tracing.modules import TracedHead
 from .heads import LoadedHead
+from .overlap import overlaps
 
-WINDOW = 256  # tokens of the sample that are read together
 WEAK = 0.2  # an overlap below which a head is probably wired wrong
 PLACES = 2  # slots in a row that are measured: the second reads the head's own hidden state
 
@@ -109,23 +108,15 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
             mask = torch.cat([mask, own], 1)
 
 
-@torch.no_grad()
 def measured(head: SlotHead, features: Features, target: Any, sample: Sample) -> list[float]:
-    """Return the overlap of a head's law with its target's at temperature 1, Σ min(p, q), at its first places."""
-    found, count = [0.0] * PLACES, 0
-    for begin in range(0, len(sample.tokens) - PLACES - 3, WINDOW):
-        window = torch.tensor(sample.tokens[begin : begin + WINDOW])
-        states, logits = hidden_states(target, window[None])
-        law = logits[0, :, : sample.vocab_size].softmax(-1)
-        with computing_in_float32(head):
-            read = features(states)
-            for place, normed in enumerate(head.unrolled(window[None, 1:], read[:, :-1], PLACES)):
-                proposed = head.logits(normed)[0, :, : sample.vocab_size].softmax(-1)
-                length = len(window) - 1 - PLACES  # slots of which every step has a token
-                own = slice(1 + place, 1 + place + length)
-                found[place] += float(torch.minimum(law[own], proposed[:length]).sum())
-        count += length
-    return [share / max(count, 1) for share in found]
+    """Return the overlap of a head's law with its target's at its first places."""
+
+    def says(window: Tensor, states: dict[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        after = torch.arange(1, len(window) - PLACES)  # slots of which every step has a token
+        for place, normed in enumerate(head.unrolled(window[None, 1:], features(states)[:, :-1], PLACES)):
+            yield after + place, head.logits(normed)[0, : len(after)]
+
+    return overlaps(head, PLACES, says, target, sample)
 
 
 def draft_vocabulary(name: str, tensors: Mapping[str, Tensor], vocab: int) -> Tensor:

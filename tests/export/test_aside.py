@@ -18,7 +18,7 @@ from .contents import contents
 UNDER_WAY = """
 import sys
 from pathlib import Path
-from trt_spec.export.aside import built_aside
+from trt_spec.export.writing.aside import built_aside
 
 with built_aside(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
@@ -28,7 +28,7 @@ with built_aside(Path(sys.argv[1])) as folder:
 MOVED_AWAY = """
 import os, signal, sys
 from pathlib import Path
-from trt_spec.export.aside import built_aside
+from trt_spec.export.writing.aside import built_aside
 
 def rename(self, to):
     os.rename(self, to)
