@@ -18,8 +18,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from time import monotonic
@@ -45,8 +44,9 @@ from .heads.settings import OPTIONS, Settings, digest, flag
 from .heads.spoken import HELD_OUT, TOGETHER, Spoken
 from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
+from .learning import learn, time_left
 from .prompts import add_prompts_flags, read_chosen_prompts, token_ids
-from .training import NEGLIGIBLE, SAID, SAVED, WARM_UP, refuse_below, refuse_device, time_left
+from .training import refuse_below, refuse_device
 
 WRITING = 1 / 5  # share of --minutes in which the target may write
 AVERAGED = 0.998  # of the running mean of the weights, which is what is written
@@ -124,7 +124,7 @@ class Run:
 
             def goes_on() -> bool:
                 now.written = spoken.count
-                self._save()
+                self.save()
                 done = max(now.written / total, self.seconds / allowed)
                 left = f", {time_left(self.seconds, done)} left of writing" if now.written else ""
                 show(f"writes rows {now.written + 1} to {min(total, now.written + TOGETHER)} of {total}{left}")
@@ -132,102 +132,75 @@ class Run:
 
             spoken.write(self.lesson.teacher, prompts, goes_on)
         now.written, now.writing = spoken.count, self.seconds
-        self._save()
+        self.save()
 
     def learn(self, steps: int) -> tuple[nn.Module, dict[str, Any]]:
         """Train, and return the running mean of the head with its measures."""
-        now, lesson, settings = self.progress, self.lesson, self.settings
-        torch.manual_seed(settings.seed)
-        head = lesson.begin(self.spoken, settings)
-        mean = deepcopy(head, {id(one): one for one in head.parameters() if not one.requires_grad})
-        optimizer = _optimizer(head, lesson.rates(head), settings.rate)
-        parts = {"head": head, "mean": mean}, optimizer
-        if now.step:
-            restore_weights(self.folder, *parts, now.step)
-        elif not now.measured:
-            self._measure(head, "before")
-        learned, saved, said = self.spoken.learned, self.seconds, 0
-        with progress(settings.kind, total=1 + SAID, ticking=True) as show, _ending_with(lambda: self._save(*parts)):
-            while now.step == 0 or self._share(steps) < 1:
-                done = self._share(steps)
-                draw = torch.Generator().manual_seed(2 * settings.seed * 2**32 + now.step)
-                rows = self.spoken.rows(learned[torch.randint(len(learned), (settings.batch,), generator=draw)])
-                _set_rates(optimizer, now.step, done, steps)
-                value = _step(lesson, head, mean, optimizer, rows, done, draw, now.step)
-                now.step += 1
-                done = self._share(steps)
-                if done * SAID >= said:
-                    show(f"step {now.step}: loss {value:.3f}, {time_left(self._learning, done)} left")
-                    said = int(done * SAID) + 1
-                if len(now.measured) < QUARTERS and done * QUARTERS >= len(now.measured):
-                    self._measure(mean, f"{len(now.measured)}/{QUARTERS}")
-                if self.seconds >= saved + SAVED:
-                    self._save(*parts)
-                    saved = self.seconds
-        self._measure(mean, "after")
-        before, *between, after = now.measured
-        brought = {"before": before, "quarters": between, "after": after, "bigram": bigram(lesson, self.spoken)}
-        return mean, brought
+        torch.manual_seed(self.settings.seed)
+        head = self.lesson.begin(self.spoken, self.settings)
+        course = HeadCourse(self, head)
+        if not self.progress.measured:
+            course.measure(head, "before")
+        writing = self.progress.writing or 0.0
+        learn(self.settings.kind, course, steps, self.limit - writing, self.seconds - writing, kept=course)
+        course.measure(course.mean, "after")
+        before, *between, after = self.progress.measured
+        brought = {"before": before, "quarters": between, "after": after, "bigram": bigram(self.lesson, self.spoken)}
+        return course.mean, brought
 
-    def _measure(self, head: nn.Module, when: str) -> None:
-        found = by_place(self.lesson, head, self.spoken)
-        self.progress.measured.append({"at": when, "step": self.progress.step, **found})
-
-    @property
-    def _learning(self) -> float:
-        return self.seconds - (self.progress.writing or 0.0)
-
-    def _share(self, steps: int) -> float:
-        """How much of the training is done: of its steps or of its time, whichever is nearer its end."""
-        time = max(self.limit - (self.progress.writing or 0.0), NEGLIGIBLE)
-        return min(1.0, max(self.progress.step / steps, self._learning / time))
-
-    def _save(self, *parts: Any) -> None:
+    def save(self, *parts: Any) -> None:
         self.progress.seconds = self.seconds
         save_state(self.folder, self.settings, self.progress, *parts)
 
 
-@contextmanager
-def _ending_with(last: Callable[[], None]) -> Iterator[None]:
-    """Do this also where Ctrl-C or SIGTERM ends the block."""
-    try:
-        yield
-    finally:
-        last()
+class HeadCourse:
+    """What a head learns of the rows that its target wrote; the running mean of its weights is what is written."""
 
+    def __init__(self, run: Run, head: nn.Module) -> None:
+        self.model, self._run = head, run
+        self.mean = deepcopy(head, {id(one): one for one in head.parameters() if not one.requires_grad})
+        shares = {id(weight): share for weight, share in run.lesson.rates(head)}
+        self.groups: list[dict[str, Any]] = [
+            {"params": [weight], "weight_decay": 0.0, "peak": run.settings.rate * shares.get(id(weight), 1.0)}
+            for weight in head.parameters()
+            if weight.requires_grad
+        ]
+        self._rows = run.spoken.learned
 
-def _optimizer(head: nn.Module, apart: Sequence[tuple[Tensor, float]], rate: float) -> torch.optim.Optimizer:
-    shares = {id(weight): share for weight, share in apart}
-    groups = [
-        {"params": [weight], "weight_decay": 0.0, "peak": rate * shares.get(id(weight), 1.0)}
-        for weight in head.parameters()
-        if weight.requires_grad
-    ]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+    def loss(self, step: int, done: float) -> Tensor:
+        settings = self._run.settings
+        draw = torch.Generator().manual_seed(2 * settings.seed * 2**32 + step)
+        chosen = self._rows[torch.randint(len(self._rows), (settings.batch,), generator=draw)]
+        return self._run.lesson.loss(self.model, self._run.spoken.rows(chosen), done, draw)
 
-
-def _set_rates(optimizer: torch.optim.Optimizer, step: int, done: float, steps: int) -> None:
-    """Rise to the peak, and come down with a cosine to nothing."""
-    rising = max((step + 1) / max(1, round(WARM_UP * steps)), done / WARM_UP)
-    at = min(1.0, rising, 0.5 * (1 + math.cos(math.pi * done)))
-    for group in optimizer.param_groups:
-        group["lr"] = at * group["peak"]
-
-
-def _step(
-    lesson: Lesson[Any], head: Any, mean: Any, optimizer: Any, rows: Any, done: float, draw: Any, step: int
-) -> float:
-    loss = lesson.loss(head, rows, done, draw)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    torch.nn.utils.clip_grad_norm_([weight for weight in head.parameters() if weight.requires_grad], 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    kept = min(AVERAGED, (step + 1) / (step + 10))  # the first weights shall not linger
-    with torch.no_grad():
-        for ours, theirs in zip(mean.parameters(), head.parameters(), strict=True):
+    @torch.no_grad()
+    def learned(self, step: int, done: float) -> None:
+        kept = min(AVERAGED, step / (step + 9))  # the first weights shall not linger
+        for ours, theirs in zip(self.mean.parameters(), self.model.parameters(), strict=True):
             if theirs.requires_grad:
                 ours.lerp_(theirs, 1 - kept)
-    return float(loss.detach())
+        now = self._run.progress
+        now.step = step
+        if len(now.measured) < QUARTERS and done * QUARTERS >= len(now.measured):
+            self.measure(self.mean, f"{len(now.measured)}/{QUARTERS}")
+
+    def measure(self, head: nn.Module, when: str) -> None:
+        now = self._run.progress
+        now.measured.append({"at": when, "step": now.step, **by_place(self._run.lesson, head, self._run.spoken)})
+
+    def restore(self, optimizer: torch.optim.Optimizer) -> int:
+        step = self._run.progress.step
+        if step:
+            restore_weights(self._run.folder, self._parts, optimizer, step)
+        return step
+
+    def save(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        self._run.progress.step = step
+        self._run.save(self._parts, optimizer)
+
+    @property
+    def _parts(self) -> dict[str, nn.Module]:
+        return {"head": self.model, "mean": self.mean}
 
 
 def _refuse_unread(settings: Settings) -> None:

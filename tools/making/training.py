@@ -1,4 +1,4 @@
-"""The shared parts of training a pair and distilling a draft: models, batches, losses, the loop, and measures."""
+"""The shared parts of training a pair and distilling a draft: models, batches, losses and measures."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,20 +6,16 @@ from time import monotonic
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...engines import RequestError
 from ...export.checking.quality import overlap
-from ..console import progress
 from .growing import LlamaSize
+from .learning import NEGLIGIBLE, Kept, learn
 
-WARM_UP = 0.05  # share of the steps in which the rate rises to its peak
-SAID = 20  # times the loss is shown
 MEASURED = 16  # held-out windows on which a model is measured
 KEEPING_UP = 0.25  # what a token counts that an earlier draft proposes, beside one that all of them miss
-NEGLIGIBLE = 1e-9  # share of the target's law
-SAVED = 30.0  # seconds after which the state of a training is saved again
 Loss = Callable[[Tensor], Tensor]  # of a batch of token windows [B, T + 1]
 
 
@@ -27,15 +23,6 @@ class Batches(Protocol):
     """The text a training draws from: the same batches whenever it begins anew."""
 
     def draw(self) -> Tensor: ...
-
-
-class Kept(Protocol):
-    """The file of a training's state, so that one that was killed goes on."""
-
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Put back what was saved, and return after which step that was."""
-
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None: ...
 
 
 def refuse_below(least: int, **settings: int) -> None:
@@ -154,70 +141,47 @@ def divergence(p: Tensor, log_q: Tensor) -> Tensor:
     return found
 
 
+class Taught:
+    """A model that learns from batches by a loss, in bfloat16 on a GPU; the decay is of matrices alone."""
+
+    def __init__(self, model: Any, loss: Loss, batches: Batches, rate: float) -> None:
+        self.model, self._loss, self._batches = model, loss, batches
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        matrices = [weight for weight in weights if weight.dim() > 1]
+        others = [weight for weight in weights if weight.dim() <= 1]
+        self.groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": 0.1, "peak": rate},
+            {"params": others, "weight_decay": 0.0, "peak": rate},
+        ]
+        self._drawn = 0
+
+    def loss(self, step: int, done: float) -> Tensor:
+        for _ in range(step - self._drawn):  # what an earlier process has learned from
+            self._batches.draw()
+        self._drawn = step + 1
+        device = next(self.model.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return self._loss(self._batches.draw().to(device))
+
+    def learned(self, step: int, done: float) -> None:
+        pass
+
+
 def train(
     name: str,
     model: Any,
     loss: Loss,
-    windows: Batches,
+    batches: Batches,
     steps: int,
     rate: float,
     until: float = math.inf,
     kept: Kept | None = None,
 ) -> int:
-    """Train by AdamW, with a warm-up and a cosine down to nothing, in bfloat16 on a GPU; return the steps done.
-
-    They end after `steps`, or when the clock has come to `until`: the cosine follows whichever is nearer its end.
-    Where the state is kept a training goes on from there.
-    """
-    device = next(model.parameters()).device
-    learned = [weight for weight in model.parameters() if weight.requires_grad]
-    matrices = [weight for weight in learned if weight.dim() > 1]
-    others = [weight for weight in learned if weight.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device.type == "cuda")
-    before = step = kept.restore(model, optimizer) if kept else 0
-    for _ in range(before):
-        windows.draw()
-    began = saved = monotonic()
-
-    def share(step: int) -> float:
-        """How much of the training is done."""
-        return min(1.0, max(step / steps, (monotonic() - began) / max(until - began, NEGLIGIBLE)))
-
-    def schedule(step: int) -> float:
-        done = share(step)
-        rising = max((step + 1) / max(1, round(WARM_UP * steps)), done / WARM_UP)
-        return min(rising, 0.5 * (1 + math.cos(math.pi * done)))
-
+    """Train until `steps` are done or the clock has come to `until`, and return the steps done."""
     model.train()
-    said, begun = 0, share(before)
-    with progress(name, total=1 + SAID, ticking=True) as show:
-        while step == 0 or share(step) < 1:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                value = loss(windows.draw().to(device))
-            value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            torch.nn.utils.clip_grad_norm_(learned, 1.0)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(step)
-            optimizer.step()
-            step += 1
-            optimizer.zero_grad(set_to_none=True)
-            if step == before + 1 or share(step) * SAID >= said:
-                of = f" of {steps}" if math.isinf(until) else ""
-                left = time_left(monotonic() - began, (share(step) - begun) / max(1 - begun, NEGLIGIBLE))
-                show(f"step {step}{of}: loss {float(value.detach()):.3f}, {left} left")
-                said = int(share(step) * SAID) + 1
-            if kept and (share(step) == 1 or monotonic() >= saved + SAVED):
-                kept.save(model, optimizer, step)
-                saved = monotonic()
+    done = learn(name, Taught(model, loss, batches, rate), steps, until - monotonic(), kept=kept)
     model.eval()
-    return step
-
-
-def time_left(seconds: float, done: float) -> str:
-    """Say how long the rest takes if this share has taken so long."""
-    left = seconds * (1 - min(1.0, done)) / max(done, NEGLIGIBLE)
-    return f"about {left / 60:.0f} min" if left >= 90 else f"about {left:.0f} s"
+    return done
 
 
 @torch.no_grad()

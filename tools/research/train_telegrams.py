@@ -95,7 +95,7 @@ def train_telegrams(
 
     def train_one(name: str, model: Any, size: Size, steps: int, rate: float, seed: int) -> Any:
         batches = Telegrams(tokenizer, learned, batch, seed)
-        state = State(folder / name, Settings(str(size), digest(sentences), steps, batch, seed, device))
+        state = State(folder / name, Settings(str(size), digest(sentences), steps, batch, seed, device), model)
         train(name, model.to(device), behind_telegrams(model), batches, steps, rate, kept=state)
         return model
 
@@ -209,19 +209,19 @@ def measure(target: Any, draft: Any, telegrams: Telegrams) -> dict[str, Any]:
 class State:
     """The state of one model's training on the disk."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, model: nn.Module) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self._model = folder, settings, model
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    def restore(self, optimizer: torch.optim.Optimizer) -> int:
         begun = restore_progress(self.folder, self.settings)
         if begun is None:
             return 0
-        restore_weights(self.folder, {"model": model}, optimizer, begun.step)
+        restore_weights(self.folder, {"model": self._model}, optimizer, begun.step)
         return begun.step
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        save_state(self.folder, self.settings, Progress(step=step), {"model": model}, optimizer)
+    def save(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        save_state(self.folder, self.settings, Progress(step=step), {"model": self._model}, optimizer)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head, open_look_aheads
 from trt_spec.tools.interruption import Terminated
+from trt_spec.tools.making import learning
 from trt_spec.tools.making import train_head as tool
 from trt_spec.tools.making.heads import LESSONS
 from trt_spec.tools.making.heads import spoken as spoken_rows
@@ -125,7 +126,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
     error: type[BaseException],
 ):
     whole = train_head(kind, target, tmp_path / "whole", PROMPTS, **small(kind))
-    owner, name = {"spoken": (Spoken, "_continue"), "step": (tool, "_step")}[place]
+    owner, name = {"spoken": (Spoken, "_continue"), "step": (learning, "_step")}[place]
     calls, real = 0, getattr(owner, name)
 
     def cut_off(*arguments: Any) -> Any:
@@ -154,7 +155,7 @@ def test_a_run_that_was_killed_goes_on_from_what_it_saved_last(
 ):
     """Nothing is saved as it dies: it had saved after each fifth step."""
     train_head("eagle3", target, tmp_path / "whole", PROMPTS, **SMALL)
-    real_save, real_step, last = tool.save_state, tool._step, []
+    real_save, real_step, last = tool.save_state, learning._step, []
 
     def save_state(folder: Path, settings: Settings, now: Any, *parts: Any) -> None:
         if now.step % 5 == 0 and not (last and last[-1] == "dead"):
@@ -162,15 +163,15 @@ def test_a_run_that_was_killed_goes_on_from_what_it_saved_last(
             last.append(now.step)
 
     def step(*arguments: Any) -> float:
-        if arguments[-1] == 18:
+        if arguments[-2] == 18:
             last.append("dead")
             raise KeyboardInterrupt
         return real_step(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(tool, "SAVED", 0.0)
+        patched.setattr(learning, "SAVED", 0.0)
         patched.setattr(tool, "save_state", save_state)
-        patched.setattr(tool, "_step", step)
+        patched.setattr(learning, "_step", step)
         with pytest.raises(KeyboardInterrupt):
             train_head("eagle3", target, tmp_path / "again", PROMPTS, **SMALL)
     assert last[-2:] == [15, "dead"]
@@ -541,7 +542,7 @@ def test_a_training_with_other_settings_is_not_gone_on_with(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str
 ):
     with monkeypatch.context() as patched:
-        patched.setattr(tool, "_step", _interrupted)
+        patched.setattr(learning, "_step", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL)
     with pytest.raises(RequestError, match=re.escape(said)):
@@ -606,7 +607,7 @@ def test_the_program_prints_json_and_says_how_long_is_left(
     assert tool.main([*own, str(tmp_path / "head"), *flags]) == 0
     said = capsys.readouterr()
     assert set(json.loads(said.out)) >= {"before", "quarters", "after", "bigram", "bytes", "minutes"}
-    assert re.search(r"step \d+: loss [\d.]+, about \d+ s left", said.err)
+    assert re.search(r"step \d+ of 40: loss [\d.]+, about \d+ s left", said.err)
     assert tool.main([*own, str(tmp_path / "other"), *flags, "--kind", "hydra"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "--kind is 'hydra', expected one of eagle3, mtp, medusa, blockwise, pass" in line

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ....export.kinds.eagle3 import Eagle3, Parts, Wiring
-from ..training import NEGLIGIBLE
+from ..learning import NEGLIGIBLE
 from .settings import Settings
 from .slots import FAINT, MEASURED, RIDGE, SlotLesson, rms
 from .spoken import Rows, Spoken

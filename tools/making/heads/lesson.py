@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..training import NEGLIGIBLE, divergence
+from ..learning import NEGLIGIBLE
+from ..training import divergence
 from .settings import Settings
 from .spoken import Rows, Spoken
 from .teacher import Teacher

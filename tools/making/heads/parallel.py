@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ....export.kinds.parallel import FeedForward, ParallelHeads, ResidualBlocks
-from ..training import NEGLIGIBLE
+from ..learning import NEGLIGIBLE
 from .lesson import LATER, Lesson, missed, over
 from .settings import Settings
 from .spoken import Rows, Spoken

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....export.kinds.slots import SlotHead
-from ..training import NEGLIGIBLE
+from ..learning import NEGLIGIBLE
 from .lesson import LATER, Lesson, missed, over
 from .settings import Settings
 from .spoken import Rows
