@@ -20,13 +20,14 @@ COMMANDS = {  # each is a module in commands/ with run(arguments) -> exit code, 
     "tune": "measure what rounds cost here, so that the draft length can be chosen for you",
     "inspect": "show what is in a bundle and the memory it needs",
     "build": "compile TensorRT plans for a bundle",
+    "train": "teach a draft or a head what its target says",
     "ngram": "add the n-grams of a text to a bundle, for drafts that need no model",
     "verify": "check that a bundle says exactly what its target alone would say",
     "plan": "calculate the speed-up to expect from an acceptance and the costs of a round",
     "families": "show which model families can be exported, and why the others cannot",
     "doctor": "show what this machine can run, what is missing, and how to get it",
 }
-FLAGS_APART = ("bench", "tune", "verify")  # those whose flags are in flags/: their own modules load torch
+FLAGS_APART = ("bench", "train", "tune", "verify")  # those whose flags are in flags/: their own modules load torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:

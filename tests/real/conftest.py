@@ -114,8 +114,23 @@ def draft(file: Path, reference: Reference, home: Path) -> tuple[Path, dict[str,
     cut, log = home / "cut", home / "cut.log"
     if not cut.exists():
         learned = written(reference, questions_to_learn_from(), home / "learned.jsonl")
-        asked = ("--target", file, "--out", cut, "--prompts", learned, "--cut", 3, "--batch", 4, "--minutes", MINUTES)
-        log.write_text(command(*asked, module="trt_spec.tools.making.distil_draft"))
+        asked = (
+            "train",
+            "draft",
+            "--target",
+            file,
+            "--out",
+            cut,
+            "--prompts",
+            learned,
+            "--cut",
+            3,
+            "--batch",
+            4,
+            "--minutes",
+            MINUTES,
+        )
+        log.write_text(command(*asked))
     return cut, json.loads(next(line for line in log.read_text().splitlines() if line.startswith("{")))
 
 
@@ -125,8 +140,8 @@ def head(file: Path, reference: Reference, home: Path) -> Path:
     out = home / "eagle3"
     if not out.exists():
         learned = written(reference, questions_to_learn_from(), home / "learned.jsonl")
-        asked = ("--kind", "eagle3", "--target", file, "--out", out, "--prompts", learned, "--minutes", MINUTES, *HEAD)
-        (home / "eagle3.log").write_text(command(*asked, module="trt_spec.tools.making.train_head"))
+        asked = ("train", "eagle3", "--target", file, "--out", out, "--prompts", learned, "--minutes", MINUTES, *HEAD)
+        (home / "eagle3.log").write_text(command(*asked))
     return out
 
 

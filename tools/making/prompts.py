@@ -1,6 +1,5 @@
-"""The flags that say what a target shall continue, so that others learn from it."""
+"""What a target shall continue, so that others learn from it."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,20 +17,10 @@ class Chats(list[str]):
     """Texts in which a template has written whatever tokens begin and end them."""
 
 
-def add_prompts_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", required=True, type=Path, metavar="FILE", help="a prompt a line, or JSON lines")
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="the prompts are what users ask: write each as a chat, by the target's template",
-    )
-
-
-def read_chosen_prompts(arguments: argparse.Namespace) -> None:
-    """Put the prompts themselves in place of both flags."""
-    arguments.prompts = read_prompts(arguments.prompts)
-    if vars(arguments).pop("chat"):
-        arguments.prompts = as_chats(arguments.prompts, arguments.target)
+def chosen_prompts(file: Path, chat: bool, target: str) -> Sequence[str]:
+    """Read the prompts of a file, as texts to continue or as what users ask."""
+    prompts = read_prompts(file)
+    return as_chats(prompts, target) if chat else prompts
 
 
 def token_ids(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:

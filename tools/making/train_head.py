@@ -1,23 +1,16 @@
-"""Train a head on what its target itself says: a part that reads the target's hidden states and proposes tokens.
+"""Teach a head what its target itself says: a part that reads the target's hidden states and proposes tokens.
 
-    python -m trt_spec.tools.making.train_head --kind eagle3|mtp|medusa|blockwise|pass --target T --out H --prompts FILE
-        [--minutes 60]
+The target continues the prompts at temperature 1 in rows of so many tokens, prompts among them; every tenth row is held
+out. What a head reads of the target is kept beside the head while it learns, in .NAME.training with the state of the
+training: a run that was killed goes on from there if it is started again with the same settings. The folder is removed
+at the end.
 
-The target continues the lines of the prompt file at temperature 1 in rows of --length tokens, prompts among them; every
-tenth row is held out. What a head reads of the target is kept beside --out while it learns, in .NAME.training with the
-state of the training: a run that was killed goes on from there if it is started again with the same flags. The folder
-is removed at the end.
-
-With --minutes the target writes for a fifth of them at most, and training ends when they are over, or after --steps.
-The last line is JSON: how often proposals at place 1 to 4 of a round are accepted on what was held out, before, at each
+What is returned says how often proposals at place 1 to 4 of a round are accepted on what was held out, before, at each
 quarter and after, as Σ min(p, q) at temperature 1 and as greedy agreement, beside the same of a counted bigram.
 """
 
-import argparse
-import json
 import math
 import shutil
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -33,20 +26,16 @@ from ...export.checkpoints.vocabulary import read_vocabulary
 from ...export.writing.aside import built_aside, refuse_foreign
 from ...export.writing.quiet import quiet_libraries
 from ..console import progress
-from ..flags.sampling import add_number, positive
-from ..program import program
 from .heads import LESSONS
-from .heads.eagle3 import DRAFT_VOCAB
 from .heads.lesson import Lesson
 from .heads.measures import bigram, by_place, measured_rows
-from .heads.parallel import HEADS
-from .heads.settings import OPTIONS, Settings, digest, flag
 from .heads.spoken import HELD_OUT, TOGETHER, Spoken
 from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
 from .learning import learn, time_left
-from .prompts import add_prompts_flags, read_chosen_prompts, token_ids
-from .training import refuse_below, refuse_device
+from .prompts import token_ids
+from .settings import HeadSettings, refuse_pace, settings_of
+from .training import refuse_device
 
 WRITING = 1 / 5  # share of --minutes in which the target may write
 AVERAGED = 0.998  # of the running mean of the weights, which is what is written
@@ -58,18 +47,14 @@ def train_head(
     target: str,
     out: Path,
     prompts: Sequence[str],
-    steps: int = 4000,
+    steps: int = HeadSettings.usual_steps,
     minutes: float = math.inf,
-    **options: Any,  # fields of Settings
+    **options: Any,  # fields of HeadSettings
 ) -> dict[str, Any]:
     """Write the trained head to `out` and return what it brings."""
-    if kind not in LESSONS:
-        raise RequestError(f"--kind is {kind!r}, expected one of {', '.join(LESSONS)}")
-    settings = Settings(kind, target, digest(prompts), **options)
-    _refuse_unread(settings)
-    refuse_below(1, steps=steps)
-    if not minutes > 0:
-        raise RequestError(f"--minutes is {minutes:g}, expected more than 0")
+    settings = settings_of(kind, target, prompts, **options)
+    assert isinstance(settings, HeadSettings)
+    refuse_pace(steps, minutes)
     refuse_device(settings.device)
     refuse_foreign(out)
     with quiet_libraries():
@@ -102,7 +87,7 @@ class Run:
     """One training from its first row to its last step, whatever number of processes it takes."""
 
     def __init__(
-        self, folder: Path, settings: Settings, begun: Progress, lesson: Lesson[Any], spoken: Spoken, limit: float
+        self, folder: Path, settings: HeadSettings, begun: Progress, lesson: Lesson[Any], spoken: Spoken, limit: float
     ) -> None:
         self.folder, self.settings, self.progress = folder, settings, begun
         self.lesson, self.spoken, self.limit = lesson, spoken, limit
@@ -203,58 +188,9 @@ class HeadCourse:
         return {"head": self.model, "mean": self.mean}
 
 
-def _refuse_unread(settings: Settings) -> None:
-    for name in OPTIONS:
-        if name not in LESSONS[settings.kind].options and getattr(settings, name) is not None:
-            kind, readers = settings.kind, _readers(name)
-            raise RequestError(f"{flag(name)} is for {readers} heads, and says nothing to {kind} ones; leave it out")
-
-
-def _readers(name: str) -> str:
-    """The kinds that read this setting."""
-    return ", ".join(kind for kind, lesson in LESSONS.items() if name in lesson.options)
-
-
 def _refuse_lengths(ids: Sequence[Sequence[int]], length: int, positions: int) -> None:
     longest = max(map(len, ids), default=0)
     if not 0 < longest < length:
         raise RequestError(f"the longest prompt has {longest} tokens, expected 1 to {length - 1}: --length is {length}")
     if length > positions:
         raise RequestError(f"--length is {length}, expected at most {positions}, the positions of the target")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", required=True, metavar="KIND", help=f"of head: {', '.join(LESSONS)}")
-    parser.add_argument("--target", required=True, metavar="DIR_OR_ID", help="the checkpoint that teaches")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the head is written")
-    add_prompts_flags(parser)
-    for name, default, meaning in (
-        ("samples", 2000, "rows that the target writes"),
-        ("length", 256, "tokens of each, its prompt among them"),
-        ("batch", 2, "rows of a step"),
-        ("steps", 4000, "of training"),
-        ("seed", 0, "of everything drawn"),
-    ):
-        add_number(parser, f"--{name}", default, meaning, int)
-    for name, meaning in (
-        ("draft_vocab", f"tokens that the head may propose, the most frequent (default {DRAFT_VOCAB})"),
-        ("heads", f"heads or look-aheads, each of which says the token of one place (default {HEADS})"),
-        ("mlp", "width of its MLP (default twice the hidden size)"),
-        ("rank", "of a LoRA that is added where the target reads look-aheads (default none)"),
-    ):
-        parser.add_argument(flag(name), type=positive, metavar="N", help=f"{_readers(name)}: {meaning}")
-    add_number(parser, "--rate", 3e-3, "peak learning rate", float, letter="X")
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="end training after so long")
-    parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default cpu)")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    read_chosen_prompts(arguments)
-    print(json.dumps(train_head(**vars(arguments))))
-    return 0
-
-
-main = program("train_head", __doc__, add_arguments, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

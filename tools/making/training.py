@@ -25,12 +25,6 @@ class Batches(Protocol):
     def draw(self) -> Tensor: ...
 
 
-def refuse_below(least: int, **settings: int) -> None:
-    for name, value in settings.items():
-        if value < least:
-            raise RequestError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
-
-
 def refuse_device(name: str) -> None:
     try:
         torch.empty(0, device=name)

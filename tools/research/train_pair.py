@@ -26,6 +26,7 @@ from ...export.writing.aside import built_aside
 from ..console import say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize
+from ..making.settings import refuse_below
 from ..making.training import (
     Windows,
     acceptance,
@@ -33,7 +34,6 @@ from ..making.training import (
     held_out_loss,
     new_llama,
     next_token_loss,
-    refuse_below,
     refuse_device,
     train,
 )

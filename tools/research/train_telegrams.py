@@ -32,9 +32,9 @@ from ...export.writing.aside import built_aside, refuse_foreign
 from ...export.writing.quiet import quiet_libraries
 from ..console import say
 from ..flags.sampling import add_number
-from ..making.heads.settings import digest
 from ..making.heads.state import Progress, restore_progress, restore_weights, save_state
-from ..making.training import Loss, refuse_below, refuse_device, train
+from ..making.settings import digest, refuse_below
+from ..making.training import Loss, refuse_device, train
 from ..program import program
 from .telegrams import all_sentences, is_held_out, telegram
 from .train_pair import train_tokenizer

@@ -24,10 +24,8 @@ THEIRS = {  # flags of other programs that the pages name
     *("--index-url", "--no-deps", "--schema"),  # pip, llm
 }
 PROGRAMS = (
-    "making.distil_draft",
     "research.grow_pair",
     "research.train_draft",
-    "making.train_head",
     "research.train_pair",
     "research.auto_report",
     "research.figures",

@@ -1,14 +1,14 @@
 """Questions become the chats that their target's template writes, whoever learns from the answers."""
 
-import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from trt_spec.engines import RequestError
-from trt_spec.tools.making.prompts import add_prompts_flags, read_chosen_prompts, token_ids
+from trt_spec.tools.making.prompts import chosen_prompts, token_ids
 
 from ...models import tiny_llama
 
@@ -19,15 +19,9 @@ TEMPLATE = (
 QUESTIONS = ("what is a river", "name three")
 
 
-def chosen(target: Path, *flags: str) -> list[str]:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--target")
-    add_prompts_flags(parser)
+def chosen(target: Path, chat: bool) -> Sequence[str]:
     (target.parent / "asked.txt").write_text("\n".join(QUESTIONS))
-    arguments = parser.parse_args(["--target", str(target), "--prompts", str(target.parent / "asked.txt"), *flags])
-    read_chosen_prompts(arguments)
-    assert vars(arguments).keys() == {"target", "prompts"}
-    return arguments.prompts
+    return chosen_prompts(target.parent / "asked.txt", chat, str(target))
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -51,14 +45,14 @@ def test_questions_become_chats_with_one_beginning(tmp_path: Path, begins: bool,
         }
         (target / "tokenizer.json").write_text(json.dumps(spec))
     theirs = AutoTokenizer.from_pretrained(target)
-    found = chosen(target, "--chat")
+    found = chosen(target, chat=True)
     ids = token_ids(Tokenizer.from_file(str(target / "tokenizer.json")), found)
     for one, question in zip(ids, QUESTIONS, strict=True):
         asked = [{"role": "user", "content": question}]
         assert one == theirs.apply_chat_template(asked, add_generation_prompt=True).input_ids
-    assert chosen(target) == list(QUESTIONS), "without --chat they are texts to continue"
+    assert chosen(target, chat=False) == list(QUESTIONS), "without --chat they are texts to continue"
 
 
 def test_a_target_without_a_template_is_refused(tmp_path: Path):
     with pytest.raises(RequestError, match="has no chat template; leave out --chat"):
-        chosen(tiny_llama(tmp_path / "target"), "--chat")
+        chosen(tiny_llama(tmp_path / "target"), chat=True)

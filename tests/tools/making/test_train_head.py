@@ -24,9 +24,9 @@ from trt_spec.tools.making.heads import spoken as spoken_rows
 from trt_spec.tools.making.heads.eagle3 import Eagle3Lesson, known
 from trt_spec.tools.making.heads.lesson import FIRST, Lesson
 from trt_spec.tools.making.heads.measures import bigram, by_place
-from trt_spec.tools.making.heads.settings import OPTIONS, Settings
 from trt_spec.tools.making.heads.spoken import Rows, Spoken
 from trt_spec.tools.making.heads.teacher import Teacher
+from trt_spec.tools.making.settings import KINDS, LEAST, HeadSettings
 from trt_spec.tools.making.train_head import train_head
 
 from ...families import tiny_checkpoint
@@ -40,7 +40,7 @@ PARALLEL = ("medusa", "blockwise")
 
 def small(kind: str, **changed: Any) -> dict[str, Any]:
     """The settings that this kind reads."""
-    unread = set(OPTIONS) - set(LESSONS[kind].options)
+    unread = set(LEAST) - set(KINDS[kind])
     return {name: value for name, value in SMALL.items() if name not in unread} | changed
 
 
@@ -55,9 +55,9 @@ def _few_rows_at_once(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(module, "TOGETHER", 8)
 
 
-def settings_of(target: str, kind: str = "eagle3", **changed: Any) -> Settings:
+def settings_of(target: str, kind: str = "eagle3", **changed: Any) -> HeadSettings:
     own = {name: value for name, value in small(kind).items() if name != "steps"}
-    return Settings(kind, target, "", **own | changed)
+    return HeadSettings(kind, target, "", **own | changed)
 
 
 def taught(target: str, folder: Path, kind: str = "eagle3", **changed: Any) -> tuple[Any, Spoken]:
@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_goes_on_from_what_it_saved_last(
     train_head("eagle3", target, tmp_path / "whole", PROMPTS, **SMALL)
     real_save, real_step, last = tool.save_state, learning._step, []
 
-    def save_state(folder: Path, settings: Settings, now: Any, *parts: Any) -> None:
+    def save_state(folder: Path, settings: HeadSettings, now: Any, *parts: Any) -> None:
         if now.step % 5 == 0 and not (last and last[-1] == "dead"):
             real_save(folder, settings, now, *parts)
             last.append(now.step)
@@ -559,13 +559,13 @@ def _interrupted(*_: Any) -> float:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kind": "hydra"}, "--kind is 'hydra', expected one of eagle3, mtp, medusa, blockwise, pass"),
-        ({"kind": "medusa"}, "--draft-vocab is for eagle3 heads, and says nothing to medusa ones; leave it out"),
-        ({"heads": 3}, "--heads is for medusa, blockwise, pass heads, and says nothing to eagle3 ones; leave it out"),
-        ({"rank": 2}, "--rank is for pass heads, and says nothing to eagle3 ones; leave it out"),
+        ({"kind": "hydra"}, "the kind is 'hydra', expected one of draft, eagle3, mtp, medusa, blockwise, pass"),
+        ({"kind": "medusa"}, "--draft-vocab is for eagle3 and says nothing to medusa; leave it out"),
+        ({"heads": 3}, "--heads is for medusa, blockwise, pass and says nothing to eagle3; leave it out"),
+        ({"rank": 2}, "--rank is for pass and says nothing to eagle3; leave it out"),
         ({"kind": "pass", "rank": 0, "draft_vocab": None, "mlp": None}, "--rank is 0, expected at least 1"),
-        ({"heads": 0}, "--heads is 0, expected at least 1"),
-        ({"heads": 32}, "--heads is 32, expected at most 31: --length is 32"),
+        ({"kind": "blockwise", "draft_vocab": None, "heads": 0}, "--heads is 0, expected at least 1"),
+        ({"kind": "blockwise", "draft_vocab": None, "heads": 32}, "--heads is 32, expected at most 31: --length is 32"),
         ({"mlp": 0}, "--mlp is 0, expected at least 1"),
         ({"samples": 1}, "--samples is 1, expected at least 2"),
         ({"length": 7}, "--length is 7, expected at least 8"),
@@ -596,18 +596,3 @@ def test_a_place_that_holds_other_things_is_refused_before_anything_is_learned(t
     with pytest.raises(ExportError, match="holds other things than a bundle"):
         train_head("eagle3", target, tmp_path / "head", PROMPTS, **SMALL)
     assert [file.name for file in tmp_path.iterdir()] == ["head"]
-
-
-def test_the_program_prints_json_and_says_how_long_is_left(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "prompts").write_text("abc\ndef f(\n")
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    own = ["--kind", "eagle3", "--target", target, "--prompts", str(tmp_path / "prompts"), "--out"]
-    assert tool.main([*own, str(tmp_path / "head"), *flags]) == 0
-    said = capsys.readouterr()
-    assert set(json.loads(said.out)) >= {"before", "quarters", "after", "bigram", "bytes", "minutes"}
-    assert re.search(r"step \d+ of 40: loss [\d.]+, about \d+ s left", said.err)
-    assert tool.main([*own, str(tmp_path / "other"), *flags, "--kind", "hydra"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "--kind is 'hydra', expected one of eagle3, mtp, medusa, blockwise, pass" in line

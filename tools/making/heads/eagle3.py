@@ -11,25 +11,22 @@ from torch import Tensor, nn
 
 from ....export.kinds.eagle3 import Eagle3, Parts, Wiring
 from ..learning import NEGLIGIBLE
-from .settings import Settings
+from ..settings import DRAFT_VOCAB, HeadSettings
 from .slots import FAINT, MEASURED, RIDGE, SlotLesson, rms
 from .spoken import Rows, Spoken
 
-DRAFT_VOCAB = 2048
 OF_THE_TARGET = 0.25  # rate of what begins as the target's
 SHARPNESS = 8.0  # of its first attention: the score of a slot with itself
 ENCODER, EMBEDDING = "encoder.", "embed_tokens.weight"
 
 
 class Eagle3Lesson(SlotLesson[Eagle3]):
-    options = ("draft_vocab", "mlp")
-
     @property
     def layers(self) -> tuple[int, ...]:
         count = self.teacher.checkpoint.shape.layers
         return tuple(sorted({min(max(0, layer), count - 1) for layer in (2, count // 2, count - 3)}))
 
-    def begin(self, spoken: Spoken, settings: Settings) -> Eagle3:
+    def begin(self, spoken: Spoken, settings: HeadSettings) -> Eagle3:
         from transformers import LlamaConfig
 
         vocab_size, width = self.teacher.projection.shape

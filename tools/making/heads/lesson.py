@@ -4,15 +4,15 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..learning import NEGLIGIBLE
+from ..settings import HeadSettings
 from ..training import divergence
-from .settings import Settings
 from .spoken import Rows, Spoken
 from .teacher import Teacher
 
@@ -25,8 +25,6 @@ Head = TypeVar("Head", bound=nn.Module)
 class Lesson(ABC, Generic[Head]):
     """One kind of head for one target."""
 
-    options: ClassVar[tuple[str, ...]]  # of those settings that not all kinds read
-
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
 
@@ -36,7 +34,7 @@ class Lesson(ABC, Generic[Head]):
         """Of which of the target's hidden states it reads, as transformers counts them."""
 
     @abstractmethod
-    def begin(self, spoken: Spoken, settings: Settings) -> Head:
+    def begin(self, spoken: Spoken, settings: HeadSettings) -> Head:
         """Build the head, the same from the same rows; what it knows already is the target's."""
 
     @abstractmethod

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from ....engines import MAX_DRAFT_LENGTH, RequestError
 from ....export.kinds.look_aheads import LORA, PARTS, PASS, WEIGHT
+from ..settings import HEADS, HeadSettings
 from .lesson import LATER, Lesson, missed, over
-from .parallel import HEADS
-from .settings import Settings
 from .spoken import Rows, Spoken
 
 SLOTS = 4  # one in so many is learned from in a step
@@ -37,13 +36,11 @@ class Ahead(nn.Embedding):
 
 
 class PassLesson(Lesson[Ahead]):
-    options = ("heads", "rank")
-
     @property
     def layers(self) -> tuple[int, ...]:
         return ()
 
-    def begin(self, spoken: Spoken, settings: Settings) -> Ahead:
+    def begin(self, spoken: Spoken, settings: HeadSettings) -> Ahead:
         """All begin as the mean of the tokens that are said, as far apart as these are."""
         self._refuse_unfit(settings)
         said = self.teacher.embedding[spoken.tokens(spoken.learned).flatten().to(self.teacher.device)].float()
@@ -52,7 +49,7 @@ class PassLesson(Lesson[Ahead]):
         look_aheads.weight = nn.Parameter(said.mean(0) + said.std(0) * apart)
         return look_aheads
 
-    def _refuse_unfit(self, settings: Settings) -> None:
+    def _refuse_unfit(self, settings: HeadSettings) -> None:
         name, read = self.teacher.checkpoint.name, type(self.teacher.model.get_input_embeddings())
         window = self.teacher.checkpoint.shape.window
         if (settings.heads or HEADS) > MAX_DRAFT_LENGTH:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ....export.kinds.layers import LAYERS
 from ....export.kinds.mtp import Mtp
 from ....export.kinds.mtp_files import NAMES
-from .settings import Settings
+from ..settings import HeadSettings
 from .slots import FAINT, MEASURED, RIDGE, SlotLesson, rms
 from .spoken import Rows, Spoken
 
@@ -20,13 +20,11 @@ KIND = "qwen3"  # of the layer: the one that speculators trains
 
 
 class MtpLesson(SlotLesson[Mtp]):
-    options = ("mlp",)
-
     @property
     def layers(self) -> tuple[int, ...]:
         return ()
 
-    def begin(self, spoken: Spoken, settings: Settings) -> Mtp:
+    def begin(self, spoken: Spoken, settings: HeadSettings) -> Mtp:
         from transformers import Qwen3Config
 
         config = Qwen3Config(**self.layer(settings), attn_implementation="eager")

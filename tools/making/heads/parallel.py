@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from ....export.kinds.parallel import FeedForward, ParallelHeads, ResidualBlocks
 from ..learning import NEGLIGIBLE
+from ..settings import HEADS, HeadSettings
 from .lesson import LATER, Lesson, missed, over
-from .settings import Settings
 from .spoken import Rows, Spoken
 
-HEADS = 4
 MEDUSA_LAYERS = 2  # of a head: one learns less in as many minutes
 SLOTS = 4  # one in so many is learned from in a step: more and cheaper steps teach more
 MEASURED = 256  # rows from which they begin
@@ -33,10 +32,10 @@ class ParallelLesson(Lesson[ParallelHeads]):
         return ()
 
     @abstractmethod
-    def block(self, settings: Settings, read: Tensor, wanted: Tensor) -> nn.Module:
+    def block(self, settings: HeadSettings, read: Tensor, wanted: Tensor) -> nn.Module:
         """Return what a head is before its projection; of what it reads [N, H] follows what is wanted [N, H]."""
 
-    def begin(self, spoken: Spoken, settings: Settings) -> ParallelHeads:
+    def begin(self, spoken: Spoken, settings: HeadSettings) -> ParallelHeads:
         vocab_size, width = self.teacher.projection.shape
         last = spoken.rows(spoken.learned[:MEASURED]).last
         blocks = [
@@ -71,9 +70,7 @@ class ParallelLesson(Lesson[ParallelHeads]):
 
 
 class MedusaLesson(ParallelLesson):
-    options = ("heads",)
-
-    def block(self, settings: Settings, read: Tensor, wanted: Tensor) -> ResidualBlocks:
+    def block(self, settings: HeadSettings, read: Tensor, wanted: Tensor) -> ResidualBlocks:
         block = ResidualBlocks(read.shape[1], MEDUSA_LAYERS, bias=True)
         for weight in block.parameters():
             nn.init.zeros_(weight)
@@ -98,10 +95,8 @@ class MedusaLesson(ParallelLesson):
 
 
 class BlockwiseLesson(ParallelLesson):
-    options = ("heads", "mlp")
-
     @torch.no_grad()
-    def block(self, settings: Settings, read: Tensor, wanted: Tensor) -> FeedForward:
+    def block(self, settings: HeadSettings, read: Tensor, wanted: Tensor) -> FeedForward:
         """A linear map by pairs of units: relu(a) - relu(-a) is a. What the residual brings is taken off it."""
         width = read.shape[1]
         block = FeedForward(width, settings.mlp or 2 * width).to(read.device)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ....export.kinds.slots import SlotHead
 from ..learning import NEGLIGIBLE
+from ..settings import HeadSettings
 from .lesson import LATER, Lesson, missed, over
-from .settings import Settings
 from .spoken import Rows
 
 STEPS = 4  # that it learns to go
@@ -38,7 +38,7 @@ class SlotLesson(Lesson[Slots]):
         """The tokens that it may propose; None: all."""
         return None
 
-    def layer(self, settings: Settings) -> dict[str, Any]:
+    def layer(self, settings: HeadSettings) -> dict[str, Any]:
         """The fields of a layer as large as the target's."""
         shape, (vocab_size, width) = self.teacher.checkpoint.shape, self.teacher.projection.shape
         heads = shape.heads or max(1, width // USUAL)  # the target may not attend

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....engines import RequestError
 from ...console import in_bytes
-from .settings import Settings
+from ..settings import HeadSettings
 from .teacher import Teacher
 
 TOGETHER = 128  # rows that the target writes at once
@@ -35,7 +35,7 @@ class Rows:
 class Spoken:
     """Rows of `length` tokens: a prompt, and how the target continues it."""
 
-    def __init__(self, folder: Path, settings: Settings, layers: Sequence[int], teacher: Teacher) -> None:
+    def __init__(self, folder: Path, settings: HeadSettings, layers: Sequence[int], teacher: Teacher) -> None:
         self.layers, self.device = tuple(layers), teacher.device
         self.length, self._seed = settings.length, settings.seed
         count, kept_of = settings.samples, (len(layers) + 1, teacher.projection.shape[1])
