@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, HYBRID, TARGET
+from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, PAIR, TARGET
 from trt_spec.tools.measuring.shipped_prompts import bench_prompts
 
 from ..bundles import Pair, export_pair
@@ -18,6 +18,7 @@ from ..kit.recorded import transformers_greedy
 RULES = ("rejection", "tokenwise", "coupled")
 LENGTHS = (4, "3+3", "4/8")  # a line, a comb and a tree
 CODE = [*bench_prompts("python", 0), *bench_prompts("code", 0)]  # of no file that anything was learned from
+HYBRID = PAIR / "pycode-hybrid-1m"
 PAGE = Path(__file__).parents[2] / "tools/demo_pair/README.md"
 
 

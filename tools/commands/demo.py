@@ -15,7 +15,7 @@ from ..console import say
 from ..flags.sampling import add_number
 from ..in_words import summary
 from ..ink import GREEN, Ink
-from ..making.kept_bundles import DEMO_DRAFTS, demo_bundle
+from ..making.kept_bundles import DEMO_DRAFTS, demo_bundle, refuse_unshipped
 from ..measuring.shipped_prompts import PYTHON_PROMPTS
 from ..output_json import output_json
 from ..trace_lines import RESET
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    refuse_unshipped(arguments.drafter)
     from ...runtime import Decoder, SamplingParams
 
     params = SamplingParams(

@@ -209,7 +209,7 @@ def _serve(
 
 def _refuse_model(arguments: argparse.Namespace) -> None:
     """Refuse a model that is not there, and flags that do not go with it."""
-    from ..making.kept_bundles import refuse_unfound
+    from ..making.kept_bundles import refuse_unfound, refuse_unshipped
 
     if arguments.model is not None and arguments.bundle is not None:
         raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
@@ -221,6 +221,8 @@ def _refuse_model(arguments: argparse.Namespace) -> None:
         raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
     if arguments.model is not None:
         read_manifest(Path(arguments.model))
+    elif arguments.bundle is None:
+        refuse_unshipped(arguments.drafter)
 
 
 def _is_bundle(arguments: argparse.Namespace) -> bool:

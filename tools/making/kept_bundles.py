@@ -17,20 +17,24 @@ DEMO_DRAFTS = {  # by the drafter that runs them
     "model": PAIR / "pycode-1m",
     **{head: PAIR / f"pycode-14m-{head}" for head in ("eagle3", "medusa", "blockwise", "pass")},
 }
-HYBRID = PAIR / "pycode-hybrid-1m"
-TELEGRAMS, TELEGRAM_DRAFT = PAIR / "telegram-750k", PAIR / "telegram-400k"
 LARGE = 2**24  # bytes of a file that is known by its size and time, since to read all of it takes long
 
 Progress = Callable[[str], None]
 
 
 def demo_bundle(progress: Progress, drafter: str = "model") -> Bundle:
-    return _kept("demo", TARGET, [DEMO_DRAFTS[drafter]], progress)
+    refuse_unshipped(drafter)
+    return kept("demo", TARGET, [DEMO_DRAFTS[drafter]], progress)
 
 
-def telegram_bundle(progress: Progress) -> Bundle:
-    """The shipped T5, which write out telegrams."""
-    return _kept("telegrams", TELEGRAMS, [TELEGRAM_DRAFT], progress)
+def refuse_unshipped(drafter: str) -> None:
+    """Refuse a head of the demo's target that only a clone has."""
+    if drafter in DEMO_DRAFTS and not DEMO_DRAFTS[drafter].exists():
+        here = " or ".join(name for name, folder in DEMO_DRAFTS.items() if folder.exists())
+        raise EngineError(
+            f"--drafter {drafter} needs {DEMO_DRAFTS[drafter].name}, which is in a clone of the repository and in no "
+            f"wheel; run this in a clone, or say --drafter {here}"
+        )
 
 
 def bundle_of(
@@ -40,10 +44,10 @@ def bundle_of(
 
     A model of the Hub is known by its name, so that a newer revision there makes no new bundle.
     """
-    return _kept(_name_of(target), target, drafts, progress, max_length, weights)
+    return kept(_name_of(target), target, drafts, progress, max_length, weights)
 
 
-def _kept(
+def kept(
     name: str,
     target: str | Path,
     drafts: Sequence[str | Path],

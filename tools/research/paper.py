@@ -35,13 +35,14 @@ from ..commands.bench import bench
 from ..console import say
 from ..example_sources import PromptedDecoder
 from ..flags.sampling import add_number
-from ..making.kept_bundles import DEMO_DRAFTS, TARGET, TELEGRAM_DRAFT, TELEGRAMS, demo_bundle, telegram_bundle
+from ..making.kept_bundles import DEMO_DRAFTS, TARGET, demo_bundle
 from ..measuring.clock import processor_time
 from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.theory import speed_up
 from ..program import program
 from ..whole_file import outputs
 from .paper_tables import LENIENCES
+from .shipped import TELEGRAM_DRAFT, TELEGRAMS, telegram_bundle
 from .telegrams import is_held_out, library_sentences, telegram
 from .train_pair import source_files, texts
 

@@ -161,6 +161,16 @@ def test_the_draft_that_is_asked_for_is_exported(run, cache, llama, monkeypatch,
     assert asked == [(kept_bundles.TARGET, [kept_bundles.DEMO_DRAFTS[drafter]])]
 
 
+@pytest.mark.parametrize("command", ["demo", "serve"])
+def test_a_head_that_only_a_clone_has_is_refused_elsewhere(run, tmp_path, monkeypatch, command):
+    monkeypatch.setitem(kept_bundles.DEMO_DRAFTS, "medusa", tmp_path / "pycode-14m-medusa")
+    assert_refused(
+        run(command, "--drafter", "medusa"),
+        "--drafter medusa needs pycode-14m-medusa, which is in a clone of the repository and in no wheel; run this in "
+        "a clone, or say --drafter model or eagle3 or blockwise or pass",
+    )
+
+
 def test_the_shipped_pair_is_there_and_heads_of_several_kinds():
     pair, heads = (kept_bundles.TARGET, kept_bundles.DEMO_DRAFTS["model"]), set(kept_bundles.DEMO_DRAFTS) - {"model"}
     for checkpoint in pair:
