@@ -96,6 +96,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 FACE = "__init__"
 RESEARCH = ROOT / "tools" / "research"
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+# Rooms that the rest runs without, and the files that may import them, inside functions alone.
+OPTIONAL = {
+    "peers": {"tools/commands/bench.py", "tools/measuring/gpu_parts.py"},
+    "dynamo": set(),  # a program of its own
+}
 EXPORT_ONLY = {"transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"}
 READS_GRAPHS = "engines/torch/onnx_graph.py"
 # These import their library, and are themselves imported inside a function only.
@@ -167,6 +172,16 @@ def test_a_folder_imports_only_those_below_it(file: Path):
 @pytest.mark.parametrize("file", [file for file in FILES if RESEARCH not in file.parents], ids=name)
 def test_the_product_imports_nothing_of_the_laboratory_which_no_wheel_has(file: Path):
     assert not [module for module in imports(file) if module.startswith("trt_spec.tools.research")]
+
+
+@pytest.mark.parametrize("room", OPTIONAL)
+def test_a_room_that_is_optional_is_imported_where_it_is_asked_for_alone(room: str):
+    place = f"trt_spec.tools.{room}"
+    others = [file for file in FILES if RESEARCH not in file.parents and (ROOT / "tools" / room) not in file.parents]
+    found = {name(file) for file in others if any(module.startswith(place) for module in imports(file))}
+    assert found == OPTIONAL[room]
+    for file in map(ROOT.joinpath, found):
+        assert not [module for module in imports(file, everywhere=False) if module.startswith(place)]
 
 
 @pytest.mark.parametrize("folder", ROOMS)

@@ -28,12 +28,10 @@ from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import open_decoder
 from ..flags.sampling import sampling_params
 from ..in_words import lossy, on_device, pair, place
-from ..measuring.apart import Apart
 from ..measuring.bandwidth import read_bandwidth
 from ..measuring.bench_result import Compared, bench_result, is_line
 from ..measuring.conditions import memory_used
 from ..measuring.kernels import kernels_per_round
-from ..measuring.peers import PEERS
 from ..measuring.shipped_prompts import KINDS, bench_prompts
 from ..measuring.theirs import Theirs, same_text
 from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit
@@ -107,7 +105,11 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         )
     drafter = arguments.drafter or usual_drafter(decoder.bundle, decoder.drafters)
     settings = _settings(decoder, drafter, params, arguments)
-    peer = PEERS[arguments.compare] if arguments.compare else None
+    peer = None
+    if arguments.compare:
+        from ..peers.table import PEERS
+
+        peer = PEERS[arguments.compare]
     folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
     measured = [Measured(setting) for setting in settings]
     theirs = [Theirs(one) for one in settings if peer and is_line(one)]
@@ -124,7 +126,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
         if peer:
             ids = [decoder.tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
             longest = max(map(len, ids)) + params.max_new_tokens
-            other = stack.enter_context(Apart(peer.name, peer.open, arguments, decoder.bundle, folders, longest))
+            other = stack.enter_context(peer.apart(arguments, decoder.bundle, folders, longest))
             runs_as = other.runs_as()
             for one in theirs:
                 name = f"{one.setting} in {peer.name}"
@@ -133,7 +135,7 @@ def _measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.N
                 turns[name] = partial(other.measure, ids, each, one)
             plain = decoder.generate(ids, each, draft_length=0, drafter="none") if params.greedy else None
             texts = None if plain is None else [output.token_ids for output in plain]
-            compared = Compared(peer, runs_as, theirs, texts)
+            compared = Compared(peer.name, peer.package, runs_as, theirs, texts)
         bandwidth = read_bandwidth(arguments.device)
         results = {str(one.setting): one for one in measured}
 

@@ -13,7 +13,6 @@ from ..flags.bench import BENCH_SAMPLING
 from ..in_words import draft_of
 from .bytes_read import round_bytes_read, weight_bytes_read
 from .conditions import conditions
-from .peers import Peer
 from .theirs import Texts, Theirs
 from .theory import tokens_per_round
 from .time_rounds import PARTS, Measured, Setting, total
@@ -23,14 +22,15 @@ from .time_rounds import PARTS, Measured, Setting, total
 class Compared:
     """A peer that took turns, and our own text where both must write one."""
 
-    peer: Peer
+    name: str
+    package: str
     runs_as: dict[str, Any]
     settings: list[Theirs]
     texts: Texts | None
 
     def to_json(self) -> dict[str, Any]:
         settings = [one.to_json(self.texts) for one in self.settings]
-        return {"name": self.peer.name, "runs_as": self.runs_as, "settings": settings}
+        return {"name": self.name, "runs_as": self.runs_as, "settings": settings}
 
 
 def bench_result(
@@ -74,7 +74,7 @@ def bench_result(
             "bare_over_roof": plain.verify_ms / roof_ms,
         },
         "memory": memory,
-        "conditions": conditions(bundle, decoder.engine, arguments.device, [compared.peer.package] if compared else []),
+        "conditions": conditions(bundle, decoder.engine, arguments.device, [compared.package] if compared else []),
         "recorded_kinds": decoder.recorded_kinds,
         "settings": [of_setting(one) for one in measured if is_line(one.setting)],
         "shapes": [{"shape": str(one.setting.shape), **of_setting(one)} for one in measured if one.setting.shape],

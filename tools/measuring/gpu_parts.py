@@ -22,7 +22,6 @@ from ..commands.bench import bench
 from ..console import say
 from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
-from .against_transformers import PLAIN, Transformers
 from .bandwidth import read_bandwidth
 from .budget import Row
 from .gpu_prediction import predicted_rounds_ms
@@ -150,6 +149,8 @@ def speed_of(one: dict[str, Any], roof_ms: float) -> dict[str, Any]:
 
 def transformers_speeds(pair: str, folder: Path, dtype: str, device: str, new_tokens: int) -> Iterator[Row]:
     """Measure transformers' generate, then its assisted generation with K = 4: greedy, one prompt at a time."""
+    from ..peers.against_transformers import PLAIN, Transformers
+
     target = folder / "target"
     other = Transformers(target, folder / "draft", dtype, device)
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))

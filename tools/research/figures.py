@@ -25,8 +25,8 @@ from ..console import progress, say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
-from ..measuring.against_transformers import PLAIN
 from ..measuring.time_rounds import Measured, measure
+from ..peers.against_transformers import PLAIN
 from ..program import program
 from ..whole_file import outputs
 

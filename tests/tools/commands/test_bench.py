@@ -11,12 +11,12 @@ from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.in_words import pair
 from trt_spec.tools.measuring import clock
-from trt_spec.tools.measuring import theirs as theirs_module
-from trt_spec.tools.measuring.against_transformers import PLAIN, Arrivals, Transformers
 from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
 from trt_spec.tools.measuring.theirs import Theirs
 from trt_spec.tools.measuring.theory import tokens_per_round
 from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, TimedRound, Waits, measure
+from trt_spec.tools.peers import named as peers_named
+from trt_spec.tools.peers.against_transformers import PLAIN, Arrivals, Transformers
 from trt_spec.tools.text_files import read_prompts
 
 from ...bundles import export_pair
@@ -241,7 +241,7 @@ def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, un
     result = compare("--target-checkpoint", wider, *checkpoints[2:])
     assert result.code == 2
     assert f"--target-checkpoint {wider} is a model of" in result.err.splitlines()[-1]
-    monkeypatch.setattr(theirs_module, "installed", lambda package: None)
+    monkeypatch.setattr(peers_named, "installed", lambda package: None)
     message = "--compare hf runs transformers, which is not installed; pip install 'trt-spec[export]'"
     assert_refused(compare(*checkpoints), message)
 

@@ -62,7 +62,7 @@ def flags() -> set[str]:
         parser = argparse.ArgumentParser()
         import_module(f"trt_spec.tools.{module}").add_arguments(parser)
         found |= set(parser._option_string_actions)
-    parser = import_module("trt_spec.tools.serving.dynamo_worker").parser()
+    parser = import_module("trt_spec.tools.dynamo.worker").parser()
     return found | set(parser._option_string_actions)
 
 

@@ -17,7 +17,8 @@ from ...engines.errors import one_line
 from ...engines.openvino import core, own_signal_stack
 from ...runtime import SamplingParams
 from ..flags.bench import OPENVINO_FLAGS, OWN
-from .theirs import Theirs, named_folders, require_package
+from ..measuring.theirs import Theirs
+from .named import named_folders, require_package
 
 MODEL = "openvino_model.xml"
 PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}

@@ -21,15 +21,15 @@ import pytest
 from trt_spec.engines import BLOCK_TOKENS
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
-from trt_spec.tools.serving.dynamo_requests import seed_of
-from trt_spec.tools.serving.dynamo_worker import parser
+from trt_spec.tools.dynamo.requests import seed_of
+from trt_spec.tools.dynamo.worker import parser
 from trt_spec.tools.serving.stepper import Flight
 
 from ...bundles import Pair
 from ...hybrids import Hybrid
 from ...kit.prompts import random_prompts
 from ...runtime.scripted import encoded, says, scripted_decoder
-from .manifests import commands_of
+from ..serving.manifests import commands_of
 
 ROOT = Path(__file__).parents[3]
 MODEL = "pycode-14m"
@@ -70,7 +70,7 @@ class Cluster:
 
     def start_worker(self, name: str, *flags: object, **environment: str) -> subprocess.Popen[bytes]:
         flags = ("--bundle", self._bundle, "--max-batch", 16, *flags)
-        self.start(name, "trt_spec.tools.serving.dynamo_worker", *flags, **environment)
+        self.start(name, "trt_spec.tools.dynamo.worker", *flags, **environment)
         return self.processes[-1]
 
     def start_frontend(self) -> None:
@@ -321,7 +321,7 @@ def made(packages: Path, monkeypatch: pytest.MonkeyPatch):
     """`made(decoder, …)` makes the engine that Dynamo runs, in this process, and a context of Dynamo's own."""
     monkeypatch.syspath_prepend(str(packages))
     from dynamo._core import Context
-    from trt_spec.tools.serving.dynamo_engine import DynamoEngine
+    from trt_spec.tools.dynamo.engine import DynamoEngine
 
     def make(decoder: Decoder, *flags: str):
         return DynamoEngine(decoder, Path("card"), parser().parse_args(["--bundle", "b", *flags])), Context

@@ -1,6 +1,6 @@
 """A worker of NVIDIA Dynamo, whose frontend takes the requests, routes them, and moves them when a worker dies.
 
-    python -m trt_spec.tools.serving.dynamo_worker --bundle bundle
+    python -m trt_spec.tools.dynamo.worker --bundle bundle
     python -m dynamo.frontend --discovery-backend file --router-mode kv --migration-limit 3
 
 A text that moves goes on as it would have, greedily and under rule coupled; under rule rejection it goes on exactly
@@ -23,9 +23,9 @@ from ..extras import install_command
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.limits import add_limit_flags, seconds
 from ..program import Parser, exit_code
-from .dynamo_requests import card_of
+from .requests import card_of
 
-PROGRAM = "trt_spec.tools.serving.dynamo_worker"
+PROGRAM = "trt_spec.tools.dynamo.worker"
 CARD = Path("card")  # relative, because Dynamo lets no worker in whose path is another
 
 
@@ -70,7 +70,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         from dynamo.common.backend.run import run
 
-        from .dynamo_engine import DynamoEngine
+        from .engine import DynamoEngine
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise EngineError(

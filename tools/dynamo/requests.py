@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from ...engines import Bundle, RequestError
 from ...runtime import Piece, SamplingParams
-from .stepper import Submission
-from .tokens import Spelling
+from ..serving.stepper import Submission
+from ..serving.tokens import Spelling
 
 DEFAULT_TEMPERATURE = 1.0
 

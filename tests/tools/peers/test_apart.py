@@ -9,9 +9,9 @@ import sys
 import pytest
 from trt_spec.engines import EngineError
 from trt_spec.runtime import SamplingParams
-from trt_spec.tools.measuring.apart import Apart
 from trt_spec.tools.measuring.theirs import Theirs
 from trt_spec.tools.measuring.time_rounds import Setting
+from trt_spec.tools.peers.apart import Apart
 
 PEER = '''
 import os, signal
@@ -93,7 +93,7 @@ def test_the_death_of_a_process_is_reported(echo):
 
 UNTIL_KILLED = """
 import signal, sys
-from trt_spec.tools.measuring.apart import Apart
+from trt_spec.tools.peers.apart import Apart
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 sys.path.insert(0, sys.argv[1])
 from echo_peer import Echo

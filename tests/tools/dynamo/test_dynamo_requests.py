@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from trt_spec.engines import Bundle, RequestError
 from trt_spec.runtime import Decoder, Piece, SamplingParams, TokenLogprob
-from trt_spec.tools.serving import dynamo_worker
-from trt_spec.tools.serving.dynamo_requests import card_of, chunk_of, seed_of, submission_of
+from trt_spec.tools.dynamo import worker as dynamo_worker
+from trt_spec.tools.dynamo.requests import card_of, chunk_of, seed_of, submission_of
 from trt_spec.tools.serving.tokens import Spelling
 
 from ...bundles import Pair
-from .manifests import commands_of
+from ..serving.manifests import commands_of
 
 EMPTY: dict[str, dict[str, Any]] = {  # as version 1.6.1 sends a request that asks for nothing
     "stop_conditions": dict.fromkeys(
@@ -135,14 +135,14 @@ def test_without_dynamo_the_worker_says_how_to_get_it(
     assert dynamo_worker.main(["--bundle", "b"]) == 2
     said = capsys.readouterr().err
     assert said == (
-        "trt_spec.tools.serving.dynamo_worker: error: a worker of Dynamo needs dynamo, which is not installed; "
+        "trt_spec.tools.dynamo.worker: error: a worker of Dynamo needs dynamo, which is not installed; "
         "pip install 'trt-spec[dynamo]'\n"
     )
 
 
 def test_the_manifests_start_workers_with_flags_that_there_are():
     """The files themselves were only read: no cluster has run them."""
-    given = commands_of("trt_spec.tools.serving.dynamo_worker")
+    given = commands_of("trt_spec.tools.dynamo.worker")
     assert len(given) == 2
     for words in given:
         arguments = dynamo_worker.parser().parse_args(words)

@@ -16,9 +16,9 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from ...engines import BLOCK_TOKENS, RequestError
 from ...runtime import Decoder, Piece
 from ...runtime.memory.prefixes import Block
-from .dynamo_requests import chunk_of, submission_of
-from .stepper import Flight, Stepper
-from .tokens import Spelling
+from ..serving.stepper import Flight, Stepper
+from ..serving.tokens import Spelling
+from .requests import chunk_of, submission_of
 
 MOST_WAITING = 10_000  # Dynamo hands over no more at once
 LINGER_SECONDS = 5  # for a round to end
@@ -27,7 +27,7 @@ LINGER_SECONDS = 5  # for a round to end
 class DynamoEngine(LLMEngine):  # type: ignore[misc]  # it has no types here
     """All methods are called by one event loop."""
 
-    from_args = None  # dynamo_worker reads the arguments
+    from_args = None  # worker.py reads the arguments
 
     def __init__(self, decoder: Decoder, card: Path, arguments: argparse.Namespace) -> None:
         """Serve a decoder; `card` is a folder with what the frontend reads of a checkpoint."""

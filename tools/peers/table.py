@@ -9,7 +9,7 @@ from ...engines import Bundle
 from ...runtime import SamplingParams
 from ..flags.bench import PEERS as NAMES
 from . import against_openvino, against_transformers
-from .apart import Opened
+from .apart import Apart, Opened
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class Peer:
     find: Callable[[argparse.Namespace, Bundle, str, SamplingParams], Mapping[str, Path]]
     # Opens them for prompts that are at most so many tokens long with all that is written.
     open: Callable[[argparse.Namespace, Bundle, Mapping[str, Path], int], Opened]
+
+    def apart(self, arguments: argparse.Namespace, bundle: Bundle, folders: Mapping[str, Path], longest: int) -> Apart:
+        """Open it in a process of its own."""
+        return Apart(self.name, self.open, arguments, bundle, folders, longest)
 
 
 PEERS = {

@@ -19,9 +19,10 @@ from ...runtime import SamplingParams
 from ...runtime.drafters import DRAFTERS, usual_drafter
 from ...runtime.drafters.model import DraftModel
 from ..flags.bench import CHECKPOINT_FLAGS
-from .bandwidth import all_cores
-from .theirs import Theirs, named_folders, require_package
-from .time_rounds import Setting
+from ..measuring.bandwidth import all_cores
+from ..measuring.theirs import Theirs
+from ..measuring.time_rounds import Setting
+from .named import named_folders, require_package
 
 PLAIN = Setting(0, "none")
 OWN_TOKENS = tuple(name for name, kind in DRAFTERS.items() if kind.other_tokens)

@@ -1,0 +1,1 @@
+"""Workers behind NVIDIA Dynamo, a program of their own."""
