@@ -67,8 +67,8 @@ def test_wheel_holds_every_module_and_no_other_top_level_name(wheel: Path) -> No
     models = {Path(one).parent.name for one in names if Path(one).name == "model.safetensors"}
     assert models == {"pycode-14m", "pycode-1m", "pycode-14m-pass"}
     assert wheel.stat().st_size < 27e6
-    for other in ("prompts/chat.jsonl", "gpu_figures.json"):
-        assert f"trt_spec/tools/measuring/{other}" in names
+    for other in ("prompts/chat.jsonl", "measuring/gpu_figures.json"):
+        assert f"trt_spec/tools/{other}" in names
     assert "trt_spec/py.typed" in names
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"trt_spec"}

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from trt_spec.runtime import Decoder
-from trt_spec.tools.measuring.theory import lenient_acceptance
 from trt_spec.tools.research import paper
 from trt_spec.tools.research.paper import (
     Said,
@@ -21,6 +20,7 @@ from trt_spec.tools.research.paper import (
 from trt_spec.tools.research.paper_tables import OURS
 from trt_spec.tools.research.shipped import TELEGRAMS
 from trt_spec.tools.research.telegrams import is_held_out, library_sentences
+from trt_spec.tools.theory.lines import lenient_acceptance
 
 from ..bundles import Pair
 

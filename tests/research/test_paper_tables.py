@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from trt_spec.tools.measuring.theory import speed_up
 from trt_spec.tools.research.paper_report import main, paper_report
 from trt_spec.tools.research.paper_tables import ALPHAS, COSTS, LENIENT, LONGEST, RUNS, paper
+from trt_spec.tools.theory.lines import speed_up
 
 from ..kit.check_values import CHECK_VALUES
 

@@ -16,7 +16,7 @@ from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.shapes import read_shape
-from trt_spec.tools.measuring.shipped_prompts import bench_prompts
+from trt_spec.tools.prompts.shipped import bench_prompts
 
 from ..bundles import Pair
 from ..kit.prompts import REPEATS, random_prompts

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, PAIR, TARGET
-from trt_spec.tools.measuring.shipped_prompts import bench_prompts
+from trt_spec.tools.prompts.shipped import bench_prompts
 
 from ..bundles import Pair, export_pair
 from ..kit.recorded import transformers_greedy

@@ -15,7 +15,7 @@ from ...runtime.state.asked import AUTO, BESIDE, MIXED, DraftLength
 from ...runtime.state.most import MOST_LINES
 from ...runtime.state.shapes import Shape, comb, regular, tree
 from ..example_sources import SourcedDecoder
-from ..measuring.shipped_prompts import PYTHON_PROMPTS
+from ..prompts.shipped import PYTHON_PROMPTS
 
 # How far the logits of two shapes of the same computation may lie apart. float32 keeps 24 bits, of which a hundred
 # roundings of activations use up a few. float16 keeps 11, and bfloat16 8: a logit of 10 is a multiple of 1/16 as it is.

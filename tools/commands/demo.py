@@ -16,8 +16,8 @@ from ..flags.sampling import add_number
 from ..in_words import summary
 from ..ink import GREEN, Ink
 from ..making.kept_bundles import DEMO_DRAFTS, demo_bundle, refuse_unshipped
-from ..measuring.shipped_prompts import PYTHON_PROMPTS
 from ..output_json import output_json
+from ..prompts.shipped import PYTHON_PROMPTS
 from ..trace_lines import RESET
 
 if TYPE_CHECKING:

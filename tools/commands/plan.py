@@ -13,10 +13,11 @@ from typing import Any
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP, RequestError
 from ..console import table, table_of
+from ..drawable import require_drawable
 from ..flags.sampling import add_number
-from ..measuring.theory import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
-from ..measuring.tree_theory import Comb, GrownTree, combs, grown_tree
-from ..pages.charts import planned_speed_up, require_drawable, save
+from ..pages.charts import planned_speed_up, save
+from ..theory.lines import best_draft_length, operations_growth, oracle_tokens_per_round, speed_up, tokens_per_round
+from ..theory.trees import Comb, GrownTree, combs, grown_tree
 from ..whole_file import whole_file
 
 COLUMNS = {

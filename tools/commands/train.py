@@ -7,8 +7,8 @@ from functools import partial
 from ..flags.train import given_settings
 from ..making.distil_draft import distil
 from ..making.prompts import chosen_prompts
-from ..making.settings import DRAFT
 from ..making.train_head import train_head
+from ..training_settings import DRAFT
 
 
 def run(arguments: argparse.Namespace) -> int:

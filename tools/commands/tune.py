@@ -22,11 +22,11 @@ from ..flags.engine import engine_name
 from ..flags.sampling import sampling_params
 from ..flags.tune import DRAFT_LENGTHS, QUICK, quick_in_words
 from ..measuring.fastest_engine import fastest_engines
-from ..measuring.shipped_prompts import bench_prompts
 from ..measuring.time_reading import reading_ms
-from ..measuring.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..measuring.tune_result import Grid, ShapeGrid, counts_of, report, result_json
 from ..measuring.whole_repeats import whole_repeats
+from ..prompts.shipped import bench_prompts
+from ..timing.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..whole_file import outputs
 
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured

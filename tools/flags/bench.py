@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...engines import RequestError
 from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
-from ..pages.charts import require_drawable, require_matplotlib
+from ..drawable import require_drawable, require_matplotlib
 from ..whole_file import refuse_unfit
 from .controller import SOURCES_HELP, refuse_drafter
 from .draft_lengths import draft_lengths

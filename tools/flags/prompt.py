@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from ...engines import RequestError
-from ..measuring.shipped_prompts import KINDS
+from ..prompts.shipped import KINDS
 from ..text_files import decoded, read_prompts, read_text
 
 

@@ -13,7 +13,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..making.settings import (
+from ..text_files import read_prompts
+from ..training_settings import (
     DRAFT,
     DRAFT_VOCAB,
     HEADS,
@@ -25,7 +26,6 @@ from ..making.settings import (
     refuse_pace,
     settings_of,
 )
-from ..text_files import read_prompts
 from .sampling import positive
 
 COMMON = {

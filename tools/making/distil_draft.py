@@ -27,10 +27,10 @@ from ...export.checkpoints.vocabulary import read_vocabulary
 from ...export.writing.aside import built_aside
 from ...export.writing.quiet import quiet_libraries
 from ..console import progress
+from ..training_settings import DRAFT, DraftSettings, refuse_pace, settings_of
 from .cut_down import cut_down
 from .growing import LlamaSize
 from .prompts import token_ids
-from .settings import DRAFT, DraftSettings, refuse_pace, settings_of
 from .training import (
     Windows,
     acceptance,

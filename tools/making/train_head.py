@@ -26,6 +26,7 @@ from ...export.checkpoints.vocabulary import read_vocabulary
 from ...export.writing.aside import built_aside, refuse_foreign
 from ...export.writing.quiet import quiet_libraries
 from ..console import progress
+from ..training_settings import HeadSettings, refuse_pace, settings_of
 from .heads import LESSONS
 from .heads.lesson import Lesson
 from .heads.measures import bigram, by_place, measured_rows
@@ -34,7 +35,6 @@ from .heads.state import Progress, restore_progress, restore_weights, save_state
 from .heads.teacher import Teacher
 from .learning import learn, time_left
 from .prompts import token_ids
-from .settings import HeadSettings, refuse_pace, settings_of
 from .training import refuse_device
 
 WRITING = 1 / 5  # share of --minutes in which the target may write

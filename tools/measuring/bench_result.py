@@ -11,11 +11,11 @@ from ...engines.bundle import TARGET
 from ...runtime import Decoder, SamplingParams
 from ..flags.bench import BENCH_SAMPLING
 from ..in_words import draft_of
+from ..theory.lines import tokens_per_round
+from ..timing.theirs import Texts, Theirs
+from ..timing.time_rounds import PARTS, Measured, Setting, total
 from .bytes_read import round_bytes_read, weight_bytes_read
 from .conditions import conditions
-from .theirs import Texts, Theirs
-from .theory import tokens_per_round
-from .time_rounds import PARTS, Measured, Setting, total
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from ...engines import Bundle
 from ...engines.bundle import TARGET
 from ...engines.contract.states import DTYPE_BYTES
 from ...runtime.drafters import DRAFTERS
-from .time_rounds import Measured
+from ..timing.time_rounds import Measured
 
 
 def weight_bytes_read(bundle: Bundle, name: str) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...engines import ENGINES, Bundle, engines_of
-from ..commands.doctor import machine
 from ..extras import PACKAGE, installed
+from ..machine import machine
 
 
 def conditions(bundle: Bundle, engine: str, device: str, compared: Sequence[str]) -> dict[str, Any]:

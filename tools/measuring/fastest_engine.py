@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 
 from ...engines import ENGINES, GRANULE, Bundle, EngineError, blank_cache, blank_step, open_engine, together
 from ...engines.bundle import DRAFT, HEAD, TARGET
-from .bare_steps import BareSteps, stream_of_records
+from ..timing.bare_steps import BareSteps, stream_of_records
 
 WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,), HEAD: (1,)}  # tokens of each request in the steps that are timed
 PAST = 128  # tokens in the cache

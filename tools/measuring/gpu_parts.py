@@ -18,17 +18,17 @@ from ...runtime.state.asked import DraftLength
 from ..certificate.probe import Probe
 from ..certificate.same_text import ask_plain, in_another_engine
 from ..certificate.subject import Subject
-from ..commands.bench import bench
 from ..console import say
 from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
-from .bandwidth import read_bandwidth
+from ..prompts.shipped import PYTHON_PROMPTS
+from ..timing.bandwidth import read_bandwidth
+from ..timing.theirs import Theirs
+from ..timing.time_rounds import Setting
+from .bench import bench
 from .budget import Row
 from .gpu_prediction import predicted_rounds_ms
 from .gpus import Gpu
-from .shipped_prompts import PYTHON_PROMPTS
-from .theirs import Theirs
-from .time_rounds import Setting
 
 DTYPES = ("float32", "float16", "bfloat16")
 RTX_SHAPES: tuple[DraftLength, ...] = (4, "4/8")

@@ -8,7 +8,7 @@ from torch.profiler import profile, supported_activities
 
 from ...runtime import Decoder, SamplingParams
 from ...runtime.scheduling.intake import Prompt
-from .time_rounds import Setting, total
+from ..timing.time_rounds import Setting, total
 
 
 def kernels_per_round(

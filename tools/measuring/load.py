@@ -23,13 +23,14 @@ from urllib.parse import urlsplit
 from ...engines import EngineError, RequestError
 from ...runtime import Decoder, SamplingParams
 from ..console import say
+from ..drawable import require_drawable
 from ..flags.controller import read_draft_length
 from ..flags.sampling import add_number
-from ..pages.charts import require_drawable, save, waits_under_load
+from ..pages.charts import save, waits_under_load
 from ..program import program
+from ..prompts.shipped import KINDS, bench_prompts
+from ..timing.time_rounds import percentiles
 from ..whole_file import outputs
-from .shipped_prompts import KINDS, bench_prompts
-from .time_rounds import percentiles
 
 PERCENTILES = (50, 90, 99)
 

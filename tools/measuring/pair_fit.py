@@ -29,9 +29,9 @@ from ...export.kinds import open_any
 from ...export.pipeline import SAMPLE, Progress
 from ...export.writing.quiet import quiet_libraries
 from ...runtime.translation.translation import Translation
-from .clock import run_ms
+from ..theory.lines import best_draft_length, speed_up
+from ..timing.clock import run_ms
 from .sibling_acceptance import sibling_acceptance
-from .theory import best_draft_length, speed_up
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 LONGEST_DRAFT = 8

@@ -7,7 +7,7 @@ import torch
 from ...engines import PREFILL_WIDTH
 from ...runtime import Decoder
 from ...runtime.memory.model import Model
-from .clock import run_ms
+from ..timing.clock import run_ms
 
 FEW = 16  # tokens
 REPEATS = 7

@@ -7,9 +7,9 @@ from ...runtime import Speculation
 from ...runtime.lengths.costs import Costs
 from ...runtime.state.shapes import Shape
 from ..console import table_of
+from ..theory.lines import tokens_per_round
+from ..timing.time_rounds import Measured, total
 from .bench_result import setting_json
-from .theory import tokens_per_round
-from .time_rounds import Measured, total
 
 BUSY = 0.3  # the spread of rounds beyond which something else has run beside them
 COLUMNS = {

@@ -13,18 +13,18 @@ from typing import Any
 
 from ...engines import RequestError
 from ..console import in_bytes
+from ..drawable import require_matplotlib
 from ..in_words import lossy, on_device, pair, place
-from ..measuring.theirs import same_text
-from ..measuring.time_rounds import PERCENTILES
 from ..program import program
 from ..text_files import read_text
+from ..timing.theirs import same_text
+from ..timing.time_rounds import PERCENTILES
 from ..whole_file import whole_file
 from .charts import (
     acceptance_by_position,
     accepted_histogram,
     bandwidth_over_draft_length,
     inline_svg,
-    require_matplotlib,
     round_timeline,
     speed_over_draft_length,
 )

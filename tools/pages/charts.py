@@ -8,9 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...engines import EngineError, RequestError
-from ..extras import install_command
-from ..measuring.theory import speed_up
+from ..theory.lines import speed_up
 
 COLOURS = {  # on white; a page may give other values to the names
     "ink": "#1f2429",
@@ -28,23 +26,8 @@ TEXT = 11
 MOST_LABELS = 9  # above bars, before they touch
 ROUND = "K, tokens proposed in a round\n(K proposals, then one pass of the target over them)"
 TITLE_WIDTH, TITLE_LINE = 66, 0.18  # characters a panel, inches
-FORMATS = (".png", ".svg")
 ALPHA_STEP = 0.1
 FREE_DRAFT = 0.05  # drawn beside a draft that costs nothing
-
-
-def require_matplotlib() -> None:
-    """Refuse what cannot be drawn before the work that is to be drawn."""
-    try:
-        import_module("matplotlib")
-    except ImportError as error:
-        raise EngineError(f"charts are drawn by matplotlib, which is not here; {install_command('report')}") from error
-
-
-def require_drawable(path: Path) -> None:
-    if path.suffix not in FORMATS:
-        raise RequestError(f"--plot {path} ends in {path.suffix!r}, expected {' or '.join(FORMATS)}")
-    require_matplotlib()
 
 
 def speed_over_draft_length(result: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from ...engines.errors import one_line
 from ...engines.openvino import core, own_signal_stack
 from ...runtime import SamplingParams
 from ..flags.bench import OPENVINO_FLAGS, OWN
-from ..measuring.theirs import Theirs
+from ..timing.theirs import Theirs
 from .named import named_folders, require_package
 
 MODEL = "openvino_model.xml"

@@ -19,9 +19,9 @@ from ...runtime import SamplingParams
 from ...runtime.drafters import DRAFTERS, usual_drafter
 from ...runtime.drafters.model import DraftModel
 from ..flags.bench import CHECKPOINT_FLAGS
-from ..measuring.bandwidth import all_cores
-from ..measuring.theirs import Theirs
-from ..measuring.time_rounds import Setting
+from ..timing.bandwidth import all_cores
+from ..timing.theirs import Theirs
+from ..timing.time_rounds import Setting
 from .named import named_folders, require_package
 
 PLAIN = Setting(0, "none")

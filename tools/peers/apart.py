@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from ...engines import EngineError
 from ...engines.errors import TrtSpecError
 from ...runtime import SamplingParams
-from ..measuring.theirs import Theirs
+from ..timing.theirs import Theirs
 
 
 class Opened(Protocol):

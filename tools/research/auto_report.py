@@ -30,8 +30,8 @@ from ..console import progress, table
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import add_engine_flags, open_decoder
 from ..flags.sampling import add_number, batch_size
-from ..measuring.shipped_prompts import WRITTEN, bench_prompts
 from ..program import program
+from ..prompts.shipped import WRITTEN, bench_prompts
 from ..whole_file import outputs
 
 SETS = (*WRITTEN, "random")

@@ -20,14 +20,14 @@ import torch
 
 from ...export.pipeline import export_bundle
 from ...runtime import Decoder, SamplingParams
-from ..commands.bench import bench
 from ..console import progress, say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
-from ..measuring.time_rounds import Measured, measure
+from ..measuring.bench import bench
 from ..peers.against_transformers import PLAIN
 from ..program import program
+from ..timing.time_rounds import Measured, measure
 from ..whole_file import outputs
 
 GROWN = LlamaSize(hidden=768, layers=12, heads=12, kv_heads=4, mlp=2048)

@@ -31,15 +31,15 @@ from ...export.checking.bigram import Bigram, shared
 from ...export.checking.quality import overlap
 from ...export.pipeline import export_bundle
 from ...runtime import Decoder, Output, SamplingParams
-from ..commands.bench import bench
 from ..console import say
 from ..example_sources import PromptedDecoder
 from ..flags.sampling import add_number
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET, demo_bundle
-from ..measuring.clock import processor_time
-from ..measuring.shipped_prompts import bench_prompts
-from ..measuring.theory import speed_up
+from ..measuring.bench import bench
 from ..program import program
+from ..prompts.shipped import bench_prompts
+from ..theory.lines import speed_up
+from ..timing.clock import processor_time
 from ..whole_file import outputs
 from .paper_tables import LENIENCES
 from .shipped import TELEGRAM_DRAFT, TELEGRAMS, telegram_bundle

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..measuring.theory import best_draft_length, operations_growth, speed_up, tokens_per_round
+from ..theory.lines import best_draft_length, operations_growth, speed_up, tokens_per_round
 
 OURS = Path(__file__).parent / "paper.json"  # what research.paper has measured
 TRADE = (  # table 1: α, K, growth of operations, speed; with c = ĉ = 0

@@ -14,8 +14,8 @@ from typing import Any
 from ...runtime import Decoder, Output, SamplingParams
 from ..console import table
 from ..flags.sampling import add_number, positive
-from ..measuring.shipped_prompts import PYTHON_PROMPTS
 from ..program import program
+from ..prompts.shipped import PYTHON_PROMPTS
 from .hearing import Run, measured
 
 

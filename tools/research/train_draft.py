@@ -23,9 +23,9 @@ from ...engines import RequestError
 from ...export.writing.aside import built_aside
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize
-from ..making.settings import refuse_below
 from ..making.training import Windows, held_out_loss, new_llama, next_token_loss, refuse_device, train
 from ..program import program
+from ..training_settings import refuse_below
 from .train_pair import DRAFT, save, source_files, stream, texts, train_tokenizer
 
 

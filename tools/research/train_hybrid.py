@@ -29,9 +29,9 @@ from ..console import say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
-from ..making.settings import refuse_below
 from ..making.training import Windows, acceptance, distillation_loss, held_out_loss, refuse_device, train
 from ..program import program
+from ..training_settings import refuse_below
 from .train_draft import own_files
 from .train_pair import save, stream
 

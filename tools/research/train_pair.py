@@ -26,7 +26,6 @@ from ...export.writing.aside import built_aside
 from ..console import say
 from ..flags.sampling import add_number
 from ..making.growing import LlamaSize
-from ..making.settings import refuse_below
 from ..making.training import (
     Windows,
     acceptance,
@@ -38,6 +37,7 @@ from ..making.training import (
     train,
 )
 from ..program import program
+from ..training_settings import refuse_below
 
 TARGET = LlamaSize(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1024)
 DRAFT = LlamaSize(hidden=128, layers=2, heads=2, kv_heads=1, mlp=384)

@@ -33,9 +33,9 @@ from ...export.writing.quiet import quiet_libraries
 from ..console import say
 from ..flags.sampling import add_number
 from ..making.heads.state import Progress, restore_progress, restore_weights, save_state
-from ..making.settings import digest, refuse_below
 from ..making.training import Loss, refuse_device, train
 from ..program import program
+from ..training_settings import digest, refuse_below
 from .telegrams import all_sentences, is_held_out, telegram
 from .train_pair import train_tokenizer
 

@@ -8,7 +8,7 @@ from trt_spec.runtime.acceptance.one_line import accept, flag_no_numbers, invers
 from trt_spec.runtime.state.noise import gumbels, uniforms
 from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.verdict import Verdict, Winners
-from trt_spec.tools.measuring.theory import lenient_acceptance
+from trt_spec.tools.theory.lines import lenient_acceptance
 
 from ..states import log, make_plan, make_rows
 

@@ -16,7 +16,7 @@ from trt_spec.runtime.drafters.suffix import PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import MATCHES, SuffixAutomaton
 from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.proposal import Proposal
-from trt_spec.tools.measuring.shipped_prompts import bench_prompts
+from trt_spec.tools.prompts.shipped import bench_prompts
 
 from ...bundles import Pair
 from ...kit.chi_squared import p_value_of

@@ -18,7 +18,7 @@ from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
 from trt_spec.runtime.requests.metrics import Beside, Outcome
 from trt_spec.runtime.state.asked import Wanted
 from trt_spec.runtime.state.shapes import line, read_shape
-from trt_spec.tools.measuring.theory import best_draft_length, tokens_per_round
+from trt_spec.tools.theory.lines import best_draft_length, tokens_per_round
 
 from ...bundles import Pair
 from ...kit.costs import SIBLINGS, known_costs, table

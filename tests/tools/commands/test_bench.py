@@ -10,14 +10,14 @@ from trt_spec.engines import Bundle
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.in_words import pair
-from trt_spec.tools.measuring import clock
-from trt_spec.tools.measuring.shipped_prompts import PYTHON_PROMPTS
-from trt_spec.tools.measuring.theirs import Theirs
-from trt_spec.tools.measuring.theory import tokens_per_round
-from trt_spec.tools.measuring.time_rounds import PARTS, Measured, Setting, TimedRound, Waits, measure
 from trt_spec.tools.peers import named as peers_named
 from trt_spec.tools.peers.against_transformers import PLAIN, Arrivals, Transformers
+from trt_spec.tools.prompts.shipped import PYTHON_PROMPTS
 from trt_spec.tools.text_files import read_prompts
+from trt_spec.tools.theory.lines import tokens_per_round
+from trt_spec.tools.timing import clock
+from trt_spec.tools.timing.theirs import Theirs
+from trt_spec.tools.timing.time_rounds import PARTS, Measured, Setting, TimedRound, Waits, measure
 
 from ...bundles import export_pair
 from ...foreign import merging_draft
@@ -438,7 +438,7 @@ def test_an_interruption_keeps_the_repeats_that_were_whole(run, llama, monkeypat
             signal.raise_signal(signal.SIGINT)
         measure(*arguments)
 
-    monkeypatch.setattr("trt_spec.tools.commands.bench.measure", until_the_second_repeat)
+    monkeypatch.setattr("trt_spec.tools.measuring.bench.measure", until_the_second_repeat)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
     result = run("bench", "--bundle", llama.bundle, "--draft-lengths", 2, "--max-new-tokens", 16, "--repeats", 3)
     signal.signal(signal.SIGINT, before)

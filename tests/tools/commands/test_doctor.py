@@ -7,7 +7,7 @@ from trt_spec.engines import usable_cores
 from trt_spec.export.foreign import BothWays
 from trt_spec.tools import extras
 from trt_spec.tools.commands import doctor
-from trt_spec.tools.measuring import theory
+from trt_spec.tools.theory import lines as theory
 
 from ...bundles import export_pair
 from ...foreign import merging_draft
@@ -74,7 +74,7 @@ def test_an_engine_that_does_not_load_is_said_so_with_the_reason(run, monkeypatc
 
 
 def test_it_works_where_there_is_no_proc(run, monkeypatch):
-    monkeypatch.setattr(doctor, "_proc_field", lambda file, name: None)
+    monkeypatch.setattr("trt_spec.tools.machine._proc_field", lambda file, name: None)
     assert run("doctor").code == 0
 
 

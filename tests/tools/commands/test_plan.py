@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from trt_spec.tools.measuring.tree_theory import best_tree, tokens_of_tree
+from trt_spec.tools.theory.trees import best_tree, tokens_of_tree
 
 from ...kit.check_values import CHECK_VALUES
 from ..conftest import assert_refused

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trt_spec.tools.making.heads import LESSONS
-from trt_spec.tools.making.settings import DRAFT, KINDS
+from trt_spec.tools.training_settings import DRAFT, KINDS
 
 from ...models import tiny_llama
 from ..conftest import assert_refused

@@ -12,10 +12,11 @@ from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.runtime.scheduling.engine_choice import read_choice
 from trt_spec.tools.certificate.arbiter import first_difference
 from trt_spec.tools.commands import tune as tune_command
-from trt_spec.tools.measuring import clock, fastest_engine
+from trt_spec.tools.measuring import fastest_engine
 from trt_spec.tools.measuring.fastest_engine import _choose, fastest_engines
-from trt_spec.tools.measuring.time_rounds import Measured, Setting, TimedRound, measure
 from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
+from trt_spec.tools.timing import clock
+from trt_spec.tools.timing.time_rounds import Measured, Setting, TimedRound, measure
 
 from ...bundles import export_pair
 from ...heads import eagle3_head, look_aheads, parallel_heads

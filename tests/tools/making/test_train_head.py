@@ -26,8 +26,8 @@ from trt_spec.tools.making.heads.lesson import FIRST, Lesson
 from trt_spec.tools.making.heads.measures import bigram, by_place
 from trt_spec.tools.making.heads.spoken import Rows, Spoken
 from trt_spec.tools.making.heads.teacher import Teacher
-from trt_spec.tools.making.settings import KINDS, LEAST, HeadSettings
 from trt_spec.tools.making.train_head import train_head
+from trt_spec.tools.training_settings import KINDS, LEAST, HeadSettings
 
 from ...families import tiny_checkpoint
 from ...models import tiny_gemma2, tiny_gpt2, tiny_llama

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from torch._C._autograd import DeviceType
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.measuring.kernels import kernels_of, kernels_per_round
-from trt_spec.tools.measuring.time_rounds import Setting
+from trt_spec.tools.timing.time_rounds import Setting
 
 from ...bundles import Pair
 

@@ -6,10 +6,10 @@ from html import unescape
 
 import pytest
 from trt_spec.tools.commands.plan import plan
-from trt_spec.tools.measuring.theory import speed_up
 from trt_spec.tools.pages import charts
 from trt_spec.tools.pages.charts import COLOURS, inline_svg
 from trt_spec.tools.pages.page import DARK
+from trt_spec.tools.theory.lines import speed_up
 
 from ..conftest import assert_refused
 

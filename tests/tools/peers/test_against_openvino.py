@@ -5,10 +5,10 @@ import json
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.measuring.theirs import Theirs, differs_at, same_text
-from trt_spec.tools.measuring.time_rounds import Setting
 from trt_spec.tools.peers import named as peers_named
 from trt_spec.tools.peers.against_openvino import OpenVino
+from trt_spec.tools.timing.theirs import Theirs, differs_at, same_text
+from trt_spec.tools.timing.time_rounds import Setting
 
 from ..conftest import assert_refused
 from .openvino_model import save_openvino

@@ -9,9 +9,9 @@ import sys
 import pytest
 from trt_spec.engines import EngineError
 from trt_spec.runtime import SamplingParams
-from trt_spec.tools.measuring.theirs import Theirs
-from trt_spec.tools.measuring.time_rounds import Setting
 from trt_spec.tools.peers.apart import Apart
+from trt_spec.tools.timing.theirs import Theirs
+from trt_spec.tools.timing.time_rounds import Setting
 
 PEER = '''
 import os, signal

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ....export.kinds.eagle3 import Eagle3, Parts, Wiring
+from ...training_settings import DRAFT_VOCAB, HeadSettings
 from ..learning import NEGLIGIBLE
-from ..settings import DRAFT_VOCAB, HeadSettings
 from .slots import FAINT, MEASURED, RIDGE, SlotLesson, rms
 from .spoken import Rows, Spoken
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ...training_settings import HeadSettings
 from ..learning import NEGLIGIBLE
-from ..settings import HeadSettings
 from ..training import divergence
 from .spoken import Rows, Spoken
 from .teacher import Teacher

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....engines import MAX_DRAFT_LENGTH, RequestError
 from ....export.kinds.look_aheads import LORA, PARTS, PASS, WEIGHT
-from ..settings import HEADS, HeadSettings
+from ...training_settings import HEADS, HeadSettings
 from .lesson import LATER, Lesson, missed, over
 from .spoken import Rows, Spoken
 

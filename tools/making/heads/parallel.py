@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ....export.kinds.parallel import FeedForward, ParallelHeads, ResidualBlocks
+from ...training_settings import HEADS, HeadSettings
 from ..learning import NEGLIGIBLE
-from ..settings import HEADS, HeadSettings
 from .lesson import LATER, Lesson, missed, over
 from .spoken import Rows, Spoken
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ....export.kinds.slots import SlotHead
+from ...training_settings import HeadSettings
 from ..learning import NEGLIGIBLE
-from ..settings import HeadSettings
 from .lesson import LATER, Lesson, missed, over
 from .spoken import Rows
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....engines import RequestError
 from ...console import in_bytes
-from ..settings import HeadSettings
+from ...training_settings import HeadSettings
 from .teacher import Teacher
 
 TOGETHER = 128  # rows that the target writes at once

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ....engines import RequestError
 from ....engines.bundle.whole_files import write_whole
-from ..settings import flag
+from ...training_settings import flag
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

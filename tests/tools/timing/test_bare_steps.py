@@ -12,11 +12,12 @@ from trt_spec.engines.torch import TorchEngine
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.lengths.costs import read_costs
 from trt_spec.runtime.scheduling import capture
-from trt_spec.tools.commands import bench as bench_command
 from trt_spec.tools.in_words import on_device
-from trt_spec.tools.measuring import bare_steps, clock, fastest_engine
+from trt_spec.tools.measuring import bench as bench_command
+from trt_spec.tools.measuring import fastest_engine
 from trt_spec.tools.measuring.fastest_engine import fastest_engines
-from trt_spec.tools.measuring.time_rounds import Measured, Setting, measure
+from trt_spec.tools.timing import bare_steps, clock
+from trt_spec.tools.timing.time_rounds import Measured, Setting, measure
 
 from ...bundles import Pair
 from ...recorder import Recorded, Recorder

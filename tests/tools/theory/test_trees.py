@@ -5,8 +5,8 @@ from itertools import product
 from random import Random
 
 import pytest
-from trt_spec.tools.measuring.theory import tokens_per_round
-from trt_spec.tools.measuring.tree_theory import Comb, best_tree, combs, depth_of_tree, tokens_of_tree
+from trt_spec.tools.theory.lines import tokens_per_round
+from trt_spec.tools.theory.trees import Comb, best_tree, combs, depth_of_tree, tokens_of_tree
 
 RANKS = [(0.6, 0.2, 0.1), (0.5, 0.5), (0.8,), (0.3, 0.3, 0.3, 0.1)]
 

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from trt_spec.tools.measuring.theory import (
+from trt_spec.tools.theory.lines import (
     best_draft_length,
     lenient_acceptance,
     operations_growth,

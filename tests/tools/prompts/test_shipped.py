@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer
 from trt_spec.tools.making.kept_bundles import TARGET
-from trt_spec.tools.measuring.shipped_prompts import KINDS, WRITTEN, bench_prompts
+from trt_spec.tools.prompts.shipped import KINDS, WRITTEN, bench_prompts
 
 
 @pytest.mark.parametrize("kind", [*WRITTEN, "random"])

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
-from .theory import tokens_per_round
+from .lines import tokens_per_round
 
 
 class Comb(NamedTuple):

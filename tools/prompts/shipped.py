@@ -9,7 +9,7 @@ from ..text_files import read_prompts
 if TYPE_CHECKING:
     from ...runtime.scheduling.intake import Prompt
 
-FOLDER = Path(__file__).parent / "prompts"
+FOLDER = Path(__file__).parent
 WRITTEN = ("code", "prose", "repetition", "chat")  # a file each
 KINDS = ("python", *WRITTEN, "random")
 RANDOM_PROMPTS, RANDOM_TOKENS = 8, 64

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...engines import RequestError
+from ..engines import RequestError
 
 DRAFT = "draft"
 KINDS: dict[str, tuple[str, ...]] = {  # with those settings that not all kinds read

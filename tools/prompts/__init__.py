@@ -1,0 +1,1 @@
+"""The prompts that are shipped."""

@@ -1,0 +1,1 @@
+"""What speculation yields, in closed forms."""

@@ -1,0 +1,1 @@
+"""Timings of rounds and of their steps, ours and those of another runtime."""
