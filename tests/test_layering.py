@@ -23,6 +23,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "engines": {
         "errors": set(),
         "cores": set(),
+        "cache_folder": set(),
         "onnx_types": set(),
         "symbols": set(),
         "contract": {"errors"},
@@ -33,7 +34,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "onnxruntime": {"engine", "bundle", "contract", "onnx_types", "cores", "errors"},
         "openvino": {"engine", "contract", "cores", "errors"},
         "tensorrt": {"steps", "engine", "bundle", "contract", "errors"},
-        "torch": {"engine", "bundle", "contract", "onnx_types", "errors"},
+        "torch": {"engine", "bundle", "cache_folder", "contract", "onnx_types", "errors"},
         "table": {"engine", "contract", "errors"},
     },
     # Seven floors: the pipeline; writing, kinds and foreign; checkpoints; special and sources; families and checking;

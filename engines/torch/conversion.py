@@ -32,7 +32,7 @@ class Recorder(TorchFunctionMode):
     def input(self, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
         tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
-        self._written[id(tensor)] = tensor, self._graph.placeholder(spec.name)
+        self._note(tensor, self._graph.placeholder(spec.name))
         return tensor
 
     def module(self) -> fx.GraphModule:
@@ -52,14 +52,18 @@ class Recorder(TorchFunctionMode):
             args, kwargs = _on("meta", call)
             self._outputs[key] = output = func(*args, **kwargs)
             if isinstance(output, Tensor):
-                self._written[id(output)] = output, self._graph.call_function(func, *arguments)
+                self._note(output, self._graph.call_function(func, *arguments))
             elif output is None:  # it writes
                 self._graph.call_function(func, *arguments)
             elif isinstance(output, tuple) and any(isinstance(part, Tensor) for part in output):
                 node = self._graph.call_function(func, *arguments)
                 for index, part in enumerate(output):
-                    self._written[id(part)] = part, self._graph.call_function(operator.getitem, (node, index))
+                    self._note(part, self._graph.call_function(operator.getitem, (node, index)))
         return self._outputs[key]
+
+    def _note(self, tensor: Tensor, node: fx.Node) -> None:
+        node.meta["example_value"] = tensor.to("meta")
+        self._written[id(tensor)] = tensor, node
 
     def _node(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -67,7 +71,7 @@ class Recorder(TorchFunctionMode):
         if id(value) not in self._written:
             name = f"constant_{len(self._written)}"
             self._root.register_buffer(name, value if value.is_meta else value.to(self._device))
-            self._written[id(value)] = value, self._graph.get_attr(name)
+            self._note(value, self._graph.get_attr(name))
         return self._written[id(value)][1]
 
 

@@ -12,8 +12,10 @@ from torch import Tensor, fx
 from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
+from .compiling import CompiledStep, layout
 from .conversion import Recorder, fold, place, run_node
 from .fusing import PLACE, Rewriting, fuse, kept, reads_live
+from .kept_code import KeptCode
 from .kernels import FEW_ROWS, composed
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
@@ -59,7 +61,7 @@ class TorchEngine(Engine):
             raise EngineError(
                 f"engine torch cannot use the device {device!r} ({first_line(error)}); expected cpu or cuda"
             ) from error
-        self.contract, self.device, self._compiled = cast("Contract", contract), device, compiled
+        self.contract, self.device = cast("Contract", contract), device
         # Full capacity is cheap on a GPU, and compiled code would be compiled anew for every length.
         self.static_capacity = self.reads_prefixes = compiled or torch.device(device).type != "cpu"
         read = read_graph(graph)
@@ -78,7 +80,8 @@ class TorchEngine(Engine):
         self.reads_live = self._with_kernels and reads_live(self._nodes, contract)
         self._constants = place(rewriting.constants, [*self._nodes, *self._nodes_of_few], device)
         self._module = lru_cache(KEPT_SHAPES)(self._convert)
-        self._compiled_module = lru_cache(KEPT_SHAPES)(self._compile)
+        self._compiled_step = lru_cache(KEPT_SHAPES)(self._compile)
+        self._kept_code = KeptCode(graph) if compiled else None
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
         self._convert(TRIAL)  # refuse now what cannot be converted
 
@@ -92,16 +95,18 @@ class TorchEngine(Engine):
         module = self.converted(sizes)
         given = [inputs[spec.name] for spec in self.contract.inputs]
         wanted = [outputs[spec.name] for spec in self._computed]
-        again = False
+        compute: Callable[..., object] = module
+        ran = False
 
         def run() -> None:
-            nonlocal again
+            nonlocal compute, ran
             try:
                 with torch.inference_mode():
-                    # A step that repeats belongs to a round; prefill steps run too seldom to compile.
-                    compute = self._compiled_module(shape) if self._compiled and again else module
+                    if self._kept_code is not None and ran and compute is module:
+                        # A step that repeats belongs to a round; prefill steps run too seldom to compile.
+                        compute = self._compiled_step(shape, layout([*given, *wanted]))
                     compute(*given, *wanted)
-                again = True
+                ran = True
             except torch.OutOfMemoryError:  # the decoder opened all models and says how much they need
                 raise
             except (RuntimeError, IndexError) as error:
@@ -119,10 +124,13 @@ class TorchEngine(Engine):
     def close(self) -> None:
         self._constants = {}
         self._module.cache_clear()
-        self._compiled_module.cache_clear()
+        self._compiled_step.cache_clear()
+        if self._kept_code is not None:
+            self._kept_code.close()
 
-    def _compile(self, shape: Shape) -> Callable[..., object]:
-        return torch.compile(self._module(shape), fullgraph=True, dynamic=False)
+    def _compile(self, shape: Shape, _: object) -> CompiledStep:
+        assert self._kept_code is not None
+        return CompiledStep(self._module(shape), self._kept_code)
 
     def _convert(self, shape: Shape) -> fx.GraphModule:
         """Convert the graph for these sizes; it writes to all of the caller's outputs, and to the cache in place."""

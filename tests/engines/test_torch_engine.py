@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -448,22 +448,15 @@ def test_missing_onnx_names_the_extra_to_install(llama: Pair, monkeypatch: pytes
 # Compiled.
 
 
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def test_the_steps_of_a_round_are_compiled_and_prefill_is_not(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     compiled = []
 
-    def remember(module: Any, **options: Any) -> Any:
-        assert options == {"fullgraph": True, "dynamic": False}
+    def remember(module: Any, inputs: list[Tensor], **options: Any) -> Any:
+        assert options == {"dynamic_shapes": "from_example_inputs", "donate_graph_module": True}
         compiled.append(module)
         return module
 
-    monkeypatch.setattr(torch, "compile", remember)
+    monkeypatch.setattr(torch._inductor, "standalone_compile", remember)
     engine = opened(llama, "torch-compiled")
     assert engine.static_capacity
     assert engine.reads_prefixes
@@ -482,13 +475,15 @@ def test_the_steps_of_a_round_are_compiled_and_prefill_is_not(llama: Pair, monke
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_step_agrees_with_onnxruntime_and_writes_the_cache_in_place(tmp_path: Path):
+def test_a_compiled_step_agrees_with_onnxruntime_and_writes_the_cache_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A verify width, then the same after a rollback; the prompts of the two rows differ in length.
 
     The compiled step runs over the first half of a longer cache.
     """
-    pair = export_pair(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=1), tmp_path / "bundle")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pair = export_pair(tiny_llama(tmp_path / "checkpoint", num_hidden_layers=4), tmp_path / "bundle")
     found = {}
     for name in ("onnxruntime", "torch-compiled"):
         engine = opened(pair, name)

@@ -1,7 +1,6 @@
 """Bundles that are exported on first use, kept in the user's cache, and made again if damaged."""
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ...engines import Bundle, BundleError, EngineError, ExportError
+from ...engines.cache_folder import cache_folder
 from ..extras import install_command, installed, requirements
 
 PAIR = Path(__file__).parents[1] / "demo_pair"
@@ -105,13 +105,7 @@ def _name_of(target: str) -> str:
 
 
 def _place(name: str, checkpoints: Sequence[str | Path], max_length: int | None, weights: str) -> Path:
-    return _cache_folder() / f"{name}-{_key(checkpoints, max_length, weights)}"
-
-
-def _cache_folder() -> Path:
-    """The XDG specification says to ignore a relative path."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "trt-spec"
+    return cache_folder() / f"{name}-{_key(checkpoints, max_length, weights)}"
 
 
 def _key(checkpoints: Sequence[str | Path], *options: object) -> str:

@@ -118,7 +118,7 @@ def test_a_cache_folder_that_cannot_be_made_is_refused(demo, tmp_path, monkeypat
 def test_a_relative_cache_folder_counts_as_none(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert kept_bundles._cache_folder() == tmp_path / ".cache" / "trt-spec"
+    assert kept_bundles.cache_folder() == tmp_path / ".cache" / "trt-spec"
 
 
 def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
