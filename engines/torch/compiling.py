@@ -8,6 +8,9 @@ from torch import Tensor, fx
 from .kept_code import KeptCode
 from .regions import Region, regions
 
+# Else each process runs the C++ compiler over its headers, and keeps these in a folder that others may write to.
+OPTIONS = {"cpp_cache_precompile_headers": False}
+
 
 def layout(tensors: Sequence[Tensor]) -> tuple[object, ...]:
     """Return all that compiled code relies on: sizes, types and strides, and which of the tensors share memory."""
@@ -46,6 +49,10 @@ class CompiledStep:
         if form not in self._forms:
             with self._kept.in_place():
                 self._forms[form] = torch._inductor.standalone_compile(
-                    region.module, [*read], dynamic_shapes="from_example_inputs", donate_graph_module=True
+                    region.module,
+                    [*read],
+                    dynamic_shapes="from_example_inputs",
+                    options={"config_patches": OPTIONS},
+                    donate_graph_module=True,
                 )
         return self._forms[form]

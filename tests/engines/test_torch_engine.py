@@ -452,7 +452,7 @@ def test_the_steps_of_a_round_are_compiled_and_prefill_is_not(llama: Pair, monke
     compiled = []
 
     def remember(module: Any, inputs: list[Tensor], **options: Any) -> Any:
-        assert options == {"dynamic_shapes": "from_example_inputs", "donate_graph_module": True}
+        assert options["dynamic_shapes"] == "from_example_inputs"
         compiled.append(module)
         return module
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from trt_spec.engines.torch import regions
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.round import round as round_module
 from trt_spec.runtime.round.result import RowResult
@@ -57,6 +58,23 @@ def test_steps_that_read_live_entries_alone_are_recorded_once_however_long_texts
 
     assert records(kernels=True) == 2
     assert records(kernels=False) > 2
+
+
+def test_compiled_steps_are_compiled_before_they_are_recorded_and_replayed_region_by_region(llama: Pair) -> None:
+    """The operations of a region stand for its code; a step is cut after each ten operations."""
+
+    def compiled(module: Any, *_: Any, **__: Any) -> Any:
+        assert not is_recording()
+        return module
+
+    with (
+        replaying() as machine,
+        patch.object(torch._inductor, "standalone_compile", compiled),
+        patch.object(regions, "repeats", lambda tokens, _: list(range(0, len(tokens), 10))),
+    ):
+        found = texts(PLAIN, llama.bundle, "torch-compiled")
+    require_same(found, texts(PLAIN, llama.bundle), PLAIN)
+    assert sum(machine.launched) > 4
 
 
 def test_a_request_that_is_cancelled_disturbs_no_other(llama: Pair) -> None:

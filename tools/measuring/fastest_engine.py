@@ -15,7 +15,7 @@ WIDTHS = {TARGET: (1, 3, 5), DRAFT: (1,), HEAD: (1,)}  # tokens of each request 
 PAST = 128  # tokens in the cache
 REPEATS = 15
 CLEARLY = 0.95  # smaller batches have another engine than larger ones if it takes less than this part of the time
-SLOW_TO_COMPILE = "torch-compiled"
+LEFT_OUT = {("torch-compiled", "cpu")}  # a C++ compiler takes minutes, and ONNX Runtime is faster in the end
 
 Times = dict[str, dict[str, dict[int, float]]]  # milliseconds of a step by model, engine and the largest batch
 
@@ -27,10 +27,15 @@ def fastest_engines(
 
     A time is the geometric mean of all steps of so many rows or fewer.
     """
-    kinds = [one.name for one in ENGINES.values() if device.partition(":")[0] in one.devices and not one.computes_in]
+    where = device.partition(":")[0]
+    kinds = [
+        one.name
+        for one in ENGINES.values()
+        if where in one.devices and not one.computes_in and (one.name, where) not in LEFT_OUT
+    ]
     times: Times = {}
     for name in bundle.names:
-        running = [kind for kind in kinds if kind != SLOW_TO_COMPILE]
+        running = kinds
         medians: dict[str, dict[int, list[float]]] = {}
         for batch in batches:
             found = _time_steps(bundle, name, device, running, batch, show)
@@ -46,7 +51,7 @@ def fastest_engines(
 def _time_steps(
     bundle: Bundle, name: str, device: str, kinds: Sequence[str], batch: int, show: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of a step of each width in each engine that opens.
+    """Return the milliseconds of a step of each width in each engine that runs them.
 
     They are opened for each batch anew, because one that prepares for numbers of tokens has room for a few only.
     """
@@ -58,20 +63,19 @@ def _time_steps(
             show(f"batch {batch}: opening the {name} in {kind}")
             try:
                 engine = open_engine(kind, bundle.graph(name), bundle.models[name].contract, device)
-            except EngineError as error:
+                opened.callback(engine.close)
+                cache = blank_cache(engine.contract, batch, PAST + GRANULE, device)
+                widths = WIDTHS[bundle.models[name].kind]
+                own = {(kind, width): blank_step(engine, cache, 0, batch, width, width) for width in widths}
+                for step in (*own.values(), *own.values()):  # twice: engines prepare for steps that recur
+                    step.start.fill_(PAST)
+                    step.run()
+            except EngineError as error:  # such as a compiler that is missing
                 show(f"{kind} is left out: {error}")
                 continue
-            opened.callback(engine.close)
-            engines[kind] = engine
-            cache = blank_cache(engine.contract, batch, PAST + GRANULE, device)
-            for width in WIDTHS[bundle.models[name].kind]:
-                step = blank_step(engine, cache, 0, batch, width, width)
-                step.start.fill_(PAST)
-                steps[kind, width] = step
-        for step in (*steps.values(), *steps.values()):  # twice: engines prepare for steps that recur
-            step.run()
-        for engine in engines.values():
             engine.settle()
+            engines[kind] = engine
+            steps |= own
         bare = {kind: BareSteps(device, engine.capturable()) for kind, engine in engines.items()}
         show(f"batch {batch}: timing the {name}")
         for _ in range(REPEATS):

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from trt_spec.engines import ENGINES, Bundle, Step
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.engines.torch import TorchEngine
@@ -140,6 +142,32 @@ def test_engine_auto_compares_engines_as_their_steps_will_run(llama: Pair, host:
     for by_engine in times.values():
         assert by_engine["torch"] == pytest.approx({1: 1000.0})
         assert by_engine["onnxruntime"] == pytest.approx({1: 1e3 * PIECE_BY_PIECE})
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_engine_auto_weighs_compiled_steps_where_they_can_be_compiled(llama: Pair, has_compiler: bool) -> None:
+    """With the operations of a region in place of its code."""
+
+    def compiled(module: Any, *_: Any, **__: Any) -> Any:
+        if not has_compiler:
+            raise RuntimeError("no compiler found")
+        return module
+
+    said: list[str] = []
+    two = {name: ENGINES[name] for name in ("onnxruntime", "torch-compiled")}
+    with (
+        patch.object(torch._inductor, "standalone_compile", compiled),
+        patch.object(fastest_engine, "ENGINES", two),
+        patch.object(fastest_engine, "LEFT_OUT", set()),
+    ):
+        fastest, times = fastest_engines(Bundle.open(llama.bundle), "cpu", (1,), said.append)
+    told = [line for line in said if "left out" in line]
+    if has_compiler:
+        assert not told
+        assert all(set(by_engine) == set(two) for by_engine in times.values())
+    else:
+        assert told == ["torch-compiled is left out: torch failed at batch 1, width 1: no compiler found"] * 2
+        assert fastest == {1: "onnxruntime"}
 
 
 def test_a_short_step_is_replayed_often_enough_to_be_timed(host: SlowHost, llama: Pair) -> None:
