@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import geometric_mean, median
 
-from ...engines import ENGINES, GRANULE, Bundle, EngineError, blank_cache, blank_step, open_engine, together
+from ...engines import (
+    ENGINES,
+    GRANULE,
+    Bundle,
+    Engine,
+    EngineError,
+    Step,
+    blank_cache,
+    blank_step,
+    open_engine,
+    together,
+)
 from ...engines.bundle import DRAFT, HEAD, TARGET
 from ..timing.bare_steps import BareSteps, stream_of_records
 
@@ -58,7 +69,8 @@ def _time_steps(
     taken_ms: dict[str, dict[int, list[float]]] = {}
     with ExitStack() as opened:
         opened.enter_context(stream_of_records(device))
-        steps, engines = {}, {}
+        steps: dict[tuple[str, int], Step] = {}
+        engines: dict[str, Engine] = {}
         for kind in kinds:
             show(f"batch {batch}: opening the {name} in {kind}")
             try:

@@ -23,6 +23,7 @@ from ..making.growing import LlamaSize, grow
 from ..making.kept_bundles import DEMO_DRAFTS, TARGET
 from ..prompts.shipped import PYTHON_PROMPTS
 from ..timing.bandwidth import read_bandwidth
+from ..timing.clock import now
 from ..timing.theirs import Theirs
 from ..timing.time_rounds import Setting
 from .bench import bench
@@ -130,6 +131,20 @@ def speeds(pair: str, bundle: Path, device: str, asked: Speed, new_tokens: int) 
     for one in (*result["settings"], *result["shapes"]):
         ms = None if "shape" in one else predicted.get(one["draft_length"])
         yield of | speed_of(one, roof["roof_ms"]) | {"predicted_ms": ms}
+
+
+def compiled_starts(pair: str, bundle: Path, device: str) -> Iterator[Row]:
+    """Time the first text of torch-compiled twice; the second start finds what the first has compiled."""
+    from torch._dynamo.utils import counters
+
+    for start in ("first", "second"):
+        counters.clear()
+        began = now()
+        with Decoder.open(bundle, "torch-compiled", device, 1) as decoder:
+            decoder.generate(PYTHON_PROMPTS[:1], SamplingParams(max_new_tokens=24, temperature=0), draft_length=4)
+        found = counters["inductor"]
+        of = {"pair": pair, "start": start, "seconds": now() - began}
+        yield of | {"compiled": found["fxgraph_cache_miss"], "found": found["fxgraph_cache_hit"]}
 
 
 def speed_of(one: dict[str, Any], roof_ms: float) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from .gpu_parts import (
     SHAPES,
     Speed,
     bandwidth,
+    compiled_starts,
     coupled_ties,
     grown_pair,
     parity,
@@ -82,6 +83,8 @@ def parts_of(work: Path, device: str, pairs: Sequence[str], new_tokens: int) -> 
         yield Part(f"speed {pair}, transformers", 15, theirs)
         if not place:
             yield Part("parity torch float32", 10, partial(parity, work, device, "torch", "float32", new_tokens))
+        if device != "cpu":  # which takes minutes
+            yield Part(f"compiling {pair}", 30, partial(compiled_starts, pair, folder / "bundle", device))
         yield from map(speed, FURTHER)
     yield Part("coupled", 10, partial(coupled_ties, work, device, "torch", new_tokens))
     for engine in ("torch", "onnxruntime"):

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
 from trt_spec.tools.making.growing import LlamaSize
 from trt_spec.tools.measuring import gpu_parts, gpu_report
 from trt_spec.tools.measuring.budget import Part, Row, run_parts
@@ -144,6 +148,24 @@ def test_the_report_measures_what_it_says(demo: Pair, tmp_path: Path, capsys: py
             assert 0.8 < one["over_kernels"] < 3
             assert (one["roof_share"] is None) == (one["draft_length"] != 0)
             assert (one["of_theory"] is None) == (one["draft_length"] != 2)
+
+
+def test_a_second_start_of_compiled_steps_is_told_beside_the_first(llama: Pair) -> None:
+    """With the operations of a region in place of its code, which torch would find the second time."""
+    forms = set()
+
+    def compiled(module: Any, read: list[Tensor], **_: Any) -> Any:
+        form = module.code, *(one.shape for one in read)
+        counters["inductor"]["fxgraph_cache_hit" if form in forms else "fxgraph_cache_miss"] += 1
+        forms.add(form)
+        return module
+
+    with patch.object(torch._inductor, "standalone_compile", compiled):
+        first, second = gpu_parts.compiled_starts("tiny", llama.bundle, "cpu")
+    assert (first["start"], second["start"]) == ("first", "second")
+    assert first["compiled"] == second["found"] > 0
+    assert first["found"] == second["compiled"] == 0
+    assert min(first["seconds"], second["seconds"]) > 0
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon", "nan"])
