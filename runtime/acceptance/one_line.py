@@ -79,7 +79,8 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
     last = logits.shape[2] - 1
     token = verdict.tokens.gather(1, verdict.next_index)
     drawn_from = pick(logits, verdict.last).gather(1, token.clamp(max=last))
-    verdict.proposed.masked_fill_(((token > last) | ~drawn_from.isfinite())[:, 0], -1)
+    no_number = drawn_from - drawn_from != 0  # two kernels; torch makes five to ask what is finite
+    verdict.proposed.masked_fill_(((token > last) | no_number)[:, 0], -1)
     verdict.tokens.clamp_(max=last)
 
 

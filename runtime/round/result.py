@@ -13,7 +13,7 @@ from ..requests.output import TokenLogprob, TracedRound, TracedSibling
 from ..state.indexing import at_nodes, pick
 from ..state.plan import Plan
 from ..state.tree import CERTAIN, Tree
-from ..state.verdict import TreeVerdict
+from ..state.verdict import TreeVerdict, best_of
 from .round import Round
 
 
@@ -44,14 +44,19 @@ def tabulate(done: Round, plan: Plan) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts], 1)
 
 
-def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None, rows: Sequence[int]) -> list[RowResult]:
+def read_table(
+    table: torch.Tensor, plan: Plan, unchecked: torch.Tensor | torch.dtype | None, rows: Sequence[int]
+) -> list[RowResult]:
     """Read these rows of a round's table.
 
-    Check their next tokens by the target's `logits` if given, else the device has done it.
+    Check their next tokens by the target's logits, or by those of the type that the table holds; else the device has.
     """
     width, k = plan.draft_length + 1, plan.draft_length
     results = []
-    numbers = None if logits is None else logits.numpy()
+    table = table.cpu()
+    if isinstance(unchecked, torch.dtype):
+        unchecked = best_of(table, width, unchecked).float()
+    numbers = None if unchecked is None else unchecked.numpy()
     told = table.tolist()
     for index in rows:
         row = told[index]
@@ -77,7 +82,8 @@ def read_table(table: torch.Tensor, plan: Plan, logits: torch.Tensor | None, row
 
 
 def _finite(logits: np.ndarray, token: int) -> bool:
-    return token < len(logits) and isfinite(logits.item(token))
+    """Check the logit of a token, which is given alone or among those of all tokens."""
+    return isfinite(logits) if logits.ndim == 0 else token < len(logits) and isfinite(logits.item(token))
 
 
 def _trace_parts(done: Round, plan: Plan) -> list[torch.Tensor]:

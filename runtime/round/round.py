@@ -42,7 +42,7 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     scores = transform(frame.target_logits, rows, plan, ahead)
     logprobs_of = told(frame.target_logits, rows, plan, ahead)
     accept(proposal, scores, rows, plan, noise, frame.verdict)
-    if not frame.on_host:
+    if frame.unchecked is None:
         flag_no_numbers(frame.target_logits, frame.verdict)
     commit(rows, plan, frame)
     clock.mark(4)

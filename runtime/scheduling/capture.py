@@ -29,11 +29,11 @@ class Flight(NamedTuple):
     table: Callable[[], Tensor]  # waits until the round has ended
     clock: Clock
     replayed: bool
-    logits: Tensor | None  # on the CPU, where nothing has checked them yet
+    unchecked: Tensor | torch.dtype | None  # what the host finds NaN in
 
     def results(self, rows: Sequence[int]) -> list[RowResult]:
         """Return the results of these rows; nothing is read of a row that has ended, so it cannot fail."""
-        return read_table(self.table(), self.plan, self.logits, rows)
+        return read_table(self.table(), self.plan, self.unchecked, rows)
 
 
 class Rounds:
@@ -64,7 +64,7 @@ class Rounds:
         if records := self._seen.get(plan):
             records.rotate()
             records[0].launch()
-            return Flight(plan, records[0].table, records[0].clock, True, None)
+            return Flight(plan, records[0].table, records[0].clock, True, frame.unchecked)
         flight = self.run(rows, plan, frame, span)
         if plan not in self._seen:
             if len(self._seen) >= MOST_KINDS:
@@ -81,7 +81,7 @@ class Rounds:
         """Run a round that is never replayed."""
         clock = self._clock = self._clock or Clock(rows.length.device)
         table = tabulated_round(rows, plan, frame, span, clock)
-        return Flight(plan, lambda: table, clock, False, frame.target_logits if frame.on_host else None)
+        return Flight(plan, lambda: table, clock, False, frame.unchecked)
 
     def forget(self) -> None:
         self._seen.clear()

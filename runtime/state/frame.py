@@ -68,7 +68,10 @@ class Frame:
         self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
-        self.verdict = Verdict(self.target_logits) if self.tree is None else TreeVerdict(self.target_logits, k)
+        told = plan.picks_best and not self.on_host
+        self.verdict = Verdict(self.target_logits, told) if self.tree is None else TreeVerdict(self.target_logits, k)
+        # What the host finds NaN in: the logits, or those of the tokens by their type. None: the device does.
+        self.unchecked = self.target_logits if self.on_host else self.target_logits.dtype if told else None
 
         self.recent = torch.zeros(batch, 2, dtype=torch.int64, device=device) if k else input_ids
         self._recent_index = self.position[2 - self.recent.shape[1] : 2].t()

@@ -135,7 +135,7 @@ class Plan:
             for samplers, sources in zip(self.samplers, self.lines, strict=True)
         ]
         sizes = self.batch, self.draft_length, self.branches, self.levels, self.look_aheads, self.window, self.since
-        return *sizes, self.turns, self.ragged, *own
+        return *sizes, self.turns, self.ragged, self.picks_best, *own
 
     @cached_property
     def drafters(self) -> tuple[Source, ...]:
@@ -181,6 +181,13 @@ class Plan:
     def draws(self) -> bool:
         """Whether some row draws its tokens by uniforms."""
         return self.rejection or self.tokenwise
+
+    @cached_property
+    def picks_best(self) -> bool:
+        """Whether nothing is asked of the target's logits but the best token after each token of a line."""
+        drawn = self.draws or self.gumbel or self.lenient or bool(self.filters)
+        told = self.traced or self.entropies or self.logprobs is not None
+        return not (drawn or told or self.is_tree or self.look_aheads)
 
     @cached_property
     def probabilities(self) -> bool:

@@ -10,12 +10,12 @@ from .place import on_host
 class Winners:
     """Fixed memory [A, W] for the tokens picked under the coupled rule; ties go to the lowest id.
 
-    `logits` [A, W, V] are the scores if nothing transforms them.
+    `logits` [A, W, V] are the scores if nothing transforms them. `best` [A, W] takes the scores of the tokens.
     """
 
-    def __init__(self, logits: Tensor, tokens: Tensor) -> None:
-        self.logits, self.tokens = logits, tokens
-        self._on_host = on_host(logits.device)
+    def __init__(self, logits: Tensor, tokens: Tensor, best: Tensor | None = None) -> None:
+        self.logits, self.tokens, self._best = logits, tokens, best
+        self._on_host = best is None and on_host(logits.device)
         if self._on_host:  # numpy's vectorised search takes a tenth of torch's time
             self._logits, self._tokens = logits.numpy(), tokens.numpy()
 
@@ -25,6 +25,8 @@ class Winners:
             scores = scores + gumbel
         if self._on_host:
             (self._logits if scores is self.logits else scores.numpy()).argmax(-1, self._tokens)
+        elif self._best is not None:
+            torch.max(scores, -1, out=(self._best, self.tokens))  # NaN is the largest
         else:
             torch.argmax(scores, -1, out=self.tokens)
         return scores
@@ -44,17 +46,22 @@ class BlockWeights:
 
 
 class Verdict:
-    """The outcome of a round: `accepted` proposals stand in each row and the next token follows them."""
+    """The outcome of a round: `accepted` proposals stand in each row and the next token follows them.
 
-    def __init__(self, logits: Tensor) -> None:
+    If it has `told` the logits of the tokens, their bits are the end of the table, where `best_of` reads them.
+    """
+
+    def __init__(self, logits: Tensor, told: bool = False) -> None:
         batch, width, _ = logits.shape
-        self.table = torch.zeros(batch, width + 2, dtype=torch.int64, device=logits.device)  # what the host copies
+        bytes_of_best = width * logits.dtype.itemsize if told else 0
+        words = width + 2 + -(-bytes_of_best // torch.int64.itemsize)
+        self.table = torch.zeros(batch, words, dtype=torch.int64, device=logits.device)  # what the host copies
         self.accepted = self.table[:, 0]
         self.last = self.accepted  # where the logits of the next token are
         self.proposed = self.table[:, 1]
-        self.tokens = self.table[:, 2:]  # [A, K+1]: the accepted proposals, the next token, then garbage
+        self.tokens = self.table[:, 2 : width + 2]  # [A, K+1]: the accepted proposals, the next token, then garbage
         self.next_index = self.table[:, :1]  # [A, 1]: where in `tokens` the next token is
-        self.winners = Winners(logits, self.tokens)
+        self.winners = Winners(logits, self.tokens, best_of(self.table, width, logits.dtype) if told else None)
         self.leading = self.tokens[:, :-1]  # [A, K]
         stands = torch.zeros(batch, width, dtype=torch.bool, device=logits.device)  # the last column stays False
         self.passed = stands[:, :-1]  # [A, K]
@@ -65,6 +72,11 @@ class Verdict:
     def along(self, tensor: Tensor) -> Tensor:
         """Return the entries [A, K+1, …] of a tensor that belong to the committed tokens."""
         return tensor
+
+
+def best_of(table: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the part of a table that holds the logits [A, W] of its tokens."""
+    return table[:, width + 2 :].view(dtype)[:, :width]
 
 
 class TreeVerdict(Verdict):

@@ -21,10 +21,11 @@ from trt_spec.runtime.scheduling import capture, seating
 from trt_spec.runtime.scheduling.frames import Frames
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import BLOCK, Rows
+from trt_spec.runtime.state.verdict import best_of
 
 from ..bundles import Pair
 from ..kit.replaying import Machine, is_recording, replaying
-from ..kit.rounds import LLAMA, OF_ALL_RUNS, SAMPLED, SCENES, TEXTS, Said, Scene, require_same, texts
+from ..kit.rounds import GREEDY, LLAMA, OF_ALL_RUNS, SAMPLED, SCENES, TEXTS, Said, Scene, require_same, texts
 
 PLAIN = Scene(LLAMA, [("model", 4)], SAMPLED, TEXTS)
 
@@ -168,18 +169,23 @@ def test_uniforms_that_a_live_row_lacks_are_noticed(llama: Pair) -> None:
     assert found != texts(long, llama.bundle)
 
 
-def test_nothing_is_read_of_a_row_that_has_ended(llama: Pair) -> None:
+@pytest.mark.parametrize("scene", [PLAIN, replace(PLAIN, params=GREEDY)], ids=["sampled", "greedy"])
+def test_nothing_is_read_of_a_row_that_has_ended(llama: Pair, scene: Scene) -> None:
     """Whatever it has become: here each that takes part in a round after its end says NaN there."""
     read, ended = capture.read_table, []
 
-    def broken(table: Tensor, plan: Plan, logits: Tensor | None, rows: Sequence[int]) -> list[RowResult]:
+    def broken(
+        table: Tensor, plan: Plan, unchecked: Tensor | torch.dtype | None, rows: Sequence[int]
+    ) -> list[RowResult]:
         table = table.clone()
         others = [row for row in range(plan.batch) if row not in rows]
         ended.extend(others)
         table[others, 1] = -1
-        return read(table, plan, logits, rows)
+        if isinstance(unchecked, torch.dtype):
+            best_of(table, plan.draft_length + 1, unchecked)[others] = torch.nan
+        return read(table, plan, unchecked, rows)
 
     with patch.object(capture, "read_table", broken):
-        found, _ = replayed(PLAIN, llama)
-    assert found == texts(PLAIN, llama.bundle)
+        found, _ = replayed(scene, llama)
+    assert found == texts(scene, llama.bundle)
     assert ended, "rounds were launched ahead that hold rows which have ended"

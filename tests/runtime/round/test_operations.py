@@ -17,8 +17,8 @@ from ...bundles import Pair
 from .kinds import KINDS, idle_models, plan_of
 
 MOST = {  # beside those of the engines, for two rows and three proposals in a line
-    "plain": 17,
-    "greedy": 24,
+    "plain": 6,
+    "greedy": 13,
     "rejection": 96,
     "coupled": 120,
     "tokenwise": 77,
