@@ -27,7 +27,7 @@ class Step:
         return self.inputs["start"]
 
     @property
-    def logits(self) -> "Tensor":  # [B, R, V] float32, of the last R tokens of S
+    def logits(self) -> "Tensor":  # [B, R, V] float32, or of the engine's `logits_dtype`, of the last R tokens of S
         return self.outputs["logits"]
 
 
@@ -47,6 +47,7 @@ class Engine:
     static_capacity = False  # the cache must have its full capacity from the start
     reads_prefixes = False  # a step may be given the first entries of longer buffers, and reads no others
     reads_live = False  # a round's step reads the entries that its tokens may see alone, however long the buffers are
+    logits_dtype = "float32"  # the type that its logits have before they are widened, in which it gives them, too
     own_threads = False  # computes on threads of its own; torch's would fight them for cores
 
     def step(self, inputs: "Mapping[str, Tensor]", outputs: "Mapping[str, Tensor]") -> Step:

@@ -22,6 +22,7 @@ from .refusals import refuse_copied_cache, refuse_unknown
 
 Shape = tuple[tuple[str, int], ...]  # the size of each symbol of the contract
 
+LOGITS, WIDENS = "logits", "trt_spec::CastInto"
 KEPT_SHAPES = 256  # converted graphs, a few hundred kilobytes each
 WITH_KERNELS = ("cuda",)  # devices that run a fused operator as one kernel, with Triton
 TRIAL: Shape = (
@@ -83,7 +84,8 @@ class TorchEngine(Engine):
         self._compiled_step = lru_cache(KEPT_SHAPES)(self._compile)
         self._kept_code = KeptCode(graph) if compiled else None
         self._computed = [spec for spec in contract.outputs if spec.name not in contract.aliases]
-        self._convert(TRIAL)  # refuse now what cannot be converted
+        trial = self._convert(TRIAL)  # refuse now what cannot be converted
+        self.logits_dtype = trial.meta.get(LOGITS, Engine.logits_dtype)
 
     def prefill_widths(self, tokens: int) -> list[int]:
         """Use powers of two, the largest first: a prompt may have any width, and not each is worth a conversion."""
@@ -148,7 +150,10 @@ class TorchEngine(Engine):
             for name, place in places.items():
                 if values[name] is not place:
                     place.copy_(values[name])
-        return recorder.module()
+        module = recorder.module()
+        if last := next((node for node in self._nodes if node.op == WIDENS and LOGITS in node.outputs), None):
+            module.meta[LOGITS] = str(values[last.inputs[0]].dtype).removeprefix("torch.")
+        return module
 
 
 def _powers_of_two(width: int) -> list[int]:

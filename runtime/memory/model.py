@@ -85,12 +85,12 @@ class Model:
         """Return how many tokens behind the last committed one its steps may read, to make so many proposals."""
         return proposals + (0 if self._masks is None else self._masks.behind(proposals))
 
-    def logits(self, batch: int, rows: int) -> Tensor:
+    def logits(self, batch: int, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return memory for logits [B, R, V]."""
         size = batch * rows * self.engine.contract.vocab_size
-        if size > len(self._logits):
-            self._logits = torch.zeros(size, device=self.engine.device)
-        return self._logits[:size].view(batch, rows, -1)
+        if size * dtype.itemsize > self._logits.nbytes:
+            self._logits = torch.zeros(-(-size * dtype.itemsize // torch.float32.itemsize), device=self.engine.device)
+        return self._logits.view(dtype)[:size].view(batch, rows, -1)
 
     @property
     def logits_bytes(self) -> int:

@@ -45,7 +45,10 @@ class Frame:
         self.next_length = self.position[3]  # the next length if no proposal stands
 
         input_ids = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
-        logits = target.logits(batch, nodes + plan.look_aheads)
+        told = plan.picks_best and not self.on_host
+        narrow = told and not prefilled  # the best of narrow logits are those of widened ones
+        dtype = getattr(torch, target.engine.logits_dtype) if narrow else torch.float32
+        logits = target.logits(batch, nodes + plan.look_aheads, dtype)
         self.widths = torch.full((batch,), k + 1, device=device)  # tokens of each row to verify; ragged rounds write it
         if prefilled:  # the reading of a prompt has given the logits
             self.verify = Step({}, {}, lambda: None)
@@ -68,7 +71,6 @@ class Frame:
         self.levels = [torch.zeros(batch, width, dtype=torch.int64, device=device) for width in widths]
         self.nothing = torch.zeros(batch, dtype=torch.int64, device=device)
 
-        told = plan.picks_best and not self.on_host
         self.verdict = Verdict(self.target_logits, told) if self.tree is None else TreeVerdict(self.target_logits, k)
         # What the host finds NaN in: the logits, or those of the tokens by their type. None: the device does.
         self.unchecked = self.target_logits if self.on_host else self.target_logits.dtype if told else None

@@ -92,6 +92,19 @@ def test_half_precision_is_close_to_float32(llama: Pair, tmp_path: Path, dtype: 
     assert least < float((found - expected).abs().mean()) < most
 
 
+def test_logits_are_given_as_they_are_before_they_are_widened(llama: Pair, tmp_path: Path) -> None:
+    assert opened(llama).logits_dtype == "float32"
+    half = opened(export_pair(llama.checkpoint, tmp_path / "bundle", dtype="float16"))
+    assert half.logits_dtype == "float16"
+    wide = blank_step(half, blank_cache(half.contract, 2, 8), 0, 2, 3, 3)
+    narrow = {"logits": torch.zeros_like(wide.logits, dtype=torch.float16)}
+    steps = [wide, half.step(wide.inputs, {**wide.outputs, **narrow})]
+    for step in steps:
+        step.run()
+    assert steps[0].logits.any()
+    assert torch.equal(steps[0].logits, steps[1].logits.float())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "params",

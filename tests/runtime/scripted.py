@@ -23,6 +23,7 @@ class ScriptedEngine:
     """An engine whose logits favour `next_token(context)`; like a model, it reads the context from its cache."""
 
     static_capacity = reads_prefixes = reads_live = own_threads = False
+    logits_dtype = "float32"
     verify_width, read_width, takes_trees, reads_together = 65, 65, True, True
     device = "cpu"
 

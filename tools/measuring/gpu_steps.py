@@ -46,7 +46,7 @@ class WeightlessEngine(Engine):
     def __init__(self, bundle: Bundle, name: str) -> None:
         contract = bundle.models[name].contract
         self._engine = TorchEngine(bundle.graph(name), contract, "cpu", compiled=False, weightless=True)
-        self.contract = self._engine.contract
+        self.contract, self.logits_dtype = self._engine.contract, self._engine.logits_dtype
 
     def step(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Step:
         module = self._engine.converted(self.contract.sizes({**inputs, **outputs}))

@@ -2,16 +2,27 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
-from trt_spec.engines import EngineError
+from trt_spec.engines import Bundle, EngineError
+from trt_spec.engines.torch import TorchEngine
 from trt_spec.runtime import SamplingParams
+from trt_spec.runtime.acceptance.filters import FILTERS
 from trt_spec.runtime.round.result import RowResult, read_table
+from trt_spec.runtime.state import frame
+from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.verdict import Verdict
 
+from ...bundles import Pair, export_pair
+from ...kit.replaying import replaying
+from ...kit.rounds import GREEDY, LLAMA, NUMBERS, SAMPLED, Said, Scene, texts
 from ..states import make_plan
+from .kinds import idle_models, plan_of
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -55,3 +66,45 @@ def test_logits_that_are_no_numbers_are_found_where_the_next_token_of_a_live_row
         with pytest.raises(EngineError, match="the models' logits are NaN or infinite"):
             read(accepted, [0, row])
         assert [one.tokens[-1] for one in read(accepted, [0])] == [4]
+
+
+@pytest.mark.parametrize("kind", ["plain", "greedy", "lookup", "coupled", "lenient", "coupled comb"])
+def test_only_greedy_rounds_of_lines_take_logits_in_the_type_of_the_model(llama: Pair, kind: str) -> None:
+    bundle = Bundle.open(llama.bundle)
+    target, _, drafters = idle_models(bundle, "meta", max_batch=4)
+    target.engine.logits_dtype = "bfloat16"
+    plan = plan_of(kind, drafters)
+    narrow = kind in ("plain", "greedy")
+    assert Frame(plan, target).target_logits.dtype == (torch.bfloat16 if narrow else torch.float32)
+    told = (replace(plan, logprobs=1), replace(plan, filters=(FILTERS[0],)), replace(plan, traced=True))
+    assert {Frame(one, target).target_logits.dtype for one in told} == {torch.float32}
+    assert Frame(plan, target, prefilled=True).target_logits.dtype == torch.float32
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_greedy_rounds_leave_logits_in_the_type_of_the_model_and_write_the_same_texts(
+    llama: Pair, tmp_path: Path, dtype: str
+) -> None:
+    bundle = export_pair(llama.checkpoint, tmp_path / "bundle", dtype=dtype).bundle
+    scene = Scene(LLAMA, [("lookup", 2)], GREEDY, NUMBERS[:2], [6, 12])
+
+    def said(scene: Scene) -> tuple[list[Said], set[torch.dtype]]:
+        """Return the texts, and the types of the logits of rounds."""
+        seen = set()
+
+        class Seen(Verdict):
+            def __init__(self, logits: Tensor, *told: bool) -> None:
+                super().__init__(logits, *told)
+                seen.add(logits.dtype)
+
+        with replaying(), patch.object(frame, "Verdict", Seen):
+            return texts(scene, bundle, "torch"), seen
+
+    found, seen = said(scene)
+    assert seen == {torch.float32, getattr(torch, dtype)}, "those of prompts are widened"
+    assert said(replace(scene, params=SAMPLED))[1] == {torch.float32}
+    with patch.object(TorchEngine, "logits_dtype", property(lambda self: "float32", lambda self, value: None)):
+        widened, seen = said(scene)
+    assert seen == {torch.float32}
+    assert found == widened
