@@ -53,8 +53,8 @@ def read_table(
     """
     width, k = plan.draft_length + 1, plan.draft_length
     results = []
-    table = table.cpu()
     if isinstance(unchecked, torch.dtype):
+        table = table.cpu()  # else two copies
         unchecked = best_of(table, width, unchecked).float()
     numbers = None if unchecked is None else unchecked.numpy()
     told = table.tolist()
