@@ -63,7 +63,7 @@ def read_table(
         accepted, proposed, at = int(row[0]), int(row[1]), 2 + width
         # The node after which the next token comes.
         last, beside = (int(row[at]), int(row[at + 1])) if plan.is_tree else (accepted, 0)
-        tokens = [int(token) for token in row[2 : 3 + accepted]]
+        tokens = list(map(int, row[2 : 3 + accepted]))
         if proposed < 0 or (numbers is not None and not _finite(numbers[index, last], tokens[-1])):
             raise EngineError(
                 "the models' logits are NaN or infinite, as happens when a graph overflows in float16; "
