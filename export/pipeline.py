@@ -39,7 +39,10 @@ DTYPES = ("float32", "float16", "bfloat16")
 UNFUSED = ("int8", "nvfp4")  # the one needs heads stacked, for the other ONNX Runtime has no kernels
 SPREAD = 2  # tokens that a draft with its own may have for each of the target's
 MEASURED = 4096  # tokens of the text on which a head is measured
-BLOCKS_OF = {"GGUF, Q4_0": "int4", "GGUF, Q4_1": "int4", "GGUF, Q8_0": "int8"}  # by how most of a file is stored
+BLOCKS_OF = {  # by how most of a file is stored
+    **{f"GGUF, {kind}": "int4" for kind in ("Q4_0", "Q4_1", "Q4_K")},
+    **{f"GGUF, {kind}": "int8" for kind in ("Q8_0", "Q6_K")},
+}
 Progress = Callable[[str], None]
 
 

@@ -1,11 +1,11 @@
 """Check that target and drafts agree before any weight is read: on tokens, special ids, the longest sequence."""
 
-from ...engines import ExportError, PairError
+from ...engines import PairError
 from .checkpoint import Checkpoint
+from .finding import refuse_length
 from .vocabulary import Vocabulary
 
 FEW = 64  # tokens at the end that one of two tokenizers may have more, or a tenth of them
-SHORTEST_MAX_LENGTH = 32  # a bundle whose sequences are shorter cannot hold one round of the widest draft
 
 
 def difference(target: Vocabulary, draft: Vocabulary) -> str | None:
@@ -59,14 +59,7 @@ def agreed_length(checkpoints: list[Checkpoint], asked: int | None) -> int:
     positions = shortest.shape.positions
     if asked is None:
         asked = positions
-    if asked > positions:
-        why = f" ({shortest.shape.ends})" if shortest.shape.ends else ""
-        raise ExportError(
-            f"--max-length {asked} is {asked - positions} more than the {positions} positions of {shortest.name}{why}; "
-            f"ask for at most {positions}"
-        )
-    if asked < SHORTEST_MAX_LENGTH:
-        raise ExportError(f"a maximum length of {asked} is too short, expected at least {SHORTEST_MAX_LENGTH}")
+    refuse_length(shortest.name, positions, asked, f" ({shortest.shape.ends})" if shortest.shape.ends else "")
     return asked
 
 

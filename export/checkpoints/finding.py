@@ -8,10 +8,14 @@ from ...engines import ExportError
 from ...engines.errors import first_line
 from .reading import read_object
 
-HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")  # a branch, a tag or a commit
+PART = r"\b[\w.-]{1,96}\b"
+HUB_ID = re.compile(  # as the Hub allows them, and a branch, a tag or a commit
+    rf"(?![^@]*(?:--|\.\.))(?P<id>(?:{PART}/)?{PART})(?<!\.git)(?:@(?P<revision>[\w./-]+))?"
+)
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.spm", "*.txt"]
 MODEL_OPTIMIZER = "hf_quant_config.json"  # where older versions of it write what they have done
 GGUF = ".gguf"
+SHORTEST_MAX_LENGTH = 32  # a bundle whose sequences are shorter cannot hold one round of the widest draft
 
 OTHER_FORMATS = {  # by their files, where there are no safetensors
     "openvino_model.xml": "a model of OpenVINO",
@@ -23,10 +27,26 @@ OTHER_FORMATS = {  # by their files, where there are no safetensors
 }
 
 
-def require_found(name: str) -> None:
-    """Refuse a name that stands for nothing, or for a folder without a config.json."""
-    if gguf_file(name) is None:
-        read_config(name, Path(name) if Path(name).is_dir() else download(name, SMALL_FILES))
+def require_found(name: str, longest: int | None = None) -> None:
+    """Refuse a name that stands for nothing, a folder without a config.json, and texts that are too long for it."""
+    if gguf_file(name) is not None:
+        return
+    fields = read_config(name, Path(name) if Path(name).is_dir() else download(name, SMALL_FILES))
+    inner = fields.get("text_config")
+    positions = (inner if isinstance(inner, dict) else fields).get("max_position_embeddings")
+    if longest is not None:
+        refuse_length(name, positions if type(positions) is int else longest, longest)
+
+
+def refuse_length(name: str, positions: int, asked: int, why: str = "") -> None:
+    """Refuse a --max-length for which a model has no positions, or which holds no round."""
+    if asked > positions:
+        raise ExportError(
+            f"--max-length {asked} is {asked - positions} more than the {positions} positions of {name}{why}; "
+            f"ask for at most {positions}"
+        )
+    if asked < SHORTEST_MAX_LENGTH:
+        raise ExportError(f"a maximum length of {asked} is too short, expected at least {SHORTEST_MAX_LENGTH}")
 
 
 def gguf_file(name: str) -> Path | None:
@@ -42,7 +62,7 @@ def gguf_file(name: str) -> Path | None:
 
 def download(name: str, patterns: list[str]) -> Path:
     hub = HUB_ID.fullmatch(name)
-    if hub is None or name.startswith((".", "~")):
+    if hub is None:
         raise ExportError(f"checkpoint {name} is neither a directory here nor a model's name on the Hugging Face Hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError

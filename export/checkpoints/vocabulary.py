@@ -13,6 +13,7 @@ from ...engines.errors import one_line
 from .checkpoint import Checkpoint, reading
 from .marian_tokenizer import END, SOURCE, marian_tokenizer
 from .reading import read_object
+from .recommended import FILE, recommended_sampling
 
 MULTILINGUAL = 51_865  # tokens that every Whisper has which was trained on more than English
 SEARCHES = {  # settings, with which value they ask for nothing, and what is done else
@@ -22,7 +23,6 @@ SEARCHES = {  # settings, with which value they ask for nothing, and what is don
 NO_TIMES = "<|notimestamps|>"  # the last of Whisper's tokens before the times
 SECONDS_OF_TIME = 0.02  # from each to the next
 TOKENIZER_FILES = ("*token*", "vocab*", "spiece*", "sentencepiece*", "*.spm", "*.tiktoken", "tekken*", "merges*")
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # as generation_config.json calls them
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     tokens = {index: token for token, index in tokenizer.get_vocab(with_added_tokens=True).items()}
     if not tokens:
         raise ExportError(f"the tokenizer of checkpoint {checkpoint.name} has no tokens")
-    generation = {} if checkpoint.gguf else _settings(checkpoint, "generation_config.json")
+    generation = {} if checkpoint.gguf else _settings(checkpoint, FILE)
 
     def ids(kind: str) -> tuple[int, ...]:
         configured = generation.get(f"{kind}_token_id")
@@ -96,7 +96,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=ids("eos"),
         chat_template=_chat_template(checkpoint, settings),
-        sampling=_sampling(generation),
+        sampling=recommended_sampling(generation),
         start_ids=_known(tokens, behind.get("decoder_start_token_id"), behind.get("forced_bos_token_id")),
         unsaid_ids=_unsaid(tokens, behind),
         speech=_speech(tokens, behind) if hears else None,
@@ -147,13 +147,6 @@ def _with_times(tokenizer: Any, vocab_size: int) -> Any:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": index, "content": content, "special": True} | plain for index, content in times.items()]
     return Tokenizer.from_str(json.dumps(fields | {"added_tokens": others + added}))
-
-
-def _sampling(generation: dict[str, Any]) -> dict[str, float]:
-    """Return how the model shall be sampled, if its generation_config.json says so."""
-    given: dict[str, Any] = {name: generation.get(name) for name in SAMPLING}
-    found = {name: value for name, value in given.items() if type(value) in (int, float)}
-    return found | {"temperature": 0.0} if generation.get("do_sample") is False else found
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Find the blocks of small numbers that a dequantised matrix was made of, as GGUF files hold them.
 
-A matrix of Q4_0, Q8_0 and their like is scale × whole number, one of Q4_1 that and a shift. Both are found from the
-matrix itself, whatever a family has done to the order of its rows, and are taken only if they make the very same bits.
+A matrix of Q4_0, Q8_0, Q6_K and their like is scale × whole number, one of Q4_1 or Q4_K that and a shift. Both are
+found from the matrix itself, whatever a family has done to the order of its rows, and are taken only if they make the
+very same bits.
 """
 
 import torch
@@ -12,6 +13,9 @@ from .blocks import Blocks
 SIZES = (32, 16)  # of blocks
 LARGEST = {"int4": 8, "int8": 127}  # of whole numbers, by their type
 LEVELS = 15  # steps between the smallest and the largest number of a block with a shift
+BITS = 17  # of a scale or a shift: Q4_1 has halves, of 11 bits, and Q4_K has them times a number of 6 bits
+TRIES = [(steps, first) for steps in range(LEVELS, 0, -1) for first in range(LEVELS - steps + 1)]
+NOISE = 2**-20  # of the spread of a block: less of a shift is none
 TRIED = 64  # blocks of a matrix that are looked at first
 
 
@@ -56,25 +60,34 @@ def _scaled(blocks: Tensor) -> Found | None:
 
 
 def _shifted(blocks: Tensor) -> Found | None:
-    """Find whole numbers from 0 to 15, a scale and a shift for each block, the last two of half precision.
+    """Find whole numbers from 0 to 15, a scale and a shift for each block, the last two of few bits.
 
-    The least number lies on the shift; few blocks have a largest one that is less than 15.
+    Most blocks hold 0 and 15; others are tried with each least and each largest number.
     """
-    shifts = blocks.amin(1)
-    spread = blocks.amax(1) - shifts
-    scales, left = torch.ones_like(spread), spread > 0
-    for most in range(LEVELS, 0, -1):
+    lowest = blocks.amin(1).double()
+    spread = blocks.amax(1).double() - lowest
+    numbers = torch.zeros_like(blocks)
+    scales, shifts, left = torch.ones_like(lowest), lowest.clone(), spread > 0
+    for steps, first in TRIES:
         if not bool(left.any()):
             break
         places = left.nonzero()[:, 0]
-        scale = (spread[places] / most).half().float()
-        tried, shift = blocks[places], shifts[places][:, None]
-        numbers = _round(tried - shift, scale)
-        same = ((numbers * scale[:, None] + shift == tried) & (numbers >= 0) & (numbers <= LEVELS)).all(1)
-        scales[places[same]], left[places[same]] = scale[same], False
-    if bool(left.any()):
-        return None
-    return _round(blocks - shifts[:, None], scales), scales, shifts
+        tried, scale = blocks[places], _of_few_bits(spread[places] / steps)
+        shift = lowest[places] - first * scale
+        shift = _of_few_bits(torch.where(shift.abs() < NOISE * spread[places], 0.0, shift))
+        wide, off = scale.float()[:, None], shift.float()[:, None]
+        found = ((tried - off) / wide).round_()
+        same = ((found * wide + off == tried) & (found >= 0) & (found <= LEVELS)).all(1)
+        matched = places[same]
+        numbers[matched], scales[matched], shifts[matched] = found[same], scale[same], shift[same]
+        left[matched] = False
+    return None if bool(left.any()) else (numbers, scales.float(), shifts.float())
+
+
+def _of_few_bits(values: Tensor) -> Tensor:
+    """Take away what rounding has added to products of a half and a number of six bits."""
+    fraction, exponent = torch.frexp(values)
+    return torch.ldexp((fraction * 2**BITS).round_() / 2**BITS, exponent)
 
 
 def _round(blocks: Tensor, scales: Tensor) -> Tensor:

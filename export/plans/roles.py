@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...engines import MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError, Masks
-from ...engines.tensorrt import LIBRARIES
+from ...engines import ENGINES, MAX_DRAFT_LENGTH, SLACK, WIDEST_STEP, Contract, ExportError, Masks
 
 NO_HEADS: Mapping[str, Contract] = {}
 NO_MASKS: Mapping[str, Masks] = {}
+COMPILED = tuple(library.replace("_", "-") for library in ENGINES["tensorrt"].libraries)  # that compile plans
 CAPABILITY = re.compile(r"[1-9]\d?\.\d")
 
 
@@ -38,8 +38,8 @@ class BuildOptions:
     unfused_attention: bool = False  # allowed also where there is a fused one, in half precision
 
     def __post_init__(self) -> None:
-        if self.engine not in LIBRARIES:
-            raise ExportError(f"there is no engine {self.engine!r} to build for, expected {' or '.join(LIBRARIES)}")
+        if self.engine not in COMPILED:
+            raise ExportError(f"there is no engine {self.engine!r} to build for, expected {' or '.join(COMPILED)}")
         if not 1 <= self.batch[0] <= self.batch[1]:
             raise ExportError(f"batch is {self.batch[0]}..{self.batch[1]}, expected two numbers from 1 on, in order")
         if not 0 <= self.draft_length <= MAX_DRAFT_LENGTH:

@@ -1,10 +1,8 @@
 """The sources of proposals, one drafter per file; to add one, write a file and add a row to this table."""
 
-from collections.abc import Collection
-
-from ...engines import Bundle
 from ...engines.bundle import DRAFTS
 from ..state.asked import DRAFTER_NAMES
+from ..state.usual import usual_drafter
 from .cascade import Cascade
 from .common import Common
 from .drafter import Copier, Drafter, Offer, Resources, Sampler
@@ -25,18 +23,6 @@ DRAFTERS |= {one.name: one for one in (Eagle3, Mtp, PEagle, DFlash, DSpark, Medu
 DRAFTERS |= {one.name: one for one in map(further_draft, range(2, len(DRAFTS) + 1))}  # model2, model3, …
 assert tuple(DRAFTERS) == DRAFTER_NAMES
 [PREDICTING] = (name for name, kind in DRAFTERS.items() if kind.copies_predictions)
-
-
-def usual_drafter(bundle: Bundle, open_here: Collection[str] = tuple(DRAFTERS)) -> str:
-    """Return the drafter of requests that name none; not every engine runs look-aheads."""
-    if bundle.drafts:
-        return Pard.name if Pard.model_name(bundle) == bundle.drafts[0] else DraftModel.name
-    if bundle.foreign is not None and not bundle.heads:
-        tokens = bundle.models[bundle.foreign].tokens
-        assert tokens is not None
-        return tokens.drafter
-    looks_ahead = bundle.target.look_aheads and Pass.name in open_here
-    return next(iter(bundle.heads), Pass.name if looks_ahead else Lookup.name)
 
 
 def open_drafters(resources: Resources) -> tuple[dict[str, Drafter], dict[str, str]]:

@@ -8,6 +8,8 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from .k_quants import BLOCK, WRITERS, quantize
+
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 NAMES = {  # of a layer's weights: as transformers and as GGUF have them
     "self_attn.q_proj": "attn_q",
@@ -29,12 +31,13 @@ def vocabulary() -> list[str]:
 
 
 def write_gguf(path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
-    """A tiny random llama with byte-level tokens, as llama.cpp's converter writes one."""
+    """A tiny random llama with byte-level tokens, as llama.cpp's converter writes one; in blocks of 256 it is wider."""
     tokens = vocabulary()
+    dim, ff = (BLOCK, BLOCK) if kind.name in WRITERS else (DIM, FF)
     config = LlamaConfig(
         vocab_size=len(tokens),
-        hidden_size=DIM,
-        intermediate_size=FF,
+        hidden_size=dim,
+        intermediate_size=ff,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
@@ -46,9 +49,9 @@ def write_gguf(path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizati
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(POSITIONS)
-    writer.add_embedding_length(DIM)
+    writer.add_embedding_length(dim)
     writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FF)
+    writer.add_feed_forward_length(ff)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -68,7 +71,7 @@ def write_gguf(path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizati
             heads = HEADS if "q_proj" in name else KV_HEADS
             array = array.reshape(heads, 2, array.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
         stored = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), gguf.quantize(np.ascontiguousarray(array), stored), raw_dtype=stored)
+        writer.add_tensor(gguf_name(name), quantize(np.ascontiguousarray(array), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -86,14 +86,21 @@ def test_flags_and_paths_are_read_and_refused_before_anything_heavy_is_loaded(tm
 
 REFUSED = """
 import json, sys
-for heavy in ("torch", "tokenizers", "rich"):
+for heavy in ("tokenizers", "rich", "httpx", "starlette"):
     sys.modules[heavy] = None  # to import it fails
 from trt_spec.tools.cli import main
+from trt_spec.tools.commands.export_models import main as export
 
-for words in json.loads(sys.argv[1]):
-    assert main(words) == 2, words
+for program, *words in json.loads(sys.argv[1]):
+    try:
+        code = export(words) if program == "export" else main([program, *words])
+    except SystemExit as ended:  # of argparse
+        code = ended.code
+    assert code == 2, (program, words)
+    loaded = sys.modules.keys() & {"torch", "transformers", "onnxruntime", "onnx", "openvino"}
+    assert not loaded, (program, words, loaded)
 """
-WRONG = {  # B is a bundle, F a file, D a folder without anything
+WRONG = {  # B is a bundle, C a checkpoint, F a file, D a folder without anything
     "serve ./nope": "./nope is neither a directory here nor a model's name",
     "serve D": "has no config.json, expected a checkpoint",
     "serve F --draft ./nope": "is neither a directory here nor",
@@ -142,11 +149,52 @@ WRONG = {  # B is a bundle, F a file, D a folder without anything
     "train draft --target ./nope --out F --prompts F": "is a file, expected a new directory",
     "transcribe F --bundle B --temperature 1e9": "temperature is 1000000000.0, expected 0 or",
     "transcribe F --bundle B --draft-length -1": "--draft-length is -1",
+    "bench --bundle B --compare hf": "name --target-checkpoint and --draft-checkpoint",
+    "bench --bundle B --compare hf --drafter suffix": "--drafter is suffix, but --compare hf knows only",
+    "bench --bundle B --compare hf --drafter lookup --target-checkpoint nope": "--target-checkpoint nope is not there",
+    "bench --bundle B --compare hf --drafter lookup --target-checkpoint D": "has no config.json, expected a checkpoint",
+    "bench --bundle B --compare hf --drafter lookup --target-checkpoint C --batch 2": "--batch is 2, but transformers",
+    "bench --bundle B --compare openvino": "name --openvino-target and --openvino-draft",
+    "bench --bundle B --compare openvino --drafter lookup --openvino-target D": "has no openvino_model.xml, expected",
+    "bench --bundle B --compare openvino --drafter lookup --openvino-target D --temperature 1": "--temperature is 1,",
+    "build --bundle B --engine tensorrt-rtx --compute-capability 99": "compute capability is '99', expected one",
+    "build --bundle B --engine tensorrt-rtx --draft-length 99": "draft length is 99, expected 0 to 16",
+    "build --bundle B --engine tensorrt-rtx --prefill-width 9999": "prefill width is 9999, expected",
+    "demo --draft-length 17": "--draft-length is 17, expected a whole number from 1 to 16",
+    "demo --temperature -1": "temperature is -1.0, expected 0 or",
+    "serve B --host nowhere.invalid": "cannot listen on nowhere.invalid port 8000",
+    "serve B --port 0 --host 192.0.2.1": "cannot listen on 192.0.2.1 port 0",
+    "serve B --port 0 --max-length 999": "sequences of 999 tokens are asked for, the models allow",
+    "serve B --port 0 --generation-config": "keeps no defaults of a generation_config.json",
+    "serve C --port 0 --generation-config": "has no generation_config.json that recommends a sampling",
+    "serve C --port 0 --max-length 999": "more than the 256 positions of",
+    "serve C --port 0 --max-length 3": "a maximum length of 3 is too short, expected at least 32",
+    "serve C --port 0 --draft a//b": "a//b is neither a directory here nor",
+    "serve --port 0 --max-length 9999": "more than the 2048 positions of",
+    "serve --max-length 0": "'0', expected a whole number >= 1",
+    "serve B --metrics-port 70000": "'70000', expected a number from 0 to 65535",
+    **{
+        f"serve {name} --port 0": f"{name} is neither a directory here nor a model's name"
+        for name in ("a//b", "a/b/c", "a/-b", "a..b/c", "a--b", "a/b.git", "a/b@")
+    },
+    "export --target a..b/c --out D": "a..b/c is neither a directory here nor",
+    "export --target C --out D --draft ./nope": "./nope is neither a directory here nor",
+    "export --target C --out D --draft a/.b": "a/.b is neither a directory here nor",
+    "export --target C --out F": "is a file, expected a new directory or a bundle to replace",
+    "export --target C --out D --max-length 0": "'0', expected a whole number >= 1",
+    "export --target C --out D --max-length -4": "'-4', expected a whole number >= 1",
+    "export --target C --out D --max-length 999": "more than the 256 positions of",
+    "export --target C --out D --text nope": "text nope cannot be read",
+    "export --target C --out D --lora nope": "nope has no adapter_config.json",
+    "export --target C --out D --draft-lora nope": "there are 1 adapters for 0 drafts",
+    "export --target C --out D --revision main": "--revision main is for models on the Hub",
+    "export --target C --out D --dtype float8": "invalid choice: 'float8'",
+    "export --target C --out D --weights int2": "invalid choice: 'int2'",
 }
 
 
 def test_every_refusal_of_a_flag_or_a_path_comes_before_anything_heavy_is_loaded(llama, tmp_path):
-    places = {"B": str(llama.bundle), "F": __file__, "D": str(tmp_path)}
+    places = {"B": str(llama.bundle), "C": str(llama.checkpoint), "F": __file__, "D": str(tmp_path)}
     commands = [[places.get(word, word) for word in words.split()] for words in WRONG]
     done = python(REFUSED, json.dumps(commands), cwd=tmp_path)
     lines = done.stderr.splitlines()

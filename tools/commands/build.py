@@ -94,7 +94,6 @@ def batch_range(text: str) -> tuple[int, int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ...export.plans.build import build_plans
     from ...export.plans.roles import BuildOptions, roles
 
     options = BuildOptions(
@@ -112,6 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     drafts = [name for name in models if models[name]["kind"] == DRAFT]
     heads = {name: Contract.from_json(models[name]["contract"]) for name in models if models[name]["kind"] == HEAD}
     masks = {name: Masks(**own) for name in models if (own := models[name].get("masks"))}
+    from ...export.plans.build import build_plans
+
     plans = len(roles(options, drafts, heads, masks)) * max(1, len(options.compute_capabilities))
     with progress("build", total=plans, ticking=True) as show:
         report = build_plans(arguments.bundle, options, show)

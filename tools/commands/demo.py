@@ -9,10 +9,11 @@ import sys
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ...runtime import Output
 from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH
 from ..console import say
-from ..flags.sampling import add_number
+from ..flags.sampling import add_number, sampling_params
 from ..in_words import summary
 from ..ink import GREEN, Ink
 from ..making.kept_bundles import DEMO_DRAFTS, demo_bundle, refuse_unshipped
@@ -46,15 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_unshipped(arguments.drafter)
-    from ...runtime import Decoder, SamplingParams
+    if (length := arguments.draft_length) > MAX_DRAFT_LENGTH:
+        raise RequestError(f"--draft-length is {length}, expected a whole number from 1 to {MAX_DRAFT_LENGTH}")
+    # The rule gives one text for a seed, with and without the draft.
+    params = sampling_params(arguments, ignore_eos=True, rule="coupled")
+    from ...runtime import Decoder
 
-    params = SamplingParams(
-        max_new_tokens=arguments.max_new_tokens,
-        ignore_eos=True,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-        rule="coupled",  # one text for a seed, with and without the draft
-    )
     bundle = demo_bundle(say, arguments.drafter)
     with Decoder.open(bundle, max_batch=1) as decoder:
         plain: list[Output] = []

@@ -9,8 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...engines import ExportError
 from ..console import in_bytes, progress, table
 from ..flags.revision import add_revision_flag, at_revision
+from ..flags.sampling import positive
 from ..program import EXPORT_ONLY, Parser, exit_code, version_of
 from ..text_files import read_text
 
@@ -99,7 +101,9 @@ def _became(model: "ModelReport") -> str:
     said = f"{model.role}: {was}, {in_bytes(model.checkpoint_bytes)} → {stored}, {in_bytes(model.weight_bytes)}"
     if entry.weights != "none":
         return said
-    keeps = "auto keeps Q4_0, Q4_1 and Q8_0" if was.startswith("GGUF") else "int4 and int8 keep whole numbers"
+    keeps = (
+        "auto keeps Q4_0, Q4_1, Q4_K, Q6_K and Q8_0" if was.startswith("GGUF") else "int4 and int8 keep whole numbers"
+    )
     return f"{said}; --weights {keeps} as they are"
 
 
@@ -127,7 +131,12 @@ def _refuse_absent(arguments: argparse.Namespace, out: Path) -> None:
         if find_spec(library) is None:
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     refuse_foreign(out)
-    require_found(at_revision(arguments.target, arguments.revision))
+    require_found(at_revision(arguments.target, arguments.revision), arguments.max_length)
+    for draft in arguments.draft:
+        if not Path(draft).exists():  # a head may have other files
+            require_found(draft)
+    if (count := len(arguments.draft_lora)) > len(arguments.draft):
+        raise ExportError(f"there are {count} adapters for {len(arguments.draft)} drafts; name one for each at most")
     for adapter in filter(None, (arguments.lora, *arguments.draft_lora)):
         require_adapter(Path(adapter))
 
@@ -187,7 +196,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--max-length",
-        type=int,
+        type=positive,
         metavar="N",
         help="the most tokens of prompt and output together (default: as many as the models have positions for)",
     )
@@ -204,7 +213,7 @@ def _parser() -> Parser:
             default="auto",
             help=f"quantise the {model} matrices to blocks of small integers, or to FP8 or NVFP4, which are meant for "
             "TensorRT and leave embeddings wide; embeddings never go below int8 (default auto: the blocks of a GGUF "
-            "file of Q4_0, Q4_1 or Q8_0 are kept, else none)",
+            "file of Q4_0, Q4_1, Q4_K, Q6_K or Q8_0 are kept, else none)",
         )
     parser.add_argument(
         "--wide-head", action="store_true", help="do not quantise the output projection, nor an embedding tied to it"

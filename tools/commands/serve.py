@@ -13,8 +13,8 @@ from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
 from ...engines import Bundle, EngineError, RequestError
-from ...engines.bundle.manifest import read_manifest
-from ...runtime.acceptance.parameters import RULES
+from ...runtime.acceptance.parameters import RULES, Parameters
+from ...runtime.acceptance.ranges import refuse_out_of_range
 from ..console import say
 from ..extras import install_command
 from ..flags.controller import add_controller_flags, draft_length, refuse_drafting
@@ -25,6 +25,7 @@ from ..flags.revision import add_revision_flag, at_revision
 from ..flags.sampling import add_number, positive
 from ..serving.certificates import tls_context
 from ..serving.keys import Keys
+from ..serving.listening import address, listen, refuse_unheard
 from ..serving.marks import refuse_parser
 from ..serving.renewal import renewed
 from ..text_files import read_text
@@ -77,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=KINDS,
         default="auto",
-        help="quantise the matrices of all models (default auto: the blocks of a GGUF file of Q4_0, Q4_1 or Q8_0 are "
-        "kept, else none)",
+        help="quantise the matrices of all models (default auto: the blocks of a GGUF file of Q4_0, Q4_1, Q4_K, Q6_K "
+        "or Q8_0 are kept, else none)",
     )
     access = parser.add_argument_group("who may ask")
     access.add_argument(
@@ -153,6 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_parser(arguments.reasoning_parser)
     refuse_drafting(arguments)
     engine_name(arguments)
+    refuse_unheard(arguments.host, [port for port in (arguments.port, arguments.metrics_port) if port is not None])
     _refuse_model(arguments)
     files = arguments.api_key_file is not None or tls is not None
     with renewed(keys, tls, certificate) if files else nullcontext() as read_again:
@@ -170,7 +172,7 @@ def _serve(
         from ..serving.access_log import set_up_logging
         from ..serving.allowances import Allowances
         from ..serving.app import make_app, make_metrics_app
-        from ..serving.server import Beside, address, listen, serve
+        from ..serving.server import Beside, serve
         from ..serving.service import open_service
     except ModuleNotFoundError as error:
         raise EngineError(f"serving needs {error.name}, which is not installed; {install_command('serve')}") from error
@@ -209,20 +211,40 @@ def _serve(
 
 def _refuse_model(arguments: argparse.Namespace) -> None:
     """Refuse a model that is not there, and flags that do not go with it."""
-    from ..making.kept_bundles import refuse_unfound, refuse_unshipped
+    from ..making.kept_bundles import TARGET, refuse_unfound, refuse_unshipped
 
     if arguments.model is not None and arguments.bundle is not None:
         raise RequestError(f"{arguments.model} and --bundle {arguments.bundle} both name the model; leave one out")
     if not _is_bundle(arguments):
         refuse_unfound(*_checkpoints(arguments), arguments.max_length, arguments.weights)
+        _refuse_recommended(arguments)
         return
     given = {"revision": arguments.revision, "weights": arguments.weights, "draft": arguments.draft}
     if asked := [f"--{name}" for name, value in given.items() if value not in (None, "auto", [])]:
         raise RequestError(f"{asked[0]} is for checkpoints, but a bundle is served; leave it out")
-    if arguments.model is not None:
-        read_manifest(Path(arguments.model))
-    elif arguments.bundle is None:
+    if (model := arguments.model or arguments.bundle) is None:
         refuse_unshipped(arguments.drafter)
+        if arguments.max_length is not None:
+            refuse_unfound(str(TARGET), [], arguments.max_length, arguments.weights)
+        return
+    bundle = Bundle.read(Path(model))
+    if arguments.max_length is not None:
+        bundle.limited(arguments.max_length)
+    if arguments.generation_config:
+        _recommended(bundle)
+
+
+def _refuse_recommended(arguments: argparse.Namespace) -> None:
+    """Refuse --generation-config where the checkpoint recommends nothing."""
+    from ...export.checkpoints.recommended import recommended_here
+
+    if arguments.generation_config and (found := recommended_here(arguments.model)) is not None:
+        if not found:
+            raise RequestError(
+                f"checkpoint {arguments.model} has no generation_config.json that recommends a sampling; leave "
+                "--generation-config out"
+            )
+        refuse_out_of_range(Parameters(**found))  # type: ignore[arg-type]
 
 
 def _is_bundle(arguments: argparse.Namespace) -> bool:
@@ -268,10 +290,8 @@ def _recommended(bundle: Bundle) -> dict[str, Any]:
             f"bundle {bundle.path} keeps no defaults of a generation_config.json, or was exported before they were "
             "kept; export it again, or leave --generation-config out"
         )
-    from ...runtime import SamplingParams
-
     found: dict[str, Any] = dict(bundle.tokenizer.sampling)
-    SamplingParams(**found)  # refuses now what would refuse every request
+    refuse_out_of_range(Parameters(**found))  # now, and not with every request
     return found
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import replace
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from ...engines import Bundle
@@ -16,9 +17,9 @@ from ...runtime.state.most import MOST_CHILDREN
 from ...runtime.state.shapes import Shape, comb, tree
 from ..console import progress, say, table
 from ..example_sources import SourcedDecoder
-from ..flags.bench import QUICK_MODEL
 from ..flags.draft_lengths import fixed_lengths
 from ..flags.engine import engine_name
+from ..flags.pace import QUICK_PROMISE, seconds_left
 from ..flags.sampling import sampling_params
 from ..flags.tune import DRAFT_LENGTHS, QUICK, quick_in_words
 from ..measuring.fastest_engine import fastest_engines
@@ -29,6 +30,7 @@ from ..prompts.shipped import bench_prompts
 from ..timing.time_rounds import Measured, Setting, measure, refuse_unfit, total
 from ..whole_file import outputs
 
+MORE_THAN_WARM_UP = 5  # times what batch 1 warms up in: its repeat, and batch 2, which takes twice that, twice
 MOST_OF_COPY = 8  # proposals with which a drafter that costs as much as another is measured
 SIBLINGS = (1, 2, 4, 8)  # measured beside one line
 LINE_OF_COMB = 4  # or the longest measured line below it
@@ -58,10 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _quickly(arguments: argparse.Namespace) -> str:
-    """Say what is measured, and how long that takes where the user has stated nothing else."""
+    """Say what is measured, and how long that takes at most."""
     asked = quick_in_words(arguments.draft_lengths, arguments.batches, arguments.max_new_tokens, arguments.repeats)
-    usual = asked == QUICK and arguments.engine != AUTO_ENGINE and not arguments.all_drafts
-    return f"{asked}; less than two minutes for {QUICK_MODEL}" if usual else asked
+    return f"{asked}, or less, to take {QUICK_PROMISE}" if _timed(arguments) else asked
+
+
+def _timed(arguments: argparse.Namespace) -> bool:
+    """Tell whether the clock bounds what is measured: where the user has stated nothing else."""
+    asked = quick_in_words(arguments.draft_lengths, arguments.batches, arguments.max_new_tokens, arguments.repeats)
+    return arguments.quick and asked == QUICK and arguments.engine != AUTO_ENGINE and not arguments.all_drafts
 
 
 def _fastest(bundle: Bundle, arguments: argparse.Namespace) -> dict[int, str]:
@@ -136,10 +143,10 @@ def _measure_all(
     turns = [(batch, one) for measured in (grid, shapes) for (_, batch, _), one in measured.items()]
     with progress("tune", total=(1 + arguments.repeats) * len(turns)) as show:
 
-        def run_all(repeat: int) -> None:
+        def run_all(repeat: int, batches: tuple[int, ...]) -> None:
             assert params.seed is not None
             stage = f"repeat {repeat} of {arguments.repeats}" if repeat else "warming up"
-            for batch, one in turns:
+            for batch, one in [turn for turn in turns if turn[0] in batches]:
                 show(f"{stage}, batch {batch}, {one.setting.drafter}, {one.setting}")
                 chosen = [prompts[(repeat * batch + i) % len(prompts)] for i in range(batch)]
                 each = [replace(params, seed=params.seed + repeat * batch + i) for i in range(batch)]
@@ -148,9 +155,15 @@ def _measure_all(
                     rate = one.tokens_per_second[-1]
                     say(f"batch {batch}, {one.setting.drafter}, {one.setting}: {rate:.1f} tokens/s")
 
-        run_all(0)
+        began, (first, *more) = monotonic(), arguments.batches
+        run_all(0, (first,))
+        if more and _timed(arguments) and (monotonic() - began) * MORE_THAN_WARM_UP > seconds_left(arguments):
+            say(f"quick: there is time for batch {first} alone")
+            arguments.batches, more = (first,), []
+            grid = {key: one for key, one in grid.items() if key[1] == first}
+        run_all(0, tuple(more))
         decoder.settle()
-        return whole_repeats(arguments.repeats, lambda repeat: run_all(repeat + 1), (grid, shapes))
+        return whole_repeats(arguments.repeats, lambda repeat: run_all(repeat + 1, arguments.batches), (grid, shapes))
 
 
 def _has_shapes(drafter: str) -> bool:

@@ -12,19 +12,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...engines import RequestError
+from ...engines import Bundle, RequestError
 from ...runtime.state.asked import DEFAULT_DRAFT_LENGTH, DRAFTER_NAMES, MIXED, NONE
+from ...runtime.state.usual import usual_drafter
 from ..drawable import require_drawable, require_matplotlib
 from ..whole_file import refuse_unfit
+from .compared import CHECKPOINT_FLAGS, OPENVINO_FLAGS, PEERS, compared_folders
 from .controller import SOURCES_HELP, refuse_drafter
 from .draft_lengths import draft_lengths
 from .engine import add_engine_flags, engine_name
+from .pace import add_pace_flags, settle_pace, times
 from .prompt import add_prompts_flag, refuse_prompts
-from .sampling import add_number, add_sampling_flags, batch_size, positive, refuse_sampling
+from .sampling import add_number, add_sampling_flags, batch_size, refuse_sampling
 
-PEERS = {"hf": "transformers", "openvino": "OpenVINO GenAI"}
-CHECKPOINT_FLAGS = {"target": "--target-checkpoint", "draft": "--draft-checkpoint"}
-OPENVINO_FLAGS = {"target": "--openvino-target", "draft": "--openvino-draft"}
 SAME, OWN = "bundle", "own"  # numbers in which OpenVINO GenAI computes
 BENCH_SAMPLING = (
     "max_new_tokens",
@@ -40,14 +40,12 @@ BENCH_SAMPLING = (
 )
 PRINTED = Path("-")  # in place of a file
 QUICK_LENGTHS, QUICK_PROMPTS, QUICK_TOKENS = (0, 2, 4), 3, 64
-QUICK_MODEL = "a model of 135 million parameters on two cores"
+QUICK_WARM_UP = 16  # tokens, with which each setting begins
 DRAFT_LENGTHS = (0, 1, 2, 4, 6, 8)
-USUAL_REPEATS = 3
 
 
 def quick_in_words(lengths: Sequence[object], prompts: int, tokens: int, repeats: int) -> str:
-    times = "once" if repeats == 1 else f"{repeats} times"
-    return f"K of {', '.join(map(str, lengths))}, on {prompts} prompts, {tokens} tokens each, {times}"
+    return f"K of {', '.join(map(str, lengths))}, on {prompts} prompts, {tokens} tokens each, {times(repeats)}"
 
 
 QUICK = quick_in_words(QUICK_LENGTHS, QUICK_PROMPTS, QUICK_TOKENS, 1)
@@ -55,7 +53,7 @@ QUICK = quick_in_words(QUICK_LENGTHS, QUICK_PROMPTS, QUICK_TOKENS, 1)
 
 def settle(arguments: argparse.Namespace) -> None:
     """Let what was left open be as usual, or as quick as `--quick` says; what was stated stays."""
-    arguments.repeats = arguments.repeats or (1 if arguments.quick else USUAL_REPEATS)
+    settle_pace(arguments)
     if arguments.quick:
         arguments.draft_lengths = arguments.draft_lengths or QUICK_LENGTHS
         arguments.max_new_tokens = getattr(arguments, "max_new_tokens", QUICK_TOKENS)
@@ -74,18 +72,9 @@ def refuse(arguments: argparse.Namespace) -> None:
         raise RequestError("--drafter none proposes nothing, which is measured as K = 0 in any case; name another")
     refuse_drafter(arguments.drafter)
     refuse_prompts(arguments.prompts)
+    if arguments.compare:
+        compared_folders(arguments, arguments.drafter or usual_drafter(Bundle.read(arguments.bundle)))
     refuse_unfit(arguments.report, arguments.plot, None if arguments.json == PRINTED else arguments.json)
-
-
-def add_pace_flags(parser: argparse.ArgumentParser, quick: str) -> None:
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"take less than two minutes for {QUICK_MODEL}: {quick}; what you state stays as you state it",
-    )
-    parser.add_argument(
-        "--repeats", type=positive, metavar="N", help=f"times each setting has its turn (default {USUAL_REPEATS})"
-    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

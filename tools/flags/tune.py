@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..whole_file import refuse_unfit
-from .bench import USUAL_REPEATS, add_pace_flags
 from .draft_lengths import fixed_draft_lengths
 from .engine import add_engine_flags, engine_name
+from .pace import add_pace_flags, settle_pace, times
 from .prompt import add_prompts_flag, refuse_prompts
 from .sampling import LARGEST_BATCH, add_sampling_flags, batch_size, refuse_sampling
 
@@ -24,10 +24,9 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", 
 
 
 def quick_in_words(lengths: Sequence[int], batches: Sequence[int], tokens: int, repeats: int) -> str:
-    times = "once" if repeats == 1 else f"{repeats} times"
     numbers = " and ".join(map(str, batches))
     lengths_named = ", ".join(map(str, lengths))
-    return f"draft lengths {lengths_named}, batches {numbers}, {tokens} tokens, {times}, and no combs or trees"
+    return f"draft lengths {lengths_named}, batches {numbers}, {tokens} tokens, {times(repeats)}, and no combs or trees"
 
 
 QUICK = quick_in_words(QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS, 1)
@@ -36,7 +35,7 @@ QUICK = quick_in_words(QUICK_LENGTHS, QUICK_BATCHES, QUICK_TOKENS, 1)
 def settle(arguments: argparse.Namespace) -> None:
     """Let what was left open be as usual, or as quick as `--quick` says; what was stated stays."""
     quick = arguments.quick
-    arguments.repeats = arguments.repeats or (1 if quick else USUAL_REPEATS)
+    settle_pace(arguments)
     arguments.batches = arguments.batches or (QUICK_BATCHES if quick else BATCHES)
     if arguments.max_new_tokens is None:
         arguments.max_new_tokens = QUICK_TOKENS if quick else NEW_TOKENS

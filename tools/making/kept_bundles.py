@@ -96,8 +96,10 @@ def refuse_unfound(target: str, drafts: Sequence[str], max_length: int | None, w
     if not _place(_name_of(target), [target, *drafts], max_length, weights).exists():
         from ...export.checkpoints.finding import require_found
 
-        for checkpoint in (target, *(one for one in drafts if not Path(one).exists())):  # a head may have other files
-            require_found(checkpoint)
+        require_found(target, max_length)
+        for draft in drafts:
+            if not Path(draft).exists():  # a head may have other files
+                require_found(draft)
 
 
 def _name_of(target: str) -> str:

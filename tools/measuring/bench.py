@@ -4,24 +4,27 @@ import argparse
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import usual_drafter
+from ...runtime.scheduling.intake import Prompt
 from ...runtime.state.asked import AUTO, DEFAULT_DRAFT_LENGTH, MIXED, DraftLength
 from ...runtime.state.shapes import Shape
 from ..console import progress, say
 from ..flags.bench import (
     DRAFT_LENGTHS,
     QUICK,
-    QUICK_MODEL,
     QUICK_PROMPTS,
+    QUICK_WARM_UP,
     add_arguments,
     quick_in_words,
     settle,
 )
 from ..flags.draft_lengths import fixed_lengths
+from ..flags.pace import QUICK_PROMISE, fitting, seconds_left
 from ..flags.sampling import sampling_params
 from ..program import Parser
 from ..prompts.shipped import KINDS, bench_prompts
@@ -52,10 +55,13 @@ def bench_params(arguments: argparse.Namespace) -> SamplingParams:
 def measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Namespace) -> dict[str, Any]:
     assert params.seed is not None
     prompts = bench_prompts(arguments.prompts, decoder.vocab_size)
+    timed = False
     if arguments.quick:
         if arguments.prompts in KINDS:
             prompts = prompts[: max(QUICK_PROMPTS, arguments.batch)]
-        say(f"quick: {_quickly(arguments, len(prompts), params.max_new_tokens)}")
+        asked = quick_in_words(arguments.draft_lengths, len(prompts), params.max_new_tokens, arguments.repeats)
+        timed = asked == QUICK and not (arguments.all_drafters or arguments.compare)
+        say(f"quick: {asked}{f', or less, to take {QUICK_PROMISE}' if timed else ''}")
     whole_batches = -(-len(prompts) // arguments.batch) * arguments.batch  # a smaller one would not compare
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
@@ -72,17 +78,24 @@ def measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Na
         from ..peers.table import PEERS
 
         peer = PEERS[arguments.compare]
-    folders = peer.find(arguments, decoder.bundle, drafter, params) if peer else {}
+    folders = peer.find(arguments, decoder.bundle, drafter) if peer else {}
     measured = [Measured(setting) for setting in settings]
     theirs = [Theirs(one) for one in settings if peer and is_line(one)]
     compared = None
     groups = len(prompts) // arguments.batch  # that take as long as a warm-up each
     total = (1 + arguments.repeats * groups) * (len(measured) + len(theirs))
+    first, began = each[: arguments.batch], monotonic()
+    if timed:
+        first = [replace(one, max_new_tokens=QUICK_WARM_UP) for one in first]
     with ExitStack() as stack, progress("bench", total=total) as show:
         for setting in settings:
             show(f"warming up {setting}")
-            measure(decoder, prompts[: arguments.batch], each[: arguments.batch], Measured(setting))
+            measure(decoder, prompts[: arguments.batch], first, Measured(setting))
         decoder.settle()
+        if timed:
+            seconds = (monotonic() - began) / first[0].max_new_tokens
+            prompts, each = _that_fit(prompts, each, seconds, arguments)
+            params = replace(params, max_new_tokens=each[0].max_new_tokens)
         memory = memory_used(arguments.device)
         turns = {str(one.setting): partial(measure, decoder, prompts, each, one) for one in measured}
         if peer:
@@ -121,11 +134,17 @@ def measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Na
     return bench_result(decoder, measured, compared, bandwidth, memory, params, len(prompts), arguments)
 
 
-def _quickly(arguments: argparse.Namespace, prompts: int, tokens: int) -> str:
-    """Say what is measured, and how long that takes where the user has stated nothing else."""
-    asked = quick_in_words(arguments.draft_lengths, prompts, tokens, arguments.repeats)
-    usual = asked == QUICK and not (arguments.all_drafters or arguments.compare)
-    return f"{asked}; less than two minutes for {QUICK_MODEL}" if usual else asked
+def _that_fit(
+    prompts: list[Prompt], each: list[SamplingParams], seconds: float, arguments: argparse.Namespace
+) -> tuple[list[Prompt], list[SamplingParams]]:
+    """Return fewer prompts, and then shorter texts, if a token of each setting has taken so many seconds."""
+    left, tokens, groups = seconds_left(arguments), each[0].max_new_tokens, len(prompts) // arguments.batch
+    fit = fitting(groups, 1, seconds * tokens * groups, left)
+    shorter = fitting(tokens, QUICK_WARM_UP, seconds * tokens, left) if fit == 1 else tokens
+    count = fit * arguments.batch
+    if (fit, shorter) != (groups, tokens):
+        say(f"quick: there is time for {count} of {len(prompts)} prompts, {shorter} tokens each")
+    return prompts[:count], [replace(one, max_new_tokens=shorter) for one in each[:count]]
 
 
 def _settings(decoder: Decoder, drafter: str, params: SamplingParams, arguments: argparse.Namespace) -> list[Setting]:

@@ -16,31 +16,18 @@ from ...engines import Bundle, Contract, EngineError, PairError, RequestError, u
 from ...engines.errors import one_line
 from ...engines.openvino import core, own_signal_stack
 from ...runtime import SamplingParams
-from ..flags.bench import OPENVINO_FLAGS, OWN
+from ..flags.bench import OWN
+from ..flags.compared import OPENVINO_FLAGS, OPENVINO_MODEL, compared_folders
 from ..timing.theirs import Theirs
-from .named import named_folders, require_package
 
-MODEL = "openvino_model.xml"
 PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 LOOKUP_TOKENS = 3  # compared for a match, as its examples do
 SLACK = 64  # cache entries a row beyond its text: proposals, and the rest of a block
 
 
-def exported_models(
-    arguments: argparse.Namespace, bundle: Bundle, drafter: str, params: SamplingParams
-) -> dict[str, Path]:
+def exported_models(arguments: argparse.Namespace, bundle: Bundle, drafter: str) -> dict[str, Path]:
     """The named models by role, refused before anything is measured if they are not those of the bundle."""
-    require_package(arguments, "openvino-genai", "compare")
-    named = named_folders(
-        arguments, drafter, OPENVINO_FLAGS, "the bundle's models as `optimum-cli export openvino` makes them"
-    )
-    if not params.greedy:
-        raise RequestError(
-            f"--temperature is {params.temperature:g}, but OpenVINO GenAI is compared on greedy text, which must be "
-            "the same; use 0"
-        )
-    if arguments.device != "cpu":
-        raise RequestError(f"--device is {arguments.device}, but OpenVINO GenAI is compared on the CPU; use cpu")
+    named = compared_folders(arguments, drafter)
     for role, folder in named.items():
         contract = bundle.models[role].contract
         heads, width = contract.states[0].shape
@@ -57,12 +44,7 @@ def _size(role: str, folder: Path) -> tuple[int, int, int, int]:
     """Layers, key/value heads, head size and vocabulary, read from the graph's state and logits."""
     import openvino
 
-    file = folder / MODEL
-    if not file.is_file():
-        raise RequestError(
-            f"{OPENVINO_FLAGS[role]} {folder} has no {MODEL}, expected what `optimum-cli export openvino` "
-            "writes; export it so"
-        )
+    file = folder / OPENVINO_MODEL
     try:
         model = openvino.Core().read_model(file)
         states = [variable.info.data_shape for variable in model.get_variables()]
@@ -111,7 +93,7 @@ class OpenVino:
         """Return the properties that the target has been compiled with."""
         import openvino
 
-        compiled = core(openvino).compile_model(self._folders["target"] / MODEL, "CPU", self._properties)
+        compiled = core(openvino).compile_model(self._folders["target"] / OPENVINO_MODEL, "CPU", self._properties)
         names = (*self._properties, "INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
         return {name: _plain(compiled.get_property(name)) for name in dict.fromkeys(names)}
 

@@ -11,22 +11,19 @@ from typing import Any
 
 import torch
 
-from ...engines import Bundle, ModelEntry, PairError, RequestError
+from ...engines import Bundle, ModelEntry, PairError
 from ...export.checkpoints.checkpoint import open_checkpoint, reading
 from ...export.checkpoints.finding import GGUF
 from ...export.writing.quiet import quiet_libraries
 from ...runtime import SamplingParams
-from ...runtime.drafters import DRAFTERS, usual_drafter
-from ...runtime.drafters.model import DraftModel
-from ..flags.bench import CHECKPOINT_FLAGS
+from ...runtime.drafters import usual_drafter
+from ..flags.compared import DRAFTED, OWN_TOKENS, compared_folders
 from ..timing.bandwidth import all_cores
 from ..timing.theirs import Theirs
 from ..timing.time_rounds import Setting
-from .named import named_folders, require_package
 
 PLAIN = Setting(0, "none")
-OWN_TOKENS = tuple(name for name, kind in DRAFTERS.items() if kind.other_tokens)
-WITH_DRAFT = (DraftModel.name, *OWN_TOKENS)
+WITH_DRAFT = (*DRAFTED, *OWN_TOKENS)
 
 
 class Arrivals:
@@ -117,14 +114,9 @@ class Transformers:
         into.tokens_per_second.append(1e3 * tokens / ms)
 
 
-def compared_checkpoints(
-    arguments: argparse.Namespace, bundle: Bundle, drafter: str, params: SamplingParams
-) -> dict[str, Path]:
+def compared_checkpoints(arguments: argparse.Namespace, bundle: Bundle, drafter: str) -> dict[str, Path]:
     """The named checkpoints by role, refused before any weight is read if the bundle was not made from them."""
-    require_package(arguments, "transformers", "export")
-    named = named_folders(arguments, drafter, CHECKPOINT_FLAGS, "the checkpoints of the bundle", WITH_DRAFT)
-    if arguments.batch > 1:
-        raise RequestError(f"--batch is {arguments.batch}, but transformers assists one prompt at a time; use 1")
+    named = compared_folders(arguments, drafter)
     for role, path in named.items():
         checkpoint, entry = open_checkpoint(path), _entry(bundle, role, drafter in OWN_TOKENS)
         found = checkpoint.shape.contract(entry.contract.max_length, entry.contract.dtype)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...engines import Bundle
-from ...runtime import SamplingParams
-from ..flags.bench import PEERS as NAMES
+from ..flags.compared import PEERS as NAMES
 from . import against_openvino, against_transformers
 from .apart import Apart, Opened
 
@@ -17,7 +16,7 @@ class Peer:
     name: str
     package: str
     # Finds its models by role, and refuses what would not compare before anything is measured.
-    find: Callable[[argparse.Namespace, Bundle, str, SamplingParams], Mapping[str, Path]]
+    find: Callable[[argparse.Namespace, Bundle, str], Mapping[str, Path]]
     # Opens them for prompts that are at most so many tokens long with all that is written.
     open: Callable[[argparse.Namespace, Bundle, Mapping[str, Path], int], Opened]
 

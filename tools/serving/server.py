@@ -15,7 +15,6 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.loops.auto import auto_loop_factory
 
-from ...engines import RequestError
 from ...engines.errors import first_line
 from ..console import say
 from .connections import Connection, raise_file_limit
@@ -41,18 +40,6 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Take the address now, so that one that is taken is refused in a sentence."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(
-            f"cannot listen on {host} port {port} ({reason}); choose another --host or --port"
-        ) from error
 
 
 def serve(
@@ -149,9 +136,3 @@ def make_server(app: Starlette, tls: SSLContext | None = None) -> Server:
         timeout_graceful_shutdown=LINGER_SECONDS,
     )
     return Server(config)
-
-
-def address(listener: socket.socket, tls: SSLContext | None = None) -> str:
-    scheme = "http" if tls is None else "https"
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -9,8 +9,8 @@ import pytest
 from trt_spec.engines import Bundle
 from trt_spec.export import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
+from trt_spec.tools.flags import compared
 from trt_spec.tools.in_words import pair
-from trt_spec.tools.peers import named as peers_named
 from trt_spec.tools.peers.against_transformers import PLAIN, Arrivals, Transformers
 from trt_spec.tools.prompts.shipped import PYTHON_PROMPTS
 from trt_spec.tools.text_files import read_prompts
@@ -241,7 +241,7 @@ def test_a_comparison_that_would_not_compare_is_refused(compare, checkpoints, un
     result = compare("--target-checkpoint", wider, *checkpoints[2:])
     assert result.code == 2
     assert f"--target-checkpoint {wider} is a model of" in result.err.splitlines()[-1]
-    monkeypatch.setattr(peers_named, "installed", lambda package: None)
+    monkeypatch.setattr(compared, "installed", lambda package: None)
     message = "--compare hf runs transformers, which is not installed; pip install 'trt-spec[export]'"
     assert_refused(compare(*checkpoints), message)
 
@@ -413,10 +413,20 @@ def test_quick_says_what_it_does_and_shows_each_row_when_it_is_known(run, llama)
     result = run("bench", "--bundle", llama.bundle, "--quick")
     assert result.code == 0
     said = "quick: K of 0, 2, 4, on 3 prompts, 64 tokens each, once"
-    assert f"{said}; less than two minutes for a model of" in result.err
+    assert f"{said}, or less, to take less than two minutes for a model of" in result.err
     shown = [line for line in result.err.splitlines() if re.fullmatch(r"K = \d: [\d.]+ tokens/s", line)]
     assert len(shown) == 3
     assert len(result.out.splitlines()) == 1 + 3 + 1
+
+
+def test_quick_measures_what_the_clock_leaves_time_for(run, llama, monkeypatch):
+    monkeypatch.setattr("trt_spec.tools.flags.pace.QUICK_SECONDS", 0.0)
+    result = run("bench", "--bundle", llama.bundle, "--quick", "--json")
+    assert "quick: there is time for 1 of 3 prompts, 16 tokens each\n" in result.err
+    found = json.loads(result.out)
+    assert (found["prompts"], found["sampling"]["max_new_tokens"]) == (1, 16)
+    stated = run("bench", "--bundle", llama.bundle, "--quick", "--json", "--max-new-tokens", 20)
+    assert json.loads(stated.out)["prompts"] == 3, "what the user states stays"
 
 
 def test_quick_promises_no_time_for_what_the_user_states(run, llama, prompts):

@@ -98,6 +98,16 @@ def test_the_table_is_kept_printed_and_makes_auto_the_default(tune, run, bundle,
         assert decoder.submit("def f(").draft_length == "auto"
 
 
+def test_quick_measures_one_batch_where_the_clock_leaves_no_time_for_more(run, bundle, monkeypatch):
+    monkeypatch.setattr("trt_spec.tools.flags.pace.QUICK_SECONDS", 0.0)
+    result = run("tune", bundle, "--quick")
+    assert "quick: draft lengths 0, 2, 4, batches 1 and 2, 16 tokens, once, and no combs or trees, or" in result.err
+    assert "quick: there is time for batch 1 alone\n" in result.err
+    assert {one["batch"] for one in json.loads(result.out.splitlines()[-1])["settings"]} == {1}
+    assert (costs := read_costs(Bundle.open(bundle), "onnxruntime", "cpu")) is not None
+    assert costs.batches == (1,)
+
+
 def test_a_machine_that_was_busy_is_told_by_the_spread_of_equal_rounds(tune):
     def rounds(*times):
         return Measured(Setting(1, "model"), rounds=[TimedRound(ms, [], replayed=False) for ms in times])

@@ -5,7 +5,7 @@ import json
 import pytest
 from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, SamplingParams
-from trt_spec.tools.peers import named as peers_named
+from trt_spec.tools.flags import compared
 from trt_spec.tools.peers.against_openvino import OpenVino
 from trt_spec.tools.timing.theirs import Theirs, differs_at, same_text
 from trt_spec.tools.timing.time_rounds import Setting
@@ -113,6 +113,6 @@ def test_a_comparison_that_would_not_compare_is_refused(compare, folders, export
     result = compare("--openvino-target", tmp_path, *folders[2:])
     assert result.code == 2
     assert "openvino_model.xml is not a text model with its cache as state (" in result.err
-    monkeypatch.setattr(peers_named, "installed", lambda package: None)
+    monkeypatch.setattr(compared, "installed", lambda package: None)
     message = "--compare openvino runs openvino-genai, which is not installed; pip install 'trt-spec[compare]'"
     assert_refused(compare(*folders), message)

@@ -15,7 +15,8 @@ from trt_spec.runtime.round import round as round_
 from trt_spec.tools.serving.allowances import Allowances
 from trt_spec.tools.serving.app import make_app
 from trt_spec.tools.serving.keys import Keys
-from trt_spec.tools.serving.server import address, listen, run_loop, serve_until
+from trt_spec.tools.serving.listening import address, listen
+from trt_spec.tools.serving.server import run_loop, serve_until
 from trt_spec.tools.serving.service import Service, open_service
 
 from ...bundles import Pair, tiny_pair
