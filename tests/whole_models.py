@@ -59,7 +59,7 @@ def whole_of(kind: str, path: Path, **of_text: Any) -> Any:
     text |= {"kimi_k25": LATENT, "fuyu": {"num_key_value_heads": 4}}.get(kind, {})
     if kind in ("glm4v_moe", "glm_ocr"):
         text["rope_parameters"] = OF_HALF_A_HEAD
-    elif kind.startswith(("qwen2_vl", "qwen2_5_", "glm4v", "glm46v")):
+    elif kind.startswith(("qwen2_vl", "qwen2_5_", "glm4v", "glm46v", "paddleocr")):
         text["rope_parameters"] = POSITIONS
     config = known(text_config=text | {name: value for name, value in of_text.items() if name in text})
     if kind == "qwen2_5_omni_thinker":

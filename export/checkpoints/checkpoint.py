@@ -13,7 +13,7 @@ from ...engines import ExportError
 from ...engines.errors import first_line, one_line
 from ..families.shape import ModelShape, refuse_unsupported, shape_of
 from ..families.table import BEHIND_SOURCES, REFUSED
-from ..families.text_models import OTHERS, READS_MORE, WEIGHT_NAMES, text_config_of
+from ..families.text_models import OTHERS, READS_MORE, UNSCALED, WEIGHT_NAMES, text_config_of
 from ..quantised import Dequantised, Kept, how_quantised, rounds_activations
 from ..sources.behind_source import BehindSource
 from ..special import mend
@@ -70,6 +70,11 @@ class Checkpoint:
         if self.reads_more is not None:
             more = f"reads more than text ({self.reads_more})"
             notes.append(f"{self.name} {more}: its text model ({self.architecture}) is exported")
+        if self.reads_more in UNSCALED:
+            notes.append(
+                f"{self.name} has logits times {self.config.logit_scale:g}, as its text model says; transformers "
+                "leaves that out where it runs the whole, so that sampled texts differ there, and greedy ones do not"
+            )
         if self.quantised is not None and rounds_activations(self.quantised):
             notes.append(
                 f"{self.name} is meant for activations of eight bits or fewer, which are not rounded here, so that "

@@ -52,8 +52,8 @@ _REFUSED = {
         gemma4_unified_assistant git glm5_next glmga granite4_vision granite_docling granite_speech_plus
         hunyuan_vl hy_v4_vl hyperclovax hyperclovax_vision_v2 idefics inkling2 inkling2_loop inkling_mm_model
         instructblip instructblipvideo janus kosmos-2 kosmos-2.5 kyutai_speech_to_text lfm3_vl minicpm_ocr
-        minicpmv4_6 minicpmv4_7 minimax_m3_vl mistral4 mistral_large4 mllama molmo2 moss_transcribe_diarize
-        muse_glimmer muse_spark musicflamingo nemo_speechlm nemotron_h_omni omniasr paddleocr_vl perception_lm
+        minicpmv4_6 minicpmv4_7 minimax_m3_vl mistral_large4 mllama molmo2 moss_transcribe_diarize
+        muse_glimmer muse_spark musicflamingo nemo_speechlm nemotron_h_omni omniasr perception_lm
         phi4_multimodal pi0 pp_chart2table qwen2_5_omni qwen3_omni_moe qwen3_omni_moe_thinker qwen4_exp
         shieldgemma2 step3p7 unlimited_ocr vibevoice vibevoice_asr voxtral_realtime
     """,
@@ -65,8 +65,8 @@ _REFUSED = {
     "what stands before a text is seen in both directions": """
         paligemma
     """,
-    "its whole scales logits otherwise than its text model": """
-        aya_vision cohere2_vision
+    "its latent attention weighs queries by where they stand (llama_4_scaling_beta)": """
+        mistral4
     """,
     "its layers run several times for a token, each time with keys and values of their own": """
         dory hrm_text

@@ -6,6 +6,8 @@ from typing import Any
 # Types whose text model attends causally to text, by the type in config.json. The tests export and compare each.
 READS_MORE = (
     "aria",
+    "aya_vision",
+    "cohere2_vision",
     "deepseek_vl",
     "deepseek_vl_hybrid",
     "exaone4_5",
@@ -34,6 +36,7 @@ READS_MORE = (
     "llava_onevision",
     "mistral3",
     "ovis2",
+    "paddleocr_vl",
     "qianfan_ocr",
     "qwen2_5_omni_thinker",
     "qwen2_5_vl",
@@ -54,6 +57,7 @@ SAME_ON_TEXT = {  # text models that are another known one, as long as no image 
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
     "glm_ocr_text": "glm4",
+    "paddleocr_vl_text": "llama",
     "qwen2_5_omni_text": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
@@ -63,15 +67,19 @@ SAME_ON_TEXT = {  # text models that are another known one, as long as no image 
 UNSAID = {  # what these do without saying so
     "glm4v_text": {"partial_rotary_factor": 1.0},
     "glm_ocr_text": {"attention_bias": False},
+    "paddleocr_vl_text": {"attention_bias": False, "mlp_bias": False},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
 }
+UNSCALED = ("aya_vision", "cohere2_vision")  # transformers' whole leaves out by what the text model scales logits
 WEIGHT_NAMES = {  # from how they are stored, now and by older versions of transformers, to those of the text model
     r"^language_model\.lm_head\.": "lm_head.",
     r"^(model\.)?(language_model|text_model)\.(model\.)?(encoder\.)?": "model.",
     r"^model\.blocks\.": "model.layers.",
 }
 # Of weights that read the rest.
-OTHERS = re.compile(r"vision|visual|image|video|audio|aligner|projector|connector|multi_modal|^encoder\.|^mlp1\.")
+OTHERS = re.compile(
+    r"vision|visual|image|video|audio|aligner|projector|connector|multi_modal|mlp_AR|^encoder\.|^mlp1\."
+)
 
 
 def text_config_of(config: Any) -> Any:

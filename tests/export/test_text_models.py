@@ -7,7 +7,7 @@ import torch
 from trt_spec.engines import ExportError
 from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.families.text_models import READS_MORE
+from trt_spec.export.families.text_models import READS_MORE, UNSCALED
 from trt_spec.runtime import Decoder, SamplingParams
 
 from ..whole_models import whole_of
@@ -20,8 +20,10 @@ def test_the_text_model_is_what_the_whole_is_on_text(tmp_path: Path, kind: str) 
     ids = torch.randint(3, 60, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = whole(input_ids=ids).logits
+        if kind in UNSCALED:
+            expected = expected * whole.config.text_config.logit_scale
         found = load_model(checkpoint, "float32")(ids).logits
-    assert float(expected.std()) > 0.1
+    assert float(expected.std()) > 0.05
     torch.testing.assert_close(found, expected, rtol=0, atol=3e-5)
     assert (checkpoint.reads_more, checkpoint.architecture != kind) == (kind, True)
 
@@ -35,6 +37,7 @@ def test_its_greedy_text_is_that_of_the_whole(tmp_path: Path, kind: str) -> None
     report = export_bundle(tmp_path / "whole", tmp_path / "bundle")
     assert report.models[0].entry.check["worst_error"] < 2e-4
     assert f"reads more than text ({kind}): its text model" in report.notes[0]
+    assert any("logits times 0.0625, as its text model says" in note for note in report.notes) == (kind in UNSCALED)
     prompt = [5, 9, 17, 5, 9]
     ids = torch.tensor([prompt])
     expected = whole.generate(
