@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from trt_spec.tools.serving import tokenising
-from trt_spec.tools.serving.shares import least_tokens
+from trt_spec.tools.serving.shares import PIECE, least_tokens
 from trt_spec.tools.serving.tokenising import TooManyTokens, encoded
 
 from ...kit.small_tokenizers import byte_level, in_pieces
@@ -60,3 +61,19 @@ def test_where_a_token_may_stand_for_any_text_nothing_is_said(change: str):
         tokenizer.model.unk_token = "<s>"
     assert least_tokens(tokenizer, "a" * 1000) == 0
     assert least_tokens(byte_level(("<s>",)), "a" * 1000) == 1000
+
+
+def test_a_long_text_is_looked_at_in_pieces_between_which_other_threads_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, take = [], np.take
+
+    def noting(shares: np.ndarray, signs: np.ndarray) -> np.ndarray:
+        sizes.append(len(signs))
+        return take(shares, signs)
+
+    monkeypatch.setattr("trt_spec.tools.serving.shares.np.take", noting)
+    text = "a\u00e9\u4e2d\U0001f600" * (2 * PIECE)
+    assert least_tokens(byte_level(("<s>",)), text) == len(text.encode()), "whose tokens are bytes"
+    assert len(sizes) == len(text) / PIECE
+    assert max(sizes) <= 4 * PIECE
