@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from zlib import crc32
 
 # Processes that share the cores of one machine take a core each: threads that spin for one another's cores treble
 # the time of both. Before torch is loaded, which counts them then.
@@ -31,6 +30,7 @@ from .families import tiny_checkpoint  # noqa: E402
 from .foreign import merging_draft  # noqa: E402
 from .heads import dflash_head, eagle3_head, look_aheads, mtp_head, parallel_heads  # noqa: E402
 from .hybrids import Hybrid, hybrid  # noqa: E402
+from .kit import shares  # noqa: E402
 from .kit.headed import Headed, in_a_bundle  # noqa: E402
 from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
 from .source_models import noisy_copy, tiny_behind_source  # noqa: E402
@@ -41,10 +41,7 @@ KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
 FAMILIES = {"llama": (tiny_llama, {}), "gpt2": (tiny_gpt2, {}), "gemma2": (tiny_gemma2, {"tie_word_embeddings": False})}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--share", metavar="I/N", help="of the exhaustive tests run one of N shares; 7/3 is the same as 1/3"
-    )
+pytest_addoption = shares.add_option
 
 
 @pytest.hookimpl(trylast=True)
@@ -53,22 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     xdist 3.8 writes an item's group where pytest 9.2 does not look, and would spread the group over all processes.
     """
-    if share := config.getoption("share"):
-        number, shares = map(int, share.split("/"))
-        others = {
-            item for item in items if item.get_closest_marker("exhaustive") and _share(item, shares) != number % shares
-        }
-        config.hook.pytest_deselected(items=list(others))
-        items[:] = [item for item in items if item not in others]
+    shares.keep_one_share(config, items)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         if (grouped := vars(item).get("_nodeid")) is not None:
             item._id = coerce_node_id(grouped)
-
-
-def _share(item: pytest.Item, shares: int) -> int:
-    """Tests of one file are of one share, so that what they have in common is made once."""
-    return crc32(item.path.relative_to(ROOT).as_posix().encode()) % shares
 
 
 def pytest_collection_finish() -> None:

@@ -53,6 +53,7 @@ def crowd(
     prompts: Sequence[Sequence[int]],
     choices: Sequence[tuple[str, DraftLength]],
     *,
+    params: SamplingParams = SAMPLED,
     rules: Sequence[str] = RULES,
     sources: Sequence[Any] | None = None,
     rows: int = 64,
@@ -68,9 +69,9 @@ def crowd(
             drafter, length = choices[seed % len(choices)]
             most = decoder.bundle.max_length - len(prompt) - (sources is not None)
             rule = rules[seed // len(choices) % len(rules)]
-            params = replace(SAMPLED, seed=seed, rule=rule, max_new_tokens=most)
+            own = replace(params, seed=seed, rule=rule, max_new_tokens=most)
             source = None if sources is None else sources[seed]
-            requests.append(decoder.submit(prompt, params, drafter=drafter, draft_length=length, source=source))
+            requests.append(decoder.submit(prompt, own, drafter=drafter, draft_length=length, source=source))
         seating, turn = decoder._scheduler.seating, 0
         resumed: dict[Request, list[int]] = {request: [] for request in requests}
         while decoder.step():

@@ -9,7 +9,7 @@ parts of the line, and how those of tokens that stand so far APART go together.
 Among these parts, or pairs of them, a total variation d of n points moves its statistic by 4 · n · d² at least.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import pi, sqrt
 from typing import Any
 
@@ -25,20 +25,31 @@ PARTS_OF_A_PAIR = 4  # for each of its points
 FREEDOM = {"alone": PARTS - 1} | {f"{apart} apart": (PARTS_OF_A_PAIR - 1) ** 2 for apart in APART}
 TOGETHER = 64  # texts that the model reads in one call
 
+Asked = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]
+
 
 def points_of(logits: Tensor, tokens: Tensor, random: torch.Generator) -> Tensor:
     """Return a point [N] for each of the tokens [N], whose laws have these logits [N, V]."""
     laws, ids = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     place = (ids == tokens[:, None]).long().argmax(-1, keepdim=True)
     own = laws.gather(1, place)[:, 0]
+    assert own.min() > 0, "none of the tokens is impossible"
     return laws.cumsum(-1).gather(1, place)[:, 0] - own * torch.rand(len(tokens), generator=random, dtype=own.dtype)
 
 
 @torch.inference_mode()
 def points_of_texts(
-    model: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], vocab: int, seed: int = 0
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    vocab: int,
+    seed: int = 0,
+    asked: Asked | None = None,
 ) -> list[Tensor]:
-    """Return the points of each output's tokens, by what a model in torch says behind its prompt."""
+    """Return the points of each output's tokens, by what a model in torch says behind its prompt.
+
+    What is `asked` for makes other logits of the model's [N, V] for a prompt and an output.
+    """
     random, found = torch.Generator().manual_seed(seed), list[Tensor]()
     for first in range(0, len(prompts), TOGETHER):
         each = [*zip(prompts[first : first + TOGETHER], outputs[first : first + TOGETHER], strict=True)]
@@ -46,6 +57,7 @@ def points_of_texts(
         logits = model(ids, use_cache=False).logits[..., :vocab]
         for row, (prompt, output) in enumerate(each):
             said = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1]
+            said = said if asked is None else asked(said, prompt, output)
             found.append(points_of(said, torch.tensor([*output]), random))
     return found
 

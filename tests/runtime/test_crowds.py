@@ -6,6 +6,8 @@ are pairs of tokens that stand 1, 2 and 3 apart.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +16,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from trt_spec.export.kinds import open_look_aheads
+from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.round import propose
 from trt_spec.runtime.state.asked import DraftLength
+from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, HYBRID
 
 from ..bundles import Pair, export_pair
 from ..heads import dflash_head, look_aheads, with_mtp_of_qwen
 from ..hybrids import Hybrid
-from ..kit.crowds import RULES, crowd, some_prompts
+from ..kit.asked_laws import law_asked_by
+from ..kit.crowds import RULES, SAMPLED, SHARED, crowd, some_prompts
+from ..kit.grammars import EOS, SPELLED
 from ..kit.headed import Headed
 from ..kit.hybrids import tiny_hybrid
 from ..kit.points import are_drawn, needed, points_of_texts
@@ -30,14 +36,18 @@ BUDGETS = (10_000, 20_000, 40_000)  # entries of a cache: 32, 64 and 128 rows of
 PREFIXES = {"prefix_bytes": 2**20}
 SHORT = 256  # tokens of a row
 
+SHARED_BY_RECURRENT = (1, 5, 40, 150, 190)  # of the longest a part is found again
+
 # Total variations that are seen in the long tier and by hand. Recurrent layers take too long for the former.
 SIZES = [pytest.param(0.05, marks=pytest.mark.exhaustive), pytest.param(0.01, marks=pytest.mark.families)]
+SIZES_OF_RECURRENT = [pytest.param(size, marks=pytest.mark.families) for size in (0.05, 0.01)]
 Choices = Sequence[tuple[str, DraftLength]]
 
 
-def prompts_for(total_variation: float, vocab: int, longest: int) -> list[list[int]]:
+def prompts_for(total_variation: float, vocab: int, longest: int, shared: Sequence[int] = SHARED) -> list[list[int]]:
     """Prompts whose texts, up to so many tokens each with their prompts, catch a fault of this total variation."""
-    return some_prompts(needed(total_variation) // (longest - 32) + 1, vocab)
+    beside = sum(shared) // len(shared) + 9
+    return some_prompts(needed(total_variation) // (longest - beside) + 1, vocab, shared)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +71,22 @@ def test_tokenwise_texts_of_a_cascade_are_drawn_from_the_targets_laws_however_sh
 
 
 def drawn(
-    bundle: Path, model: Any, choices: Choices, total_variation: float, longest: int = SHORT, **options: Any
+    bundle: Path,
+    model: Any,
+    choices: Choices,
+    total_variation: float,
+    longest: int = SHORT,
+    vocab: int = 64,
+    shared: Sequence[int] = SHARED,
+    params: SamplingParams = SAMPLED,
+    **options: Any,
 ) -> bool:
-    prompts = prompts_for(total_variation, 64, longest)
-    found = crowd(bundle, prompts, choices, **PREFIXES | options)
+    prompts = prompts_for(total_variation, vocab, longest, shared)
+    found = crowd(bundle, prompts, choices, params=params, **PREFIXES | options)
     assert found.found_tokens
     assert sum(map(len, found.resumed)) > 20
-    return are_drawn(points_of_texts(model, prompts, found.outputs, 64), total_variation)
+    points = points_of_texts(model, prompts, found.outputs, vocab, asked=law_asked_by(params))
+    return are_drawn(points, total_variation)
 
 
 @pytest.mark.parametrize("total_variation", SIZES)
@@ -75,6 +94,46 @@ def drawn(
 def test_texts_by_heads_that_say_a_block(every_kind: dict[str, Headed], name: str, total_variation: float) -> None:
     headed = every_kind[name]
     assert drawn(headed.bundle, headed.target, [(name, 3), (name, "3/6"), (name, 2)], total_variation)
+
+
+@pytest.mark.parametrize("total_variation", SIZES)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [("eagle3", 3), ("eagle3", "4/8"), ("eagle3", "3+3"), ("eagle3+lookup", 3)],
+        [("dspark", 3), ("dspark", "3/6"), ("suffix+dspark", 2)],
+        [("medusa", 3), ("medusa", "2x2x1"), ("medusa+suffix", 2)],
+        [("mtp", 3), ("dspark", 3), ("eagle3", "3/6"), ("medusa", "3+3"), ("blockwise", 2), ("cascade", 3)],
+    ],
+)
+def test_texts_by_heads_in_lines_and_trees(
+    every_kind: dict[str, Headed], choices: Choices, total_variation: float
+) -> None:
+    """Of several heads side by side, too."""
+    headed = every_kind["eagle3"]
+    assert drawn(headed.bundle, headed.target, choices, total_variation)
+
+
+@pytest.mark.parametrize("total_variation", SIZES)
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(SAMPLED, temperature=1.3, top_k=40, top_p=0.9, min_p=0.02),
+        replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logit_bias={4: 0.8}),
+        replace(SAMPLED, temperature=1.2, top_p=0.92, repetition_penalty=1.2, frequency_penalty=0.1),
+    ],
+    ids=["cuts", "penalties", "both"],
+)
+def test_texts_under_cuts_and_penalties(llama: Pair, params: SamplingParams, total_variation: float) -> None:
+    choices = [("model", 4), ("model", "3+3"), ("model", "4/8"), ("suffix+model", 2), ("cascade", 3)]
+    assert drawn(llama.bundle, llama.reference, choices, total_variation, params=params)
+
+
+@pytest.mark.parametrize("total_variation", SIZES)
+def test_texts_under_a_grammar(eight: Pair, total_variation: float) -> None:
+    params = SamplingParams(temperature=1.2, grammar=SPELLED, logit_bias={EOS: -inf, 6: 0.7})
+    choices = [("model", 3), ("model", "3+3"), ("lookup+model", 2), ("cascade", 3)]
+    assert drawn(eight.bundle, eight.exact, choices, total_variation, vocab=8, params=params)
 
 
 @pytest.mark.parametrize("total_variation", SIZES)
@@ -135,7 +194,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     return of
 
 
-@pytest.mark.families
+@pytest.mark.parametrize("total_variation", SIZES_OF_RECURRENT)
 @pytest.mark.parametrize(
     ("kind", "choices"),
     [
@@ -145,16 +204,25 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     ],
 )
 def test_texts_of_a_recurrent_target_by_heads(
-    recurrent: Callable[[str], tuple[Path, Any]], kind: str, choices: Choices
+    recurrent: Callable[[str], tuple[Path, Any]], kind: str, choices: Choices, total_variation: float
 ) -> None:
-    assert drawn(*recurrent(kind), choices, 0.05, rows=32)
+    assert drawn(*recurrent(kind), choices, total_variation, rows=32)
 
 
-@pytest.mark.families
-def test_texts_of_a_recurrent_target_by_its_draft(hybrids: Callable[[str], Hybrid]) -> None:
+@pytest.mark.parametrize("total_variation", SIZES_OF_RECURRENT)
+def test_texts_of_a_recurrent_target_by_its_draft(hybrids: Callable[[str], Hybrid], total_variation: float) -> None:
     hybrid = hybrids("qwen3_5_text")
     choices = [("model", 4), ("model", "4/8"), ("model", "3+3"), ("cascade", 3), ("model+lookup", 3)]
-    assert drawn(hybrid.bundle, hybrid.target, choices, 0.05, longest=512, rows=32)
+    how: dict[str, Any] = {"longest": 512, "shared": SHARED_BY_RECURRENT, "rows": 32}
+    assert drawn(hybrid.bundle, hybrid.target, choices, total_variation, **how)
+
+
+@pytest.mark.parametrize("total_variation", SIZES_OF_RECURRENT)
+def test_texts_of_the_shipped_hybrid(tmp_path: Path, total_variation: float) -> None:
+    pair = export_pair(HYBRID, tmp_path / "bundle", DEMO_DRAFTS["model"], max_length=512)
+    choices = [("model", 4), ("model", "4/8"), ("model", "3+3"), ("cascade", 3), ("model+lookup", 3)]
+    how: dict[str, Any] = {"longest": 512, "shared": SHARED_BY_RECURRENT, "vocab": 4096, "rows": 32}
+    assert drawn(pair.bundle, pair.reference, choices, total_variation, **how)
 
 
 @pytest.mark.exhaustive

@@ -1,7 +1,4 @@
-"""Under a grammar every text belongs to its language, is the one without speculation, and has the right distribution.
-
-`SPELLED` is one language twice: as a regex, and as an automaton that this file walks by itself.
-"""
+"""Under a grammar every text is of its language, is the one without speculation, and has the right distribution."""
 
 import gc
 import importlib
@@ -27,7 +24,7 @@ from trt_spec.runtime.state.proposal import Ahead, Proposal
 
 from ..bundles import Pair, tiny_pair
 from ..kit.chi_squared import p_value
-from ..kit.grammars import NESTED, WORDS
+from ..kit.grammars import AUTOMATON, EOS, NESTED, SPELLED, WORDS, state_after
 from ..kit.sampled import FALSE_ALARM
 from ..models import tiny_llama
 from ..recorder import Recorder
@@ -37,7 +34,6 @@ acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")
 drafters = importlib.import_module("trt_spec.runtime.round.propose")
 round_ = importlib.import_module("trt_spec.runtime.round.round")
 
-EOS = 1
 CHOICE = Grammar.choice(["alpha beta", "alpha 20", "gamma"])
 PROMPTS = [[5, 6, 7, 8], [9, 30, 9, 31, 9], [40], [2, 3, 28, 2, 3, 28, 2, 3]]
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -274,22 +270,6 @@ def test_scores_of_what_is_allowed_keep_every_bit_and_all_others_are_excluded(sc
 
 
 # The distribution.
-
-SPELLED = Grammar.regex("((a|b?c)[d-f])*")
-AUTOMATON: dict[int, dict[int, int]] = {  # of tokens: a is 2
-    0: {2: 1, 3: 2, 4: 1, EOS: 3},
-    1: {5: 0, 6: 0, 7: 0},
-    2: {4: 1},
-    3: {EOS: 3},  # ended: a text is filled up with ends
-}
-
-
-def state_after(prefix: tuple[int, ...]) -> int | None:
-    state: int | None = 0
-    for token in prefix:
-        state = None if state is None else AUTOMATON[state].get(token)
-    return state
-
 
 PROMPT = [2, 2]
 PLAIN = SamplingParams(temperature=1.0, grammar=SPELLED)
