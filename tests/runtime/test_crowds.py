@@ -103,7 +103,7 @@ def test_texts_by_heads_that_say_a_block(every_kind: dict[str, Headed], name: st
         [("eagle3", 3), ("eagle3", "4/8"), ("eagle3", "3+3"), ("eagle3+lookup", 3)],
         [("dspark", 3), ("dspark", "3/6"), ("suffix+dspark", 2)],
         [("medusa", 3), ("medusa", "2x2x1"), ("medusa+suffix", 2)],
-        [("mtp", 3), ("dspark", 3), ("eagle3", "3/6"), ("medusa", "3+3"), ("blockwise", 2), ("cascade", 3)],
+        [("mtp", 3), ("dspark", 3), ("eagle3", "3/6"), ("medusa", "3+3"), ("blockwise", 2), ("peagle", 3)],
     ],
 )
 def test_texts_by_heads_in_lines_and_trees(
