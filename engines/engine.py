@@ -61,6 +61,10 @@ class Engine:
     def reserve(self, rows: int, capacity: int) -> None:
         """Refuse a cache of so many rows and this capacity if steps of some batch up to it could not run."""
 
+    def step_bytes(self, rows: int, capacity: int) -> int:
+        """Return the most bytes that a step of a round takes meanwhile for what it alone reads, where that is known."""
+        return 0
+
     def capturable(self) -> bool:
         """Say whether a CUDA graph of torch's current stream may record the steps that have run."""
         return False

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-from ..contract import PREFILL_WIDTH, AnyContract, Contract, in_words
+from ..contract import PREFILL_WIDTH, TOKEN, AnyContract, Contract, in_words
 from ..engine import Engine, Step, chunks
 from ..errors import EngineError, first_line
 from .compiling import CompiledStep, layout
@@ -17,6 +17,7 @@ from .conversion import Recorder, fold, place, run_node
 from .fusing import PLACE, Rewriting, fuse, kept, reads_live
 from .kept_code import KeptCode
 from .kernels import FEW_ROWS, composed
+from .kernels.attention import most_bytes
 from .onnx_graph import read_graph
 from .refusals import refuse_copied_cache, refuse_unknown
 
@@ -115,6 +116,13 @@ class TorchEngine(Engine):
                 raise EngineError(f"torch failed at {in_words(sizes)}: {first_line(error)}") from error
 
         return Step(inputs, outputs, run)
+
+    def step_bytes(self, rows: int, capacity: int) -> int:
+        """Return what the parts of attention take; each layer's take the memory of those before."""
+        if not any(node.op == "trt_spec::Attention" for node in self._nodes):
+            return 0
+        size = max(state.shape[-1] for state in self.contract.of_kind(TOKEN))
+        return most_bytes(rows, self.contract.heads, capacity, size)
 
     def capturable(self) -> bool:
         return torch.device(self.device).type == "cuda"

@@ -59,7 +59,7 @@ class Model:
         self._features = features  # of a head: what its target keeps for it
         self._masks = masks
         self.own_tokens = own_tokens  # not those of the target, so that a row has another length
-        self._capacity = capacity
+        self._max_rows, self._capacity = max_rows, capacity
         self.vocab_size = vocab_size  # the graph may have more, as padding
         self.cache = make_cache(engine, max_rows, capacity, most_tokens, kept_blocks, longest_source)
         self._logits = torch.zeros(0, device=engine.device)
@@ -96,6 +96,11 @@ class Model:
     def logits_bytes(self) -> int:
         """The bytes of logits, and of states that a call makes anew."""
         return nbytes([self._logits, *list(self._spare.values())])
+
+    @property
+    def step_bytes(self) -> int:
+        """The most bytes that a step of a round takes meanwhile, as far as its engine knows."""
+        return self.engine.step_bytes(self._max_rows, self._capacity)
 
     def bucket(self, needed: int) -> int | None:
         """Return how many entries of a row the steps should read if they need this many; None stands for all."""

@@ -6,7 +6,7 @@ from typing import Any
 from ...engines import Bundle
 from ...engines.bundle import DRAFT, TARGET
 from ...runtime.memory.bucket import SHORTEST, bucket
-from ..console import table_of
+from ..console import in_bytes, table_of
 from .bytes_read import cache_bytes_read, weight_bytes_read
 from .gpu_figures import figures, worst_error
 from .gpu_model import predicted_ms
@@ -55,6 +55,7 @@ def predict(bundle: Bundle, gpu: Gpu, batch: int, draft_length: int, length: int
         "worst_error_there": worst_error(),
         "batch": batch,
         "length": length,
+        "step_bytes": max(engine.step_bytes(batch, bundle.capacity) for engine in engines.values()),
         "steps": steps,
         "rounds": rounds,
     }
@@ -77,6 +78,7 @@ def prediction_report(found: dict[str, Any]) -> str:
             f"a prediction, which no GPU has given: engine torch on {found['gpu']} that reads {bandwidth / 1e9:,.0f} "
             f"GB/s, batch {found['batch']}, {found['length']:,} tokens each",
             f"calibrated on {found['calibrated_on']}, whose figures it gives within {found['worst_error_there']:.0%}",
+            f"attention takes up to {in_bytes(found['step_bytes'])} meanwhile, beside weights and caches",
             "",
             table_of(found["steps"], STEPS, left=1),
             "",

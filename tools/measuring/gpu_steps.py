@@ -56,6 +56,9 @@ class WeightlessEngine(Engine):
 
         return Step(inputs, outputs, lambda: graph(*given, *wanted))
 
+    def step_bytes(self, rows: int, capacity: int) -> int:
+        return self._engine.step_bytes(rows, capacity)
+
     def capturable(self) -> bool:
         return True
 

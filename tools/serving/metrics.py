@@ -130,7 +130,8 @@ class Watch(Collector):
         yield self._family(
             GaugeMetricFamily(
                 "trt_spec:memory_bytes",
-                "What each pool of memory holds; unused is what was freed and the allocator keeps.",
+                "What each pool of memory holds; steps is the most that attention takes meanwhile on a GPU, unused is "
+                "what was freed and the allocator keeps.",
                 labels=["model_name", "pool"],
             ),
             [((pool,), held) for pool, held in pools.items()],

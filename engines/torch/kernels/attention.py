@@ -81,5 +81,17 @@ def attention(
 def rows_together(query: Tensor, value: Tensor) -> int:
     """Return how many rows attend at once: the parts of the others need no memory meanwhile."""
     (_, heads, width, _), (_, _, capacity, size) = query.shape, value.shape
-    parts = min(MOST_PARTS, -(-capacity // LEAST_PART))
-    return max(1, MOST_BYTES // (4 * heads * width * parts * (size + 2)))
+    return max(1, MOST_BYTES // _bytes_of_a_row(heads, width, capacity, size))
+
+
+def most_bytes(rows: int, heads: int, capacity: int, size: int) -> int:
+    """Return what the parts of so many rows take at most, whose values have this size."""
+    if size > MOST_NUMBERS:  # torch's own operations attend
+        return 0
+    each = [_bytes_of_a_row(heads, width, capacity, size) for width in range(1, MOST_TOKENS + 1)]
+    return max(min(rows, max(1, MOST_BYTES // one)) * one for one in each)
+
+
+def _bytes_of_a_row(heads: int, width: int, capacity: int, size: int) -> int:
+    """Return what the parts of a row's tokens take: weighted values, a highest score and a sum of weights each."""
+    return 4 * heads * width * min(MOST_PARTS, -(-capacity // LEAST_PART)) * (size + 2)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from trt_spec.engines.torch.attending import attention, left_by_sinks, seen_entries
 from trt_spec.engines.torch.kernels import attention as operator
 from trt_spec.engines.torch.kernels.on_gpu import attention as kernels
@@ -343,6 +344,36 @@ def test_the_memory_of_parts_is_bounded_and_rows_keep_their_bits(monkeypatch: py
         assert found[-1].transpose(1, 2).is_contiguous(), "the next product reads it without a copy"
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+class Made(TorchDispatchMode):
+    """Counts the bytes of what is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if str(func).startswith(("aten.new_empty", "aten.empty")):
+            self.bytes.append(found.nbytes)
+        return found
+
+
+@pytest.mark.parametrize(("rows", "width", "capacity"), [(3, 5, 640), (2, 1, 300), (1, 65, 2000)])
+def test_the_memory_that_is_told_is_that_of_the_parts(rows: int, width: int, capacity: int) -> None:
+    inputs = Call((capacity // 2,) * rows, width, heads=4, kv_heads=2, capacity=capacity).inputs()
+    with Made() as made:
+        kernels.attention(*inputs.values())
+    parts, answer = sum(made.bytes), 4 * inputs["query"].numel()
+    told = operator._bytes_of_a_row(4, width, capacity, 16)
+    assert parts - answer == rows * told <= operator.most_bytes(rows, 4, capacity, 16)
+
+
+def test_no_more_than_the_bound_is_told_and_a_row_that_takes_more_alone() -> None:
+    assert 100 << 20 < operator.most_bytes(64, 32, 16384, 128) <= 128 << 20
+    alone = 4 * 128 * 65 * 64 * (128 + 2)
+    assert operator.most_bytes(64, 128, 16384, 128) == alone > 128 << 20
 
 
 def test_parts_of_another_length_would_change_bits(small: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
