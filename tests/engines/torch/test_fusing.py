@@ -252,17 +252,24 @@ def kernels_of_a_layer(opened: TorchEngine, batch: int, width: int) -> list[tupl
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("llama", {}), ("qwen3", {"use_sliding_window": False, "layer_types": ["full_attention"] * 3})],
+    ("kind", "most_of_few", "settings"),
+    [
+        ("llama", MOST_OF_FEW_ROWS, {}),
+        ("qwen3", MOST_OF_FEW_ROWS, {"use_sliding_window": False, "layer_types": ["full_attention"] * 3}),
+        ("gemma3_text", MOST_OF_FEW_ROWS + 2, {"layer_types": ["full_attention"] * 3}),
+    ],
 )
-def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
-    """As many as larger models of this form have, since sizes change none of them."""
+def test_a_layer_has_few_kernels(tmp_path: Path, kind: str, most_of_few: int, settings: dict[str, Any]) -> None:
+    """As many as larger models of this form have, since sizes change none of them.
+
+    Gemma's second norms need all of a product's columns, so each is one kernel with the residual and the norm behind.
+    """
     checkpoint = tiny_checkpoint(kind, tmp_path / "checkpoint", num_hidden_layers=3, **settings)
     bundle = export_pair(checkpoint, tmp_path / "bundle", dtype="bfloat16").bundle
     opened_engine = opened(bundle)
     for batch, width, most in (
-        (1, 1, MOST_OF_FEW_ROWS),
-        (2, 8, MOST_OF_FEW_ROWS),
+        (1, 1, most_of_few),
+        (2, 8, most_of_few),
         (1, 17, MOST_KERNELS),
         (8, 5, MOST_KERNELS),
     ):
