@@ -19,7 +19,7 @@ from trt_spec.export.kinds import open_look_aheads
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.round import propose
 from trt_spec.runtime.state.asked import DraftLength
-from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, HYBRID
+from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, PAIR
 
 from ..bundles import Pair, export_pair
 from ..heads import dflash_head, look_aheads, with_mtp_of_qwen
@@ -219,7 +219,7 @@ def test_texts_of_a_recurrent_target_by_its_draft(hybrids: Callable[[str], Hybri
 
 @pytest.mark.parametrize("total_variation", SIZES_OF_RECURRENT)
 def test_texts_of_the_shipped_hybrid(tmp_path: Path, total_variation: float) -> None:
-    pair = export_pair(HYBRID, tmp_path / "bundle", DEMO_DRAFTS["model"], max_length=512)
+    pair = export_pair(PAIR / "pycode-hybrid-1m", tmp_path / "bundle", DEMO_DRAFTS["model"], max_length=512)
     choices = [("model", 4), ("model", "4/8"), ("model", "3+3"), ("cascade", 3), ("model+lookup", 3)]
     how: dict[str, Any] = {"longest": 512, "shared": SHARED_BY_RECURRENT, "vocab": 4096, "rows": 32}
     assert drawn(pair.bundle, pair.reference, choices, total_variation, **how)
