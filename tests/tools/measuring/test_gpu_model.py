@@ -175,6 +175,7 @@ def test_inspect_prints_a_prediction_and_calls_it_one(run, llama: Pair, tmp_path
     result = run("inspect", llama.bundle, "--gpu")
     assert result.code == 0, result.err
     assert "a prediction, which no GPU has given: engine torch on H200 that reads 4,300 GB/s, batch 1" in result.out
+    assert "attention takes up to" in result.out
     assert "calibrated on an NVIDIA H200 (compute capability 9.0" in result.out
     found = json.loads(run("inspect", llama.bundle, "--gpu", "L40S", "--batch", 4, "--json").out)["prediction"]
     assert [(one["model"], one["width"]) for one in found["steps"]] == [("target", 1), ("target", 5), ("draft", 1)]
@@ -182,6 +183,7 @@ def test_inspect_prints_a_prediction_and_calls_it_one(run, llama: Pair, tmp_path
     plain, drafted = found["rounds"]
     assert plain["most_tokens_per_second"] == pytest.approx(4e3 / plain["ms"])
     assert drafted["most_tokens_per_second"] == pytest.approx(5 * 4e3 / drafted["ms"])
+    assert 0 < found["step_bytes"] < 128 << 20
     assert all(0 < one["bandwidth_share"] < 1 for one in found["steps"])
     assert "prediction" not in json.loads(run("inspect", llama.bundle, "--json").out)
     assert_refused(run("inspect", llama.bundle, "--gpu", "fast"), "--gpu is 'fast', expected H200, H100")
