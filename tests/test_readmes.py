@@ -28,6 +28,18 @@ def test_every_test_link_and_module_that_is_named_exists(file: Path):
     assert [str(path) for path in named if not path.exists()] == []
 
 
+def test_the_table_of_what_ran_names_tests_that_exist():
+    """Further files of a row lie in the folder of its first one."""
+    rows = (ROOT / "tests/README.md").read_text(encoding="utf-8").split("| what | state | by |\n")[1].splitlines()[1:]
+    for row in rows:
+        folder = ROOT / "tests"
+        for path in re.findall(r"`((?:\w+/)*(?:\w+\.py|\w+/))`", row.split(" | ")[-1]):
+            found = next((base / path for base in (folder, ROOT / "tests") if (base / path).exists()), None)
+            assert found is not None, f"{path} in {row}"
+            folder = found if found.is_dir() else found.parent
+    assert len(rows) > 40
+
+
 def test_the_round_that_a_page_quotes_is_the_code():
     page = (ROOT / "runtime/README.md").read_text(encoding="utf-8")
     quoted = page.split("from `round/plain.py`:\n\n```python\n")[1].split("```")[0]
