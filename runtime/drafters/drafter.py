@@ -41,7 +41,6 @@ class Drafter:
     has_copies: ClassVar[bool] = False  # a row may have several lines of it, each with another copy
     beside_others: ClassVar[bool] = True  # a row may have lines of other drafters as well
     copies_predictions: ClassVar[bool] = False  # it proposes a predicted output; one drafter does
-    other_tokens: ClassVar[bool] = False  # its draft has another tokenizer than the target
     always_unsure: ClassVar[bool] = False  # a rule that goes by entropy would never let it propose
     in_words: ClassVar[str] = "proposals by {name}"  # and {draft}, the model that it runs
     may_come_short: ClassVar[bool] = False  # rows may get fewer proposals than the plan says

@@ -8,7 +8,6 @@ from .drafter import Drafter, Resources
 
 class ForeignDrafter(Drafter):
     usual = False
-    other_tokens = True
     may_come_short = True  # a row proposes nothing while the draft has not read it, or cannot
     reads_outputs = True
 
