@@ -73,7 +73,13 @@ def refuse(arguments: argparse.Namespace) -> None:
     refuse_drafter(arguments.drafter)
     refuse_prompts(arguments.prompts)
     if arguments.compare:
-        compared_folders(arguments, arguments.drafter or usual_drafter(Bundle.read(arguments.bundle)))
+        bundle = Bundle.read(arguments.bundle)
+        if bundle.encoders:
+            raise RequestError(
+                f"--compare {arguments.compare} runs models without an encoder; in a clone, research.hearing compares "
+                "a Whisper"
+            )
+        compared_folders(arguments, arguments.drafter or usual_drafter(bundle))
     refuse_unfit(arguments.report, arguments.plot, None if arguments.json == PRINTED else arguments.json)
 
 

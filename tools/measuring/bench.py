@@ -7,7 +7,6 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from ...engines import RequestError
 from ...runtime import Decoder, SamplingParams
 from ...runtime.drafters import usual_drafter
 from ...runtime.scheduling.intake import Prompt
@@ -66,11 +65,6 @@ def measure_all(decoder: Decoder, params: SamplingParams, arguments: argparse.Na
     prompts = [prompts[i % len(prompts)] for i in range(whole_batches)]
     each = [replace(params, seed=params.seed + i) for i in range(len(prompts))]
     refuse_unfit(decoder, prompts, each)
-    if arguments.compare and decoder.bundle.encoders:
-        raise RequestError(
-            f"--compare {arguments.compare} runs models without an encoder; in a clone, research.hearing compares a "
-            "Whisper"
-        )
     drafter = arguments.drafter or usual_drafter(decoder.bundle, decoder.drafters)
     settings = _settings(decoder, drafter, params, arguments)
     peer = None
