@@ -1,6 +1,7 @@
 """Finds what a checkpoint's name stands for, and reads its config.json, before anything heavy is loaded."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def require_found(name: str, longest: int | None = None) -> None:
     positions = (inner if isinstance(inner, dict) else fields).get("max_position_embeddings")
     if longest is not None:
         refuse_length(name, positions if type(positions) is int else longest, longest)
+
+
+def require_pair_found(target: str, drafts: Sequence[str], longest: int | None) -> None:
+    """Refuse names that stand for no target, or for no draft or head, of which a folder may hold other files."""
+    require_found(target, longest)
+    for draft in drafts:
+        if not Path(draft).exists():
+            require_found(draft)
 
 
 def refuse_length(name: str, positions: int, asked: int, why: str = "") -> None:

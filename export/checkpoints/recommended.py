@@ -17,7 +17,7 @@ def recommended_sampling(generation: dict[str, Any]) -> dict[str, float]:
     return found | {"temperature": 0.0} if generation.get("do_sample") is False else found
 
 
-def recommended_here(name: str) -> dict[str, float] | None:
+def recommended_here(name: str) -> dict[str, Any] | None:
     """Return that of a folder or a file; None for a name on the Hub."""
     place = Path(name)
     if not place.exists():

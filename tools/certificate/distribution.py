@@ -209,7 +209,7 @@ def list_cases(subject: Subject, decoder: Decoder, logits: Logits, each_tree: bo
         if SETTINGS[settings].grammar in (None, *known)
     ]
     settings, rule, most = CASES[0]
-    choices: dict[str, DraftLength] = {
+    choices: dict[str, DraftLength] = {  # copies are certain: a second proposal is like the first
         drafter: min(1 if DRAFTERS[drafter].has_copies else most, longest) for drafter in others
     }
     choices |= ways_to_choose(decoder)

@@ -123,7 +123,7 @@ def _error(check: dict[str, Any]) -> str:
 
 def _refuse_absent(arguments: argparse.Namespace, out: Path) -> None:
     """Refuse paths and names before the libraries are loaded, which takes many seconds on a slow machine."""
-    from ...export.checkpoints.finding import require_found
+    from ...export.checkpoints.finding import require_pair_found
     from ...export.checkpoints.lora import require_adapter
     from ...export.writing.aside import refuse_foreign
 
@@ -131,10 +131,7 @@ def _refuse_absent(arguments: argparse.Namespace, out: Path) -> None:
         if find_spec(library) is None:
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
     refuse_foreign(out)
-    require_found(at_revision(arguments.target, arguments.revision), arguments.max_length)
-    for draft in arguments.draft:
-        if not Path(draft).exists():  # a head may have other files
-            require_found(draft)
+    require_pair_found(at_revision(arguments.target, arguments.revision), arguments.draft, arguments.max_length)
     if (count := len(arguments.draft_lora)) > len(arguments.draft):
         raise ExportError(f"there are {count} adapters for {len(arguments.draft)} drafts; name one for each at most")
     for adapter in filter(None, (arguments.lora, *arguments.draft_lora)):

@@ -244,7 +244,7 @@ def _refuse_recommended(arguments: argparse.Namespace) -> None:
                 f"checkpoint {arguments.model} has no generation_config.json that recommends a sampling; leave "
                 "--generation-config out"
             )
-        refuse_out_of_range(Parameters(**found))  # type: ignore[arg-type]
+        refuse_out_of_range(Parameters(**found))
 
 
 def _is_bundle(arguments: argparse.Namespace) -> bool:

@@ -94,12 +94,9 @@ def kept(
 def refuse_unfound(target: str, drafts: Sequence[str], max_length: int | None, weights: str) -> None:
     """Refuse checkpoints that are not there before anything heavy is loaded, unless their bundle has been made."""
     if not _place(_name_of(target), [target, *drafts], max_length, weights).exists():
-        from ...export.checkpoints.finding import require_found
+        from ...export.checkpoints.finding import require_pair_found
 
-        require_found(target, max_length)
-        for draft in drafts:
-            if not Path(draft).exists():  # a head may have other files
-                require_found(draft)
+        require_pair_found(target, drafts, max_length)
 
 
 def _name_of(target: str) -> str:
