@@ -5,21 +5,15 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from trt_spec.runtime import SamplingParams
 
+from .exact import warpers_of
 from .grammars import AUTOMATON, SPELLED, state_after
 from .points import Asked
 
 
 def law_asked_by(params: SamplingParams) -> Asked:
-    cuts = LogitsProcessorList()
-    if params.top_k:
-        cuts.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        cuts.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        cuts.append(MinPLogitsWarper(params.min_p))
+    warpers = warpers_of(params)
     assert params.grammar in (None, SPELLED)
 
     def asked(logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
@@ -36,7 +30,7 @@ def law_asked_by(params: SamplingParams) -> Asked:
             states = [state_after(output[:length]) for length in range(len(output))]
             allowed = [[state is not None and token in AUTOMATON[state] for token in range(vocab)] for state in states]
             scores = torch.where(torch.tensor(allowed), scores, -torch.inf)
-        found: Tensor = cuts(None, scores / params.temperature)
+        found: Tensor = warpers(None, scores)
         return found
 
     return asked

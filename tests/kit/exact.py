@@ -38,6 +38,18 @@ SETTINGS = {
 }
 
 
+def warpers_of(params: SamplingParams) -> LogitsProcessorList:
+    """What transformers does to scores for these parameters, behind biases and penalties."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers
+
+
 @torch.inference_mode()
 def exact_distribution(
     model: Any, params: SamplingParams, depth: int, prompt: Sequence[int] = PROMPT
@@ -47,13 +59,7 @@ def exact_distribution(
     processors = LogitsProcessorList()
     if params.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
-    if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        warpers.append(MinPLogitsWarper(params.min_p))
+    warpers = warpers_of(params)
     joint = {(): 1.0}
     for length in range(1 + depth):
         prefixes = list(product(range(vocab), repeat=length))
