@@ -14,6 +14,8 @@ from ..errors import EngineError, first_line
 from .onnx_graph import Graph, Node
 from .ops import FIXED, IGNORED, OPS
 
+VALUE = "example_value"  # what torch's compiler, too, calls the tensor without data of a node in its `meta`
+
 
 class Recorder(TorchFunctionMode):
     """Computes every tensor that follows from constants and shapes, and records the ops on all others.
@@ -62,7 +64,7 @@ class Recorder(TorchFunctionMode):
         return self._outputs[key]
 
     def _note(self, tensor: Tensor, node: fx.Node) -> None:
-        node.meta["example_value"] = tensor.to("meta")
+        node.meta[VALUE] = tensor.to("meta")
         self._written[id(tensor)] = tensor, node
 
     def _node(self, value: Any) -> Any:

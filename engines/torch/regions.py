@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-VALUE = "example_value"  # what torch's compiler, too, calls the tensor without data of a node in its `meta`
+from .conversion import VALUE
+
 LEAST_SAVED = 1 / 8  # of all operations; fewer are not worth what it costs to go from one region to the next
 METHODS = (type(torch.Tensor.reshape), type(torch.Tensor.__getitem__))
 
