@@ -294,6 +294,10 @@ class Decoder:
         seating.submit(request)
         return request
 
+    def require_drafting(self, draft_length: DraftLength | None, drafter: str | None, params: SamplingParams) -> None:
+        """Refuse a choice that no request with such params could make here."""
+        self._intake.drafting(draft_length, drafter, params)
+
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compile a grammar ahead, which may take most of a second, so that requests with it are submitted at once."""
         self._intake.grammars.compiled(grammar)

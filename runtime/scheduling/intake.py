@@ -16,7 +16,7 @@ from ..lengths.drafting import DraftingRules
 from ..requests.request import Request
 from ..requests.text import TextStream
 from ..sources.source import Source, read_source
-from ..state.asked import BESIDE, NONE, DraftLength
+from ..state.asked import BESIDE, NONE, Drafting, DraftLength
 
 Prompt = str | Sequence[int]
 
@@ -87,11 +87,7 @@ class Intake:
             )
         if predicted and draft_length is None:
             draft_length = self._rules.longest  # nearly all of it is expected to stand
-        if drafter is None and params.num_beams > 1:
-            drafter = DraftModel.name if DraftModel.name in self._rules.drafters else NONE
-        drafter = drafter or (PREDICTING if predicted else usual_drafter(self._bundle, self._rules.drafters))
-        if draft_length is None:
-            draft_length = self._rules.default(drafter, params)
+        drafting = self.drafting(draft_length, drafter or (PREDICTING if predicted else None), params)
         return Request(
             ids,
             params,
@@ -103,17 +99,24 @@ class Intake:
                 include_stop=params.include_stop,
                 show_special_tokens=params.show_special_tokens,
             ),
-            self._rules.check(draft_length, drafter, params),
+            drafting,
             self._rules.check,
             self.grammars.guide(params),
             trace=trace,
             on_progress=on_progress,
             cache_salt=cache_salt,
-            prediction=predicted or self._copied(stands_behind, drafter),
+            prediction=predicted or self._copied(stands_behind, drafting.drafter),
             priority=priority,
             source=stands_behind,
             forced=self._forced(ids),
         )
+
+    def drafting(self, length: DraftLength | None, drafter: str | None, params: SamplingParams) -> Drafting:
+        """Return how such a request drafts, with the defaults for what was left open; refuse what is impossible."""
+        if drafter is None and params.num_beams > 1:
+            drafter = DraftModel.name if DraftModel.name in self._rules.drafters else NONE
+        drafter = drafter or usual_drafter(self._bundle, self._rules.drafters)
+        return self._rules.check(self._rules.default(drafter, params) if length is None else length, drafter, params)
 
     def _forced(self, ids: list[int]) -> int:
         """Return how many tokens of a beginning the model was made to say: all that its own has behind the first."""

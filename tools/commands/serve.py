@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--served-model-name",
         metavar="NAME",
         action="append",
+        type=_name,
         default=[],
         help="what clients call it; may be repeated (default: the target's name)",
     )
@@ -102,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-origin",
         metavar="ORIGIN",
         action="append",
+        type=_name,
         default=[],
         help="let pages of this origin, such as https://example.com, ask from a browser; may be repeated; '*': all",
     )
@@ -299,6 +301,12 @@ def _no_empty(text: str) -> str:
     """Refuse to be protected by nothing, which a variable that is not set comes to."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, so that nothing would be protected; give a value")
+    return text
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
     return text
 
 

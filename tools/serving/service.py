@@ -215,6 +215,8 @@ def open_service(
 ) -> Service:
     """Serve an open decoder; `chat_template` takes the place of the bundle's own."""
     bundle = decoder.bundle
+    left_open = {**DEFAULTS, **defaults}
+    decoder.require_drafting(draft_length, drafter, SamplingParams(**left_open))
     names = names or [bundle.target.name]
     name = names[0]
     source = chat_template or bundle.tokenizer.chat_template
@@ -232,7 +234,6 @@ def open_service(
     spelling = Spelling(decoder.tokenizer, bundle.tokenizer_file)
     longest = Longest(decoder.tokenizer, bundle.tokenizer_file)
     marks = None if reasoning_parser is None else marks_of(reasoning_parser, template.special if template else ())
-    left_open = {**DEFAULTS, **defaults}
     return Service(
         stepper, spelling, template, names, metrics, longest, marks, draft_length, drafter, left_open, kept, traces
     )

@@ -395,6 +395,11 @@ def test_a_second_signal_does_not_wait(start):
         (["--ssl-certfile", ""], "argument --ssl-certfile: it is empty"),
         (["--rows-per-key", "2"], "--requests-per-minute and --rows-per-key bound each key, but there is none"),
         (["--api-key-file", "EMPTY"], "holds no key; put one on each line, or leave --api-key-file out"),
+        (["--served-model-name", ""], "argument --served-model-name: it is empty; give a value, or leave it out"),
+        (["--allow-origin", " "], "argument --allow-origin: it is empty"),
+        (["--drafter", "eagle3", "--port", "0"], "the bundle has no eagle3 head; export one with --draft"),
+        (["--drafter", "model2", "--port", "0"], "the bundle has no draft2, which drafter model2 runs"),
+        (["--drafter", "lookup", "--draft-length", "4/12", "--port", "0"], "drafter lookup can grow no tree here"),
         (["--chat-template", "BROKEN", "--port", "0"], "the chat template is not one ("),
     ],
 )
