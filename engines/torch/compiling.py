@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
+from torch._inductor.exc import InvalidCxxCompiler
 
+from ..errors import EngineError
 from .kept_code import KeptCode
 from .regions import Region, regions
 
@@ -47,12 +49,18 @@ class CompiledStep:
     def _compiled(self, region: Region, read: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
         form = region.module.code, layout(read)
         if form not in self._forms:
-            with self._kept.in_place():
-                self._forms[form] = torch._inductor.standalone_compile(
-                    region.module,
-                    [*read],
-                    dynamic_shapes="from_example_inputs",
-                    options={"config_patches": OPTIONS},
-                    donate_graph_module=True,
-                )
+            try:
+                with self._kept.in_place():
+                    self._forms[form] = torch._inductor.standalone_compile(
+                        region.module,
+                        [*read],
+                        dynamic_shapes="from_example_inputs",
+                        options={"config_patches": OPTIONS},
+                        donate_graph_module=True,
+                    )
+            except InvalidCxxCompiler as error:
+                raise EngineError(
+                    "engine torch-compiled finds no C++ compiler that works; install g++, name one in the variable "
+                    "CXX, or use engine torch"
+                ) from error
         return self._forms[form]

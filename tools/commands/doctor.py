@@ -112,9 +112,19 @@ def _engine(name: str, device: str, library: str) -> dict[str, Any]:
             reason = "torch finds no GPU that it can use"
         elif (name, device) == ("onnxruntime", "cuda") and CUDA not in loaded.get_available_providers():
             reason = "the onnxruntime package here is the one without CUDA"
+        elif (name, device) == ("torch-compiled", "cpu") and not _has_compiler():
+            reason = "there is no C++ compiler that works; install g++, or name one in the variable CXX"
     except (ImportError, OSError) as error:
         reason = f"{type(error).__name__}: {error}"
     return {"name": name, "device": device, "library": library, "runs": reason is None, "reason": reason}
+
+
+def _has_compiler() -> bool:
+    try:
+        import_module("torch._inductor.cpp_builder").get_cpp_compiler()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _extra(name: str, needed: list[str]) -> dict[str, Any]:

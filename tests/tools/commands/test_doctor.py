@@ -3,13 +3,14 @@ from importlib.metadata import requires, version
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from trt_spec.engines import usable_cores
 from trt_spec.export.foreign import BothWays
 from trt_spec.tools import extras
 from trt_spec.tools.commands import doctor
 from trt_spec.tools.theory import lines as theory
 
-from ...bundles import export_pair
+from ...bundles import Pair, export_pair
 from ...foreign import merging_draft
 from ...models import tiny_llama
 from ..conftest import assert_refused
@@ -71,6 +72,15 @@ def test_an_engine_that_does_not_load_is_said_so_with_the_reason(run, monkeypatc
     assert result.code == 1
     for engine in ("onnxruntime", "torch"):
         assert f"{engine} on cpu: cannot run ({type(error).__name__}: {error})" in result.out
+
+
+def test_where_no_compiler_works_compiled_code_is_refused_by_its_name(run, llama: Pair):
+    said = "torch-compiled on cpu: cannot run (there is no C++ compiler that works; install g++"
+    asked = ("--engine", "torch-compiled", "--prompt", "a", "--max-new-tokens", 20)
+    with inductor_config.patch({"cpp.cxx": ("nothing",)}):
+        assert said in run("doctor").out
+        refused = run("generate", "--bundle", llama.bundle, *asked)
+    assert_refused(refused, "finds no C++ compiler that works; install g++")
 
 
 def test_it_works_where_there_is_no_proc(run, monkeypatch):
