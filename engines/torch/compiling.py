@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.exc import InvalidCxxCompiler
 
 from ..errors import EngineError
 from .kept_code import KeptCode
@@ -47,6 +46,8 @@ class CompiledStep:
             self._kept.keep()
 
     def _compiled(self, region: Region, read: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        from torch._inductor.exc import InductorError, InvalidCxxCompiler  # which loads torch's compiler
+
         form = region.module.code, layout(read)
         if form not in self._forms:
             try:
@@ -58,7 +59,9 @@ class CompiledStep:
                         options={"config_patches": OPTIONS},
                         donate_graph_module=True,
                     )
-            except InvalidCxxCompiler as error:
+            except InductorError as error:
+                if not isinstance(error.inner_exception, InvalidCxxCompiler):
+                    raise
                 raise EngineError(
                     "engine torch-compiled finds no C++ compiler that works; install g++, name one in the variable "
                     "CXX, or use engine torch"
