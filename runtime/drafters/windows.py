@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..memory.model import Model
-from ..state.asked import Wanted
+from ..state.asked import Share
 from ..state.plan import LEAST_WINDOW
 from .drafter import Drafter
 
@@ -19,7 +19,7 @@ class Windows:
         sources = filter(None, map(self._drafters.get, names))
         return next((one.model for one in sources if one.model is not None), next(iter(self._drafts), None))
 
-    def widest(self, wanted: Sequence[Wanted]) -> int:
+    def widest(self, wanted: Sequence[Share]) -> int:
         """Return how many of a row's last tokens its draft reads first: beside other lines, all that a round commits.
 
         A head does so in any case. TensorRT's plans may be too narrow for that, and what a recurrent draft has
@@ -32,11 +32,11 @@ class Windows:
         narrow = any(draft.recurrent or draft.engine.read_width < widest for draft in run)
         return LEAST_WINDOW if narrow else widest
 
-    def _reads_all(self, wanted: Wanted) -> bool:
+    def _reads_all(self, wanted: Share) -> bool:
         drafts = self.of(wanted)
-        return bool(drafts) and (len(wanted.names) > 1 or any(draft.reads_again for draft in drafts))
+        return bool(drafts) and (len(wanted.lines) > 1 or any(draft.reads_again for draft in drafts))
 
-    def of(self, wanted: Wanted, widest: int = LEAST_WINDOW) -> dict[Model, int]:
+    def of(self, wanted: Share, widest: int = LEAST_WINDOW) -> dict[Model, int]:
         """Return which draft models a row may run next, and how many tokens they read first, up to the `widest`."""
-        sources = filter(None, map(self._drafters.get, wanted.names if wanted.length else ()))
+        sources = filter(None, map(self._drafters.get, wanted.names))
         return {source.model: source.window(widest) for source in sources if source.model is not None}

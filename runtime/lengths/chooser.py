@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..requests.metrics import Beside, Outcome
-from ..state.asked import NONE, NOTHING, Wanted
+from ..state.asked import NOTHING, Share
 
 TRIAL = 2  # proposals in a round that tries again what did not pay
 
@@ -11,18 +11,18 @@ TRIAL = 2  # proposals in a round that tries again what did not pay
 class Chooser:
     """Each live request has a chooser. This one always wants the same."""
 
-    def __init__(self, wanted: Wanted = NOTHING) -> None:
-        self._wanted = wanted if wanted.length and wanted.drafter != NONE else NOTHING
+    def __init__(self, wanted: Share = NOTHING) -> None:
+        self._wanted = wanted
 
     @property
-    def wanted(self) -> Wanted:
-        """The proposals it wants of the next round."""
+    def wanted(self) -> Share:
+        """Its share of the next round."""
         return self._wanted
 
     @property
     def drafters(self) -> Sequence[str]:
         """All drafters that it may ever use."""
-        return () if self._wanted is NOTHING else self._wanted.names
+        return self._wanted.names
 
     def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float], beside: Beside | None = None) -> None:
         """Learn from a round that has ended; `entropies` are the draft's at the examined proposals."""

@@ -13,7 +13,7 @@ import numpy as np
 from ...engines import WIDEST_STEP
 from ..drafters import DRAFTERS
 from ..requests.metrics import Beside, Outcome
-from ..state.asked import NOTHING, Wanted
+from ..state.asked import NOTHING, Share
 from ..state.shapes import line
 from .beside import Numbers, Shapes
 from .chooser import TRIAL, Chooser, Pause
@@ -75,14 +75,14 @@ class ByCosts(Chooser):
                 if estimate.pause.over and name != self.best:
                     chosen = name
             tries = chosen not in choice.drafters
-            self._wanted = Wanted(line(min(k, TRIAL)), chosen) if tries else self._with_beside(k, chosen, choice)
+            self._wanted = Share.of(line(min(k, TRIAL)), chosen) if tries else self._with_beside(k, chosen, choice)
 
     def _has_beside(self, drafter: str, choice: "Choice") -> bool:
         return drafter == choice.hanger and self._shapes.beyond[choice.shape] <= self.beyond
 
-    def _with_beside(self, k: int, drafter: str, choice: "Choice") -> Wanted:
+    def _with_beside(self, k: int, drafter: str, choice: "Choice") -> Share:
         shape = self._shapes.beside(k, choice.shape) if self._has_beside(drafter, choice) else line(k)
-        return Wanted(shape, drafter)
+        return Share.of(shape, drafter)
 
     def _worth(self, name: str, choice: "Choice") -> float:
         k, levels = choice.draft_length, self.estimates[name].levels

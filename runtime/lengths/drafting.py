@@ -16,7 +16,7 @@ from ..state.asked import (
     Drafting,
     DraftLength,
     EntropyRule,
-    Wanted,
+    Share,
 )
 from ..state.most import MOST_BRANCHES, MOST_CHILDREN, MOST_LINES
 from ..state.shapes import Shape, line, read_shape
@@ -130,7 +130,7 @@ class DraftingRules:
         if isinstance(length, EntropyRule):
             return ByEntropy(length, drafter)
         if length is not None:
-            return Chooser(Wanted(length, drafter))
+            return Chooser(Share.of(length, drafter))
         if drafter == NONE:
             return Chooser()
         assert self.controller is not None

@@ -7,7 +7,7 @@ learns only from examined proposals. To stop within a round, it reads the draft'
 from collections.abc import Sequence
 
 from ..requests.metrics import Beside, Outcome
-from ..state.asked import NONE, NOTHING, EntropyRule, Wanted
+from ..state.asked import NONE, EntropyRule, Share
 from ..state.shapes import line
 from .chooser import TRIAL, Chooser, Pause
 
@@ -31,11 +31,9 @@ class ByEntropy(Chooser):
         return round(rule.longest - (rule.longest - rule.shortest) * (self._entropy or 0.0))
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Share:
         length = self._length or (min(TRIAL, self.rule.longest) if self._pause.over else 0)
-        if not length or self._drafter == NONE:
-            return NOTHING._replace(entropy_limit=self.rule.stop_above)
-        return Wanted(line(length), self._drafter, self.rule.stop_above)
+        return Share.of(line(length), self._drafter, self.rule.stop_above)
 
     def observe(self, drafter: str, outcome: Outcome, entropies: Sequence[float], beside: Beside | None = None) -> None:
         self._pause.count(used=self._length > 0)

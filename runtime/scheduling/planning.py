@@ -4,46 +4,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, repeat, zip_longest
-from math import inf
-from typing import NamedTuple
 
 from ..acceptance.filters import FILTERS, TEMPERATURE
 from ..acceptance.params import SamplingParams
 from ..drafters import Drafter
 from ..memory.model import Model
 from ..requests.request import Request
-from ..state.asked import BESIDE, Wanted
+from ..state.asked import Share
 from ..state.most import MOST_CHILDREN
 from ..state.plan import LEAST_WINDOW, Level, Plan
 from ..state.rows import Rows
 from ..state.shapes import Shape, line
 
 AT_MOST = 2  # times as many branches as usual, on a level of a tree that adapts
-
-
-class Share(NamedTuple):
-    """One row's part in a round: the source of each line and how many tokens it proposes, and where that ends."""
-
-    lines: tuple[tuple[Drafter, int], ...] = ()
-    shape: Shape = line(0)  # of the first; the others are lines
-    entropy_limit: float | None = None
-
-    @property
-    def length(self) -> int:
-        return self.lines[0][1] if self.lines else 0
-
-    @property
-    def longest(self) -> int:
-        return max((length for _, length in self.lines), default=0)
-
-    @property
-    def drafter(self) -> str:
-        return BESIDE.join(source.name for source, _ in self.lines)
-
-    @property
-    def more(self) -> bool:
-        """Whether it has more than one line."""
-        return len(self.lines) > 1 or self.shape.beyond > 0
 
 
 class Planner:
@@ -62,10 +35,11 @@ class Planner:
         bucket: Callable[[int], int | None] | None,
         recurrent: Sequence[Model] = (),
     ) -> None:
-        self._rows, self._drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
+        self._rows, self.drafters, self._vocab_size, self._bucket = rows, drafters, vocab_size, bucket
+        self._places = {name: source.place for name, source in drafters.items()}
         self._recurrent = recurrent
         self._most = most
-        self._wanted: list[Wanted] = []
+        self._wanted: list[Share] = []
         self.window = LEAST_WINDOW
         self._grown = False  # whether some live row had branches in the last plan
         self.forget()
@@ -74,7 +48,7 @@ class Planner:
         """Drop the last plan, because the live rows have changed."""
         self.shares: tuple[Share, ...] | None = None  # of the last plan
 
-    def plan(self, live: Sequence[Request], wanted: Sequence[Wanted], window: int = LEAST_WINDOW) -> Plan:
+    def plan(self, live: Sequence[Request], wanted: Sequence[Share], window: int = LEAST_WINDOW) -> Plan:
         """Plan the next round of these requests, in which drafts first read the last `window` tokens."""
         shares = self._within_reach(tuple(map(self._share, live, wanted, count(), repeat(window))))
         self._wanted = list(wanted)
@@ -83,20 +57,15 @@ class Planner:
             self._plan = make_plan(
                 [request.params for request in live],
                 shares,
+                self.drafters,
                 vocab_size=self._vocab_size,
                 traced=any(request.trace is not None for request in live),
                 window=window,
             )
-            self._rows.ask(
-                [[(source.place, length) for source, length in one.lines] for one in shares],
-                [one.more for one in shares],
-                [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares],
-            )
+            self._rows.ask(shares, self._places)
             if self._plan.branches or self._grown:
-                self._rows.grow(
-                    [one.shape if one.shape.beyond else None for one in shares],
-                    [_adapts(one.shape, request.params) for one, request in zip(shares, live, strict=True)],
-                )
+                adapt = [_adapts(one.shape, request.params) for one, request in zip(shares, live, strict=True)]
+                self._rows.grow(shares, adapt)
                 self._grown = self._plan.branches > 0
             self.view = self._rows.view(self._plan.batch)
             runs = Counter(source for sources in self._plan.lines for source in sources)
@@ -109,22 +78,23 @@ class Planner:
             self._plan = replace(self._plan, live=entries, since=since)
         return self._plan
 
-    def repeats(self, live: Sequence[Request], wanted: Sequence[Wanted]) -> bool:
+    def repeats(self, live: Sequence[Request], wanted: Sequence[Share]) -> bool:
         """Whether the last plan also fits the next round of the same rows, whatever this round decides."""
-        if self.shares is None or any(source.reads_outputs for one in self.shares for source, _ in one.lines):
+        if self.shares is None:
+            return False
+        if any(self.drafters[name].reads_outputs for one in self.shares for name in one.names):
             return False
         if self._live_entries(live) != self._plan.live:
             return False
-        run = [{source.model for source, _ in one.lines} for one in self.shares]
+        run = [{self.drafters[name].model for name in one.names} for one in self.shares]
         if any(draft.recurrent and draft not in own for draft in self._plan.drafts for own in run):
             return False  # it may fall behind in rows that do not ask it
-        several = [source for one in self.shares if len(one.lines) > 1 for source, _ in one.lines]
-        if self._plan.draft_length >= self.window and any(source.needs_model for source in several):
+        several = [name for one in self.shares if len(one.lines) > 1 for name in one.names]
+        if self._plan.draft_length >= self.window and any(self.drafters[name].needs_model for name in several):
             return False  # a draft may lack more of what another line has committed than its first step reads
         if self._wanted != wanted:
             return False
-        asked = [(one.length, one.drafter if one.length else "") for one in wanted]
-        return asked == [(one.length, one.drafter) for one in self.shares]
+        return [(one.length, one.names) for one in wanted] == [(one.length, one.names) for one in self.shares]
 
     def _live_entries(self, live: Sequence[Request]) -> int | None:
         """Return how much of the caches is read by the next round, and by one launched before that is read."""
@@ -154,20 +124,19 @@ class Planner:
             one._replace(lines=one.lines[: 1 + room // longest], shape=one.shape.within(room)) for one in shares
         )
 
-    def _share(self, request: Request, wanted: Wanted, row: int, window: int) -> Share:
+    def _share(self, request: Request, wanted: Share, row: int, window: int) -> Share:
         """Plan one row, which proposes nothing while its draft is behind or its drafters have nothing to offer."""
         lines = []
-        for number, source in enumerate(map(self._drafters.get, wanted.names)):
+        for number, (name, most) in enumerate(wanted.lines):
+            source = self.drafters.get(name)
             if source is None:
                 continue
             model = source.model
             if model is not None and not _reaches(request, model, row, source.window(window)):
                 continue
-            if length := source.ready(request, wanted.length, wanted.names[:number].count(source.name)):
-                lines.append((source, length))
-        if not lines:
-            return Share(entropy_limit=wanted.entropy_limit)
-        length = lines[0][1]
+            if length := source.ready(request, most, wanted.names[:number].count(name)):
+                lines.append((name, length))
+        length = lines[0][1] if lines else 0
         shape = wanted.shape if wanted.length == length else line(length)
         return Share(tuple(lines), shape, wanted.entropy_limit)
 
@@ -221,6 +190,7 @@ def _widths(shape: Shape, adapts: bool, vocab_size: int) -> list[Level]:
 def make_plan(
     params: Sequence[SamplingParams],
     shares: Sequence[Share],
+    drafters: Mapping[str, Drafter],
     *,
     vocab_size: int,
     traced: bool = False,
@@ -229,7 +199,7 @@ def make_plan(
     """Plan a round for rows with these parameters and shares, whose draft models first read `window` tokens."""
     longest = max(one.longest for one in shares)
     each_line = zip_longest(*(one.lines for one in shares))  # the shares that have a line of this number, or None
-    lines = [{source for source, _ in filter(None, own)} for own in each_line] or [set()]
+    lines = [{drafters[name] for name, _ in filter(None, own)} for own in each_line] or [set()]
     levels, leaves = _levels(shares, params, vocab_size)
     filters = [one for one in FILTERS if any(map(one.active, params))]
     own_draft = any(one.own_draft_temperature != one.temperature for one in params)
@@ -243,13 +213,15 @@ def make_plan(
         branches=max(one.shape.beyond for one in shares),
         levels=levels,
         leaves=leaves,
-        look_aheads=max((source.look_aheads(length) for one in shares for source, length in one.lines), default=0),
+        look_aheads=max(
+            (drafters[name].look_aheads(length) for one in shares for name, length in one.lines), default=0
+        ),
         window=window,
         filters=tuple(filters),
         draft_filters=tuple(one for one in FILTERS if one in filters or one is TEMPERATURE) if own_draft else (),
         own_draft=own_draft,
         ragged=limited
-        or any(one.length < longest or any(source.may_come_short for source, _ in one.lines) for one in shares),
+        or any(one.length < longest or any(drafters[name].may_come_short for name in one.names) for one in shares),
         rejection="rejection" in tests,
         tokenwise="tokenwise" in tests,
         coupled="coupled" in tests,

@@ -14,12 +14,13 @@ from ..memory.model import Model
 from ..requests.request import Request, failing
 from ..sources.encoder import Encoder
 from ..sources.source import Source
+from ..state.asked import NOTHING
 from ..state.plan import LEAST_WINDOW
 from ..state.rows import Rows
 from .capture import Rounds
 from .frames import Frames
 from .occupants import Occupant, neighbours, refresh_uniforms
-from .planning import Share, make_plan
+from .planning import make_plan
 from .prefill import DRAFT_BUDGET, Prefill
 from .results import Results
 from .seating import Seating
@@ -124,10 +125,11 @@ class Reading:
 
         The target has given the logits [1, V] of each row. Speculation does not count these tokens.
         """
-        requests, share = [one.request for one in occupants], Share()
+        requests = [one.request for one in occupants]
         plan = make_plan(
             [request.params for request in requests],
-            [share] * len(requests),
+            [NOTHING] * len(requests),
+            {},
             vocab_size=self._target.vocab_size,
             traced=any(request.trace is not None for request in requests),
         )
@@ -138,7 +140,7 @@ class Reading:
         rows, span = self._rows.view(plan.batch, occupants[0].row), max(request.length for request in requests) + 1
         results = self._rounds.run(rows, plan, frame, span).results(range(len(occupants)))
         for occupant, result in zip(occupants, results, strict=True):
-            self._results.give(occupant, share, result)
+            self._results.give(occupant, NOTHING, result)
             occupant.request.report()
 
     def catch_up(self, live: Sequence[Occupant], window: int) -> None:

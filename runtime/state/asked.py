@@ -1,7 +1,7 @@
-"""The drafting that requests ask for: how many proposals, in which shape, and from where; parsed once."""
+"""What a request drafts: what it asks for, parsed once, and its share of the next round."""
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ...engines import MAX_DRAFT_LENGTH, RequestError
 from ...engines.bundle import DRAFTS
@@ -79,24 +79,41 @@ class Drafting:
         return longest * (1 + self.drafter.count(BESIDE)) + 1 + self.beyond + self.ahead
 
 
-class Wanted(NamedTuple):
-    """The proposals wanted of a round: in which shape, from which drafters, and the draft's entropy at which they stop.
+class Share(NamedTuple):
+    """What one request proposes in a round. Its chooser wants it, and the planner leaves out what cannot be had."""
 
-    The first drafter makes the shape, each other one a line as long.
-    """
+    lines: tuple[tuple[str, int], ...] = ()  # the drafter of each, and how many tokens it proposes
+    shape: Shape = line(0)  # of the first; the others are lines
+    entropy_limit: float | None = None  # at which the first ends
 
-    shape: Shape
-    drafter: str
-    entropy_limit: float | None = None
+    @classmethod
+    def of(cls, shape: Shape, drafter: str, entropy_limit: float | None = None) -> Self:
+        """Return a shape of the first of these drafters, and of each other one a line as long."""
+        if not shape.length or drafter == NONE:
+            return cls(entropy_limit=entropy_limit)
+        return cls(tuple((name, shape.length) for name in drafter.split(BESIDE)), shape, entropy_limit)
 
     @property
     def length(self) -> int:
         return self.shape.length
 
     @property
-    def names(self) -> list[str]:
+    def longest(self) -> int:
+        return max((length for _, length in self.lines), default=0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
         """The drafter of each line."""
-        return self.drafter.split(BESIDE)
+        return tuple(name for name, _ in self.lines)
+
+    @property
+    def drafter(self) -> str:
+        return BESIDE.join(self.names)
+
+    @property
+    def more(self) -> bool:
+        """Whether it has more than one line."""
+        return len(self.lines) > 1 or self.shape.beyond > 0
 
 
-NOTHING = Wanted(line(0), NONE)
+NOTHING = Share()

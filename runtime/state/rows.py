@@ -1,14 +1,16 @@
 """The state of the live requests: row r of every tensor belongs to one request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import accumulate, chain
+from math import inf
 
 import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH, WIDEST_STEP
+from .asked import Share
 from .indexing import pick
 from .most import LINE, MOST_BRANCHES, MOST_LINES
 from .noise import constants, uniforms
@@ -108,28 +110,24 @@ class Rows:
         self.source[row] = -1
         self.source[row, -len(tokens) :] = tokens
 
-    def ask(
-        self,
-        lines: Sequence[Sequence[tuple[int, int]]],
-        more: Sequence[bool],
-        entropy_limits: Sequence[float],
-    ) -> None:
-        """Set the sources and lengths of the live rows' lines, whether a row has more, and where its line ends."""
-        live, (_, most, sources) = len(lines), self.asked.shape
-        counts = [[[0] * sources for _ in range(most)] for _ in lines]
-        turns = [[0] * most for _ in lines]
-        for row, own in enumerate(lines):
-            for line, (source, count) in enumerate(own):
-                counts[row][line][source] = count
-                turns[row][line] = sum(before == source for before, _ in own[:line])
+    def ask(self, shares: Sequence[Share], places: Mapping[str, int]) -> None:
+        """Set the lines of the live rows, whether a row has more than one, and where its first ends."""
+        live, (_, most, sources) = len(shares), self.asked.shape
+        counts = [[[0] * sources for _ in range(most)] for _ in shares]
+        turns = [[0] * most for _ in shares]
+        for row, share in enumerate(shares):
+            for line, (name, count) in enumerate(share.lines):
+                counts[row][line][places[name]] = count
+                turns[row][line] = share.names[:line].count(name)
+        limits = [inf if one.entropy_limit in (None, 1) else one.entropy_limit for one in shares]
         self.asked[:live] = torch.tensor(counts)
         self.turns[:live] = torch.tensor(turns)
-        self.more[:live] = torch.tensor(more)
-        self.entropy_limit[:live] = torch.tensor(entropy_limits)
+        self.more[:live] = torch.tensor([one.more for one in shares])
+        self.entropy_limit[:live] = torch.tensor(limits)
 
-    def grow(self, shapes: Sequence[Shape | None], adapt: Sequence[bool]) -> None:
+    def grow(self, shares: Sequence[Share], adapt: Sequence[bool]) -> None:
         """Set the branches that the live rows have; of rows that `adapt` only how many counts, and how deep they go."""
-        live = len(shapes)
+        live, shapes = len(shares), [one.shape if one.shape.beyond else None for one in shares]
         begins, branches = zip(*map(branches_of, shapes), strict=True)
         self.begins[:live], self.branches[:live] = torch.stack(begins), torch.stack(branches)
         self.adapts[:live] = torch.tensor(adapt)

@@ -9,7 +9,7 @@ from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import seat
 from trt_spec.runtime.drafters import Copier
 from trt_spec.runtime.scheduling import planning
-from trt_spec.runtime.scheduling.planning import Share
+from trt_spec.runtime.state.asked import Share
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import Rows
 from trt_spec.runtime.state.shapes import line
@@ -37,8 +37,8 @@ def make_rows(
 
 
 def make_plan(params: Sequence[SamplingParams], draft_length: int = 0, **fields: Any) -> Plan:
-    share = Share(((GIVEN, draft_length),), line(draft_length)) if draft_length else Share()
-    return replace(planning.make_plan(params, [share] * len(params), vocab_size=2**20), **fields)
+    shares = [Share.of(line(draft_length), GIVEN.name)] * len(params)
+    return replace(planning.make_plan(params, shares, {GIVEN.name: GIVEN}, vocab_size=2**20), **fields)
 
 
 def log(*probabilities: Any) -> torch.Tensor:

@@ -19,7 +19,8 @@ from ...runtime.memory.bucket import SHORTEST
 from ...runtime.memory.model import Model
 from ...runtime.round.result import tabulate
 from ...runtime.round.round import run_round
-from ...runtime.scheduling.planning import Share, make_plan
+from ...runtime.scheduling.planning import make_plan
+from ...runtime.state.asked import Share
 from ...runtime.state.clock import Clock
 from ...runtime.state.frame import Frame
 from ...runtime.state.shapes import line
@@ -97,10 +98,9 @@ def count_round(
     target = models[TARGET]
     drafters = open_drafters(Resources(bundle, target, models, batch))[0] if draft_length else {}
     rows = make_rows(batch, bundle.capacity, vocab_size, len(drafters), NOWHERE)
-    lines = ((drafters[usual_drafter(bundle)], draft_length),) if draft_length else ()
     params = [SamplingParams(temperature=0)] * batch
-    share = Share(lines, line(draft_length))
-    plan = make_plan(params, [share] * batch, vocab_size=vocab_size, traced=False)
+    share = Share.of(line(draft_length), usual_drafter(bundle))
+    plan = make_plan(params, [share] * batch, drafters, vocab_size=vocab_size, traced=False)
     plan = replace(plan, live=min(entries, bundle.capacity))
     frame, rows, clock = Frame(plan, target), rows.view(batch), Clock(rows.length.device)
     launches = Launches(LAUNCHES)

@@ -16,7 +16,7 @@ from trt_spec.runtime.lengths.controller import KEPT_ROUNDS, Behind, ByCosts, Co
 from trt_spec.runtime.lengths.costs import Costs, smoothed
 from trt_spec.runtime.lengths.estimate import Estimate, expected_tokens
 from trt_spec.runtime.requests.metrics import Beside, Outcome
-from trt_spec.runtime.state.asked import Wanted
+from trt_spec.runtime.state.asked import Share
 from trt_spec.runtime.state.shapes import line, read_shape
 from trt_spec.tools.theory.lines import best_draft_length, tokens_per_round
 
@@ -424,7 +424,7 @@ def test_what_there_is_to_read_has_its_price_beside_wide_rows_of_a_fixed_length_
     def chosen(unread: int, pinned: int) -> int:
         controller = Controller(costs, 16)
         free = [controller.begin(["model"]) for _ in range(7)]
-        controller.choose([*free, Chooser(Wanted(line(pinned), "model"))], lambda row: Behind(unread, 400))
+        controller.choose([*free, Chooser(Share.of(line(pinned), "model"))], lambda row: Behind(unread, 400))
         return free[0].wanted.length
 
     assert chosen(0, pinned=0) == 0
@@ -580,7 +580,7 @@ def test_a_request_that_proposed_nothing_confirms_no_expectation():
 # Siblings.
 
 
-def wanted(controller: Controller, chooser: ByCosts) -> Wanted:
+def wanted(controller: Controller, chooser: ByCosts) -> Share:
     controller.choose([chooser], caught_up)
     return chooser.wanted
 
@@ -684,7 +684,7 @@ def test_what_the_engine_has_no_room_for_behind_a_longer_line_of_another_is_not_
     costs = table(beside=SIBLINGS | {"4/8": 3.0}, each_ms=0.001)
     for most, other, grown in ((8, 4, True), (8, 5, False), (9, 5, True)):
         controller = Controller(costs, 8, ["model"], most)
-        chooser, fixed = controller.begin(["model"], 4), Chooser(Wanted(line(other), "model"))
+        chooser, fixed = controller.begin(["model"], 4), Chooser(Share.of(line(other), "model"))
         controller.choose([chooser, fixed], caught_up)
         assert (str(chooser.wanted.shape) == "4/8") == grown
 

@@ -26,13 +26,14 @@ from trt_spec.runtime.round.growth import beside_a_line, numbers_of_laws
 from trt_spec.runtime.round.result import RowResult
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.scheduling.capture import Rounds
+from trt_spec.runtime.state.asked import Share
 from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.indexing import counting
 from trt_spec.runtime.state.noise import constants
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.proposal import Ahead
 from trt_spec.runtime.state.rows import BLOCK, Columns, branches_of
-from trt_spec.runtime.state.shapes import comb, tree
+from trt_spec.runtime.state.shapes import comb, line, tree
 
 from ...bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...recorder import Recorder
@@ -119,11 +120,11 @@ class Stage:
         whole.fill_uniforms(0, 3, range(BLOCK, 2 * BLOCK), True)
         whole.move(2, 1)
         k, plan = self.plan.draft_length, self.plan
-        first, last = ([(own[place].place, k) for own in plan.lines if own] for place in (0, -1))
-        whole.ask([first[:1], last], [plan.branches > 0, plan.is_tree], [0.5, torch.inf])
-        whole.grow(
-            [comb(3, 2) if plan.leaves.branches else None, tree(3, 4) if plan.levels else None], [plan.coupled] * 2
-        )
+        first, last = (tuple((own[place].name, k) for own in plan.lines if own) for place in (0, -1))
+        shapes = comb(3, 2) if plan.leaves.branches else line(3), tree(3, 4) if plan.levels else line(3)
+        shares = [Share(first[:1], shapes[0], 0.5), Share(last, shapes[1])]
+        whole.ask(shares, {source.name: source.place for source in plan.drafters})
+        whole.grow(shares, [plan.coupled] * 2)
         self.rows = whole.view(self.plan.batch)
         self.frame = Frame(self.plan, target)
         self._rounds = Rounds([target.engine, draft.engine])
