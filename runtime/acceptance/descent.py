@@ -18,19 +18,16 @@ from torch import Tensor
 
 from ..state.indexing import pick
 from ..state.place import on_host
-from ..state.plan import Plan
-from ..state.proposal import Noise, Proposal
-from ..state.rows import Rows
 from ..state.tree import CERTAIN
 from ..state.verdict import TreeVerdict
+from .exam import Exam
 from .one_line import NEGLIGIBLE
 
 
-def descend(
-    law: Tensor, going: Tensor, proposal: Proposal, rows: Rows, plan: Plan, noise: Noise, verdict: TreeVerdict
-) -> Tensor:
+def descend(law: Tensor, going: Tensor, exam: Exam, verdict: TreeVerdict) -> Tensor:
     """Let the rows that are `going` [A] go on from their law [A, V]; return that of their next token."""
-    tree, p, tokens, k = proposal.tree, verdict.target_probabilities, proposal.tokens, plan.draft_length
+    proposal, _, rows, plan, noise, _, p = exam
+    tree, tokens, k = proposal.tree, proposal.tokens, plan.draft_length
     assert tree is not None
     assert p is not None
     assert noise.beyond is not None

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..state.indexing import counting, pick
-from ..state.plan import Plan
-from ..state.proposal import Noise, Proposal
+from ..state.proposal import Proposal
 from ..state.rows import Rows
 from ..state.verdict import Verdict
 from .block import Chances, judge_blocks, share_of_q
+from .exam import Exam
 from .sums import rising_sums
 
 NEGLIGIBLE = 2.0**-100  # a share below the resolution of the uniforms
@@ -31,22 +31,15 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
 
 
-def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
-    """Judge proposals by the target's transformed `scores` [A, K+1, V]."""
-    p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
-    judge(proposal, scores, p, rows, plan, noise, verdict)
-
-
-def judge(
-    proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
-) -> Tensor | None:
+def judge(exam: Exam) -> Tensor | None:
     """Judge a line; return what rows that draw their next token have drawn it from [A, V]."""
+    proposal, scores, _, plan, noise, verdict, p = exam
     verdict.proposed.copy_(proposal.proposed)
     if plan.coupled:
         verdict.winners.pick(scores, noise.gumbel)
     share = None
     if plan.draft_length:
-        share = examine(proposal, scores, p, rows, plan, noise, verdict)
+        share = examine(exam)
         if plan.lenient and plan.coupled:  # what stands need not be what the target would have picked
             stands = counting(plan.draft_length, scores.device) < verdict.accepted[:, None]
             verdict.leading.copy_(torch.where(stands, proposal.tokens, verdict.leading))
@@ -55,17 +48,18 @@ def judge(
     assert p is not None
     assert noise.draw is not None
     law = residual(proposal, p, verdict.accepted, share)
-    put_next(law, proposal.tokens, rows, plan, noise, verdict)
+    put_next(law, proposal.tokens, exam)
     return law
 
 
-def put_next(law: Tensor, tokens: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
+def put_next(law: Tensor, tokens: Tensor, exam: Exam) -> None:
     """Draw the next token of rows that draw it, and write it behind those of `tokens` [A, K] that stand."""
-    assert noise.draw is not None
-    drawn = inverse_cdf(law, noise.draw[:, -1:])
-    if plan.coupled:
+    verdict, draw = exam.verdict, exam.noise.draw
+    assert draw is not None
+    drawn = inverse_cdf(law, draw[:, -1:])
+    if exam.plan.coupled:
         tokens = torch.cat([tokens, drawn], 1).scatter_(1, verdict.next_index, drawn)
-        verdict.tokens.copy_(torch.where(rows.coupled[:, None], verdict.tokens, tokens))
+        verdict.tokens.copy_(torch.where(exam.rows.coupled[:, None], verdict.tokens, tokens))
     else:
         verdict.leading.copy_(tokens)
         verdict.tokens.scatter_(1, verdict.next_index, drawn)
@@ -84,10 +78,9 @@ def flag_no_numbers(logits: Tensor, verdict: Verdict) -> None:
     verdict.tokens.clamp_(max=last)
 
 
-def examine(
-    proposal: Proposal, scores: Tensor, p: Tensor | None, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict
-) -> Tensor | None:
+def examine(exam: Exam) -> Tensor | None:
     """Decide how many proposals stand in each row; return the weight of its q in the residual [A], None for 1."""
+    proposal, scores, rows, plan, noise, verdict, p = exam
     proposed = proposal.proposed if plan.ragged else None
     chances = None
     if plan.draws:
@@ -101,7 +94,7 @@ def examine(
             noise.test[:, : plan.draft_length],
         )
     if plan.coupled or plan.tokenwise:
-        examine_one_by_one(proposal, scores, chances, rows, plan, verdict)
+        examine_one_by_one(exam, chances)
         if proposed is not None:
             verdict.passed.logical_and_(counting(plan.draft_length, scores.device) < proposed[:, None])
         torch.argmin(verdict.standing, 1, out=verdict.accepted)  # the first that does not stand
@@ -117,10 +110,9 @@ def examine(
     return torch.where(rows.block, share_of_q(verdict.block, verdict.next_index), rows.lenience)
 
 
-def examine_one_by_one(
-    proposal: Proposal, scores: Tensor, chances: Chances | None, rows: Rows, plan: Plan, verdict: Verdict
-) -> None:
+def examine_one_by_one(exam: Exam, chances: Chances | None) -> None:
     """Mark which proposals [A, K] pass the test of a rule that judges each by itself."""
+    proposal, scores, rows, plan, _, verdict, _ = exam
     passed = verdict.passed
     if plan.coupled:
         torch.eq(verdict.leading, proposal.tokens, out=passed)

@@ -1,4 +1,4 @@
-"""The exact test where rows propose more than a line: which path of nodes stands, and which token follows it.
+"""The exact test of what rows propose: which path of nodes stands, and which token follows it.
 
 coupled:   the target picks its token with the noise of the index; this token follows, whatever was proposed there.
 rejection: the first line is judged by itself; `descent.py` goes on where it falls. tokenwise does the same.
@@ -9,37 +9,39 @@ import torch
 from torch import Tensor
 
 from ..state.indexing import at_nodes, counting, pick
-from ..state.plan import Plan
-from ..state.proposal import Noise, Proposal
-from ..state.rows import Rows
 from ..state.tree import Tree
-from ..state.verdict import TreeVerdict, Verdict
-from . import one_line as acceptance
+from ..state.verdict import TreeVerdict
 from .descent import descend
+from .exam import Exam
 from .one_line import judge, likely_enough, put_next
 
 
-def accept(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: Verdict) -> None:
-    """Judge what was proposed, a line or a tree, by the target's transformed `scores` of all nodes."""
-    if isinstance(verdict, TreeVerdict):
-        accept_tree(proposal, scores, rows, plan, noise, verdict)
+def accept(exam: Exam) -> None:
+    """Judge what was proposed; a single line, beside which there is nothing, is judged in one go."""
+    plan, verdict = exam.plan, exam.verdict
+    if plan.probabilities:
+        verdict.target_probabilities = p = exam.scores.softmax(-1)
+        exam = exam._replace(p=p)
     else:
-        acceptance.accept(proposal, scores, rows, plan, noise, verdict)
+        verdict.target_probabilities = None
+    if isinstance(verdict, TreeVerdict):
+        accept_tree(exam, verdict)
+    else:
+        judge(exam)
 
 
-def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, noise: Noise, verdict: TreeVerdict) -> None:
-    """Judge a tree by the target's transformed `scores` [A, N+1, V] at all of its nodes."""
+def accept_tree(exam: Exam, verdict: TreeVerdict) -> None:
+    """Judge a line and what is beside it."""
+    proposal, scores, rows, plan, noise, _, _ = exam
     tree, tokens, k = proposal.tree, proposal.tokens, plan.draft_length
     assert tree is not None
-    p = verdict.target_probabilities = scores.softmax(-1) if plan.probabilities else None
     by_line = plan.draws or plan.lenient  # else each row picks its path itself, whatever its shape
-    if by_line:  # first the first line, as if it were alone
-        line = proposal._replace(tokens=tokens[:, :k])
-        law = judge(line, scores[:, : k + 1], None if p is None else p[:, : k + 1], rows, plan, noise, verdict)
+    if by_line:  # first the first line
+        law = judge(exam.of_line())
         places = counting(k + 1, tokens.device)
         verdict.put(None, verdict.accepted, places * (places <= verdict.accepted[:, None]))
         if law is not None:
-            go_on(law, rows.more & ~rows.coupled, proposal, rows, plan, noise, verdict)
+            go_on(law, rows.more & ~rows.coupled, exam, verdict)
     if plan.coupled:
         gumbel = None if noise.gumbel is None else at_nodes(noise.gumbel, tree.depths)
         verdict.picked.pick(scores, gumbel)
@@ -56,13 +58,11 @@ def accept_tree(proposal: Proposal, scores: Tensor, rows: Rows, plan: Plan, nois
     torch.amax(tree.depths[:, 1:] * tree.behind(tokens, verdict), 1, out=verdict.proposed)
 
 
-def go_on(
-    law: Tensor, some: Tensor, proposal: Proposal, rows: Rows, plan: Plan, noise: Noise, verdict: TreeVerdict
-) -> None:
+def go_on(law: Tensor, some: Tensor, exam: Exam, verdict: TreeVerdict) -> None:
     """Let `some` rows [A] go on where their first line falls and leaves a law [A, V] for the next token."""
-    law = descend(law / law.sum(-1, keepdim=True), some, proposal, rows, plan, noise, verdict)
+    law = descend(law / law.sum(-1, keepdim=True), some, exam, verdict)
     before = verdict.tokens.clone()
-    put_next(law, along(proposal.tokens, verdict), rows, plan, noise, verdict)
+    put_next(law, along(exam.proposal.tokens, verdict), exam)
     verdict.tokens.copy_(torch.where(some[:, None], verdict.tokens, before))
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
-from ..acceptance.one_line import accept
+from ..acceptance.exam import Exam
 from ..acceptance.transform import draft_transform
+from ..acceptance.trees import accept
 from ..state.frame import Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared
@@ -93,7 +94,7 @@ class Cascade(Copier):
         # test. The outer test has uniforms of its own. Under the coupled rule both tests use the noise of the index.
         gumbel = None if noise.gumbel is None else noise.gumbel[:, :k]
         draw, test = (None, None) if noise.draw is None else (noise.draw[:, :1], noise.draw[:, 1:])
-        accept(proposal, scores, rows, inner, Noise(gumbel, draw, test), verdict)
+        accept(Exam(proposal, scores, rows, inner, Noise(gumbel, draw, test), verdict))
         verdict.tokens.clamp_(max=scores.shape[2] - 1)  # NaN logits lead beyond the vocabulary
         outcome = Offer(verdict.tokens, torch.where(asked > 0, verdict.accepted + 1, 0), verdict.target_probabilities)
         return lambda line: outcome

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..acceptance.exam import Exam
 from ..acceptance.one_line import flag_no_numbers
 from ..acceptance.transform import told, transform
 from ..acceptance.trees import accept
@@ -41,7 +42,7 @@ def run_round(rows: Rows, plan: Plan, frame: Frame, span: int, clock: Clock) -> 
     ahead = proposal.ahead if plan.reads_ahead else None
     scores = transform(frame.target_logits, rows, plan, ahead)
     logprobs_of = told(frame.target_logits, rows, plan, ahead)
-    accept(proposal, scores, rows, plan, noise, frame.verdict)
+    accept(Exam(proposal, scores, rows, plan, noise, frame.verdict))
     if frame.unchecked is None:
         flag_no_numbers(frame.target_logits, frame.verdict)
     commit(rows, plan, frame)

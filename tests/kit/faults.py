@@ -71,7 +71,7 @@ def one_length_for_all(rows: Any, plan: Any, frame: Any) -> None:
 def claims_a_hole(self: Any, occupant: Any, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never wrote the entry of its own last proposal."""
     SCHEDULER_COMMIT(self, occupant, share, result)
-    for source, _ in share.lines[:1]:
+    for source in map(self._planner.drafters.__getitem__, share.names[:1]):
         if isinstance(source, DraftModel) and source.model is not None:
             source.model.cache.entries[occupant.row] = self._target.cache.entries[occupant.row]
 
@@ -186,7 +186,7 @@ def claims_a_sibling(self: Any, row: int, before: int, share: Any, result: Any) 
 def claims_another_line(self: Any, row: int, before: int, share: Any, result: Any) -> None:
     """Pitfall 1: the draft never read what another line has proposed."""
     NOTE_WRITES(self, row, before, share, result)
-    for source, _ in share.lines if len(share.lines) > 1 else ():
+    for source in map(self._planner.drafters.__getitem__, share.names if len(share.lines) > 1 else ()):
         if source.model is not None:
             source.model.cache.entries[row] = before + max(0, result.accepted - 1)
 

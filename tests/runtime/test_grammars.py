@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, RequestError, SamplingParams
+from trt_spec.runtime.acceptance.exam import Exam
 from trt_spec.runtime.acceptance.filters.grammar import Allowed, exclude, unpacked
 from trt_spec.runtime.acceptance.one_line import residual
 from trt_spec.runtime.acceptance.seat import follow_guide
@@ -369,10 +370,11 @@ def test_chi_squared_catches_proposals_that_are_trimmed_as_if_they_had_not_been_
     )
     judge = round_.accept
 
-    def trimmed(proposal: Proposal, scores: Any, rows: Any, plan: Any, noise: Any, verdict: Any) -> None:
-        fits = scores[:, :-1].gather(2, proposal.tokens[:, :, None])[:, :, 0].isfinite()
+    def trimmed(exam: Exam) -> None:
+        proposal = exam.proposal
+        fits = exam.scores[:, :-1].gather(2, proposal.tokens[:, :, None])[:, :, 0].isfinite()
         count = torch.minimum(proposal.proposed, fits.long().cumprod(1).sum(1))
-        judge(proposal._replace(proposed=count), scores, rows, replace(plan, ragged=True), noise, verdict)
+        judge(exam._replace(proposal=proposal._replace(proposed=count), plan=replace(exam.plan, ragged=True)))
 
     assert p_value_of(eight, PLAIN, 600, 1, depth=3) > FALSE_ALARM, "only p masked is lossless, too"
     monkeypatch.setattr(round_, "accept", trimmed)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import one_line
+from trt_spec.runtime.acceptance.exam import Exam
 from trt_spec.runtime.acceptance.seat import admit, make_rows
 from trt_spec.runtime.acceptance.trees import accept
 from trt_spec.runtime.state.most import LINE
@@ -188,7 +189,7 @@ class Every:
         noise = Noise(gumbel, torch.full((batch, 1), 0.5, dtype=torch.float64), u[:, : of.k], beyond)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(one_line, "inverse_cdf", lambda weights, u: (seen.append(weights), pick(weights, u))[1])
-            accept(proposal, p.log(), rows, plan, noise, verdict)
+            accept(Exam(proposal, p.log(), rows, plan, noise, verdict))
         assert torch.equal(verdict.last, verdict.path.gather(1, verdict.accepted[:, None])[:, 0])
         weights = seen[-1] if seen else p[:, 0]
         return Judged(verdict.path, verdict.accepted, verdict.proposed, verdict.tokens, weights)

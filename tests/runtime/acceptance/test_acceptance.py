@@ -4,7 +4,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance.one_line import accept, flag_no_numbers, inverse_cdf, residual
+from trt_spec.runtime.acceptance.exam import Exam
+from trt_spec.runtime.acceptance.one_line import flag_no_numbers, inverse_cdf, residual
+from trt_spec.runtime.acceptance.trees import accept
 from trt_spec.runtime.state.noise import gumbels, uniforms
 from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.verdict import Verdict, Winners
@@ -36,7 +38,7 @@ def judge(params, scores, tokens, q=None, counts=None, u=0.5, draw=0.5, gumbel=N
 
 def verdict_of(proposal, scores, rows, plan, noise):
     verdict = Verdict(scores.contiguous())
-    accept(proposal, scores.contiguous(), rows, plan, noise, verdict)
+    accept(Exam(proposal, scores.contiguous(), rows, plan, noise, verdict))
     verdict.next_token = verdict.tokens.gather(1, verdict.next_index)[:, 0]
     kept = torch.arange(plan.draft_length) < verdict.accepted[:, None]
     assert torch.equal(verdict.tokens[:, :-1][kept], proposal.tokens[kept]), "what stands is what was proposed"

@@ -16,7 +16,8 @@ from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.acceptance import block
 from trt_spec.runtime.acceptance import one_line as acceptance
-from trt_spec.runtime.acceptance.one_line import accept
+from trt_spec.runtime.acceptance.exam import Exam
+from trt_spec.runtime.acceptance.trees import accept
 from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.rows import Rows
 from trt_spec.runtime.state.verdict import Verdict
@@ -92,7 +93,7 @@ def judge(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(acceptance, "inverse_cdf", lambda weights, u: (seen.append(weights), draw(weights, u))[1])
         noise = Noise(None, torch.full((len(chains), 1), 0.5, dtype=torch.float64), u)
-        accept(proposal, scores, rows, plan, noise, verdict)
+        accept(Exam(proposal, scores, rows, plan, noise, verdict))
     if plan.rejection:
         chances = threshold(verdict.block.weights[:, 1:], verdict.block.rests)
     else:
