@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...engines import MAX_DRAFT_LENGTH
+from ..acceptance.accept import accept
 from ..acceptance.exam import Exam
 from ..acceptance.transform import draft_transform
-from ..acceptance.trees import accept
 from ..state.frame import Frame
 from ..state.indexing import counting
 from ..state.plan import Plan, Prepared

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..acceptance.accept import accept
 from ..acceptance.exam import Exam
 from ..acceptance.one_line import flag_no_numbers
 from ..acceptance.transform import told, transform
-from ..acceptance.trees import accept
 from ..state.clock import Clock
 from ..state.frame import Frame
 from ..state.noise import gumbels

@@ -84,7 +84,8 @@ class Results:
     def note_writes(self, row: int, before: int, share: Share, result: RowResult) -> None:
         """Note what target and drafts hold of a row that had so many tokens `before` the round."""
         self._target.cache.wrote(row, before - 1, before + result.accepted)
-        for source in map(self._planner.drafters.__getitem__, share.names):
+        for name, _ in share.lines:
+            source = self._planner.drafters[name]
             if source.model is not None:  # it never saw its own last proposal, nor what stands of another line;
                 # a head has to see again what it has proposed itself
                 lost = len(share.lines) > 1 or source in self._planner.run_twice or source.model.reads_again

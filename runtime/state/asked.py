@@ -108,7 +108,7 @@ class Share(NamedTuple):
 
     @property
     def drafter(self) -> str:
-        return BESIDE.join(self.names)
+        return BESIDE.join(name for name, _ in self.lines)
 
     @property
     def more(self) -> bool:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from trt_spec.runtime.acceptance import block, descent, trees
+from trt_spec.runtime.acceptance import accept as accepting
+from trt_spec.runtime.acceptance import block, descent
 from trt_spec.runtime.acceptance import one_line as acceptance
 from trt_spec.runtime.acceptance.filters import penalties
 from trt_spec.runtime.acceptance.one_line import residual
@@ -28,7 +29,7 @@ from trt_spec.tools.certificate.faults import planted
 SCHEDULER_COMMIT, REQUEST_COMMIT, LOGPROB_PARTS = Results.commit, Request.commit, result._logprob_parts
 NOTE_WRITES, STRAIGHTEN = Results.note_writes, RowCache.straighten
 MODEL_STEP: Any = Model.step
-DRAWN_FROM, DESCEND = Proposal.drawn_from, trees.descend
+DRAWN_FROM, DESCEND = Proposal.drawn_from, accepting.descend
 
 
 def likeliest(weights: Any, u: Any) -> Any:
@@ -213,8 +214,8 @@ SWAPS: dict[str, tuple[tuple[Any, str, Any], ...]] = CONTROLS | {
     "children chosen, not drawn": ((growth, "drawn_in_turn", likeliest_children),),
     "q of a branch taken from the root": ((Proposal, "drawn_from", drawn_from_the_first_law),),
     "q of a sibling not renormalised": ((descent, "without", all_of_q),),
-    "residual of the line after its siblings": ((trees, "descend", what_the_line_leaves),),
-    "noise of nodes, not of indices": ((trees, "at_nodes", noise_of_nodes),),
+    "residual of the line after its siblings": ((accepting, "descend", what_the_line_leaves),),
+    "noise of nodes, not of indices": ((accepting, "at_nodes", noise_of_nodes),),
     "cache entries of all rows moved as the first row's": ((RowCache, "straighten", one_path_for_all),),
     "cache entry of a sibling left where it is": ((RowCache, "straighten", left_where_they_are),),
     "sibling seen by a sibling": ((Model, "step", telling(siblings_see_siblings)),),

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from trt_spec.runtime import SamplingParams
 from trt_spec.runtime.acceptance import one_line
+from trt_spec.runtime.acceptance.accept import accept
 from trt_spec.runtime.acceptance.exam import Exam
 from trt_spec.runtime.acceptance.seat import admit, make_rows
-from trt_spec.runtime.acceptance.trees import accept
 from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.plan import Level
 from trt_spec.runtime.state.proposal import Noise, Proposal

@@ -16,8 +16,8 @@ from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.acceptance import block
 from trt_spec.runtime.acceptance import one_line as acceptance
+from trt_spec.runtime.acceptance.accept import accept
 from trt_spec.runtime.acceptance.exam import Exam
-from trt_spec.runtime.acceptance.trees import accept
 from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.rows import Rows
 from trt_spec.runtime.state.verdict import Verdict

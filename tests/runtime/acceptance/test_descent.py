@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 from trt_spec.runtime import SamplingParams
-from trt_spec.runtime.acceptance import descent, trees
+from trt_spec.runtime.acceptance import accept as accepting
+from trt_spec.runtime.acceptance import descent
 from trt_spec.runtime.round import growth
 from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.runtime.state.shapes import Levels, read_shape
@@ -105,7 +106,7 @@ def test_behind_a_block_all_else_is_one_more_chance():
         assert law_of_a_round(more, TOKENWISE)[1] < kept
 
 
-DESCEND, LAW_OF = trees.descend, Proposal.drawn_from
+DESCEND, LAW_OF = accepting.descend, Proposal.drawn_from
 
 
 def forgets_what_fell(law: Tensor, *others: Any) -> Tensor:
@@ -120,8 +121,8 @@ def forgets_what_fell(law: Tensor, *others: Any) -> Tensor:
     [
         (descent, "without", lambda q, token: q, "2+3"),
         (descent, "without", lambda q, token: q, "2/5"),
-        (trees, "descend", forgets_what_fell, "2+3"),
-        (trees, "descend", forgets_what_fell, "2 drafts, 0 copies of 1"),
+        (accepting, "descend", forgets_what_fell, "2+3"),
+        (accepting, "descend", forgets_what_fell, "2 drafts, 0 copies of 1"),
         (Proposal, "drawn_from", lambda self, law, *others: LAW_OF(self, law * 0, *others), "2x1"),
         (Proposal, "drawn_from", lambda self, law, *others: LAW_OF(self, law * 0, *others), "2 drafts, 0 copies of 1"),
         (descent, "NEGLIGIBLE", 1.0, "2 drafts, 0 copies of 1"),

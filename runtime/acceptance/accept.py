@@ -17,26 +17,18 @@ from .one_line import judge, likely_enough, put_next
 
 
 def accept(exam: Exam) -> None:
-    """Judge what was proposed; a single line, beside which there is nothing, is judged in one go."""
-    plan, verdict = exam.plan, exam.verdict
+    """Judge what was proposed: first a line as if it were alone, then what is beside it, if anything is."""
+    proposal, scores, rows, plan, noise, verdict, _ = exam
     if plan.probabilities:
-        verdict.target_probabilities = p = exam.scores.softmax(-1)
-        exam = exam._replace(p=p)
-    else:
-        verdict.target_probabilities = None
-    if isinstance(verdict, TreeVerdict):
-        accept_tree(exam, verdict)
-    else:
+        exam = exam._replace(p=scores.softmax(-1))
+    verdict.target_probabilities = exam.p
+    if not isinstance(verdict, TreeVerdict):
         judge(exam)
-
-
-def accept_tree(exam: Exam, verdict: TreeVerdict) -> None:
-    """Judge a line and what is beside it."""
-    proposal, scores, rows, plan, noise, _, _ = exam
+        return
     tree, tokens, k = proposal.tree, proposal.tokens, plan.draft_length
     assert tree is not None
     by_line = plan.draws or plan.lenient  # else each row picks its path itself, whatever its shape
-    if by_line:  # first the first line
+    if by_line:
         law = judge(exam.of_line())
         places = counting(k + 1, tokens.device)
         verdict.put(None, verdict.accepted, places * (places <= verdict.accepted[:, None]))
