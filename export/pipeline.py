@@ -23,7 +23,15 @@ from .checkpoints.agreement import agreed_length, difference, reads_alone, refus
 from .checkpoints.checkpoint import Checkpoint, find_config, kept_matrices, load_model, open_checkpoint
 from .checkpoints.vocabulary import Vocabulary, read_vocabulary
 from .foreign import translate
-from .kinds import HeadCheckpoint, LoadedHead, LookAheads, open_head, open_look_aheads, with_features
+from .kinds import (
+    HeadCheckpoint,
+    LoadedHead,
+    LookAheads,
+    check_head,
+    open_head,
+    open_look_aheads,
+    with_features,
+)
 from .passes.quantise import AUTO, Quantisation, nothing_known
 from .sources.examples import example_sources
 from .writing.aside import built_aside
@@ -271,7 +279,7 @@ def _export_model(
     joined = {}
     for name, one in loaded.items():
         seen = None if sample is None else branch_features(model, [sample.tokens], {name: one.features})[0]
-        joined[name] = _Joined(one, heads[name], contract, sample.tokens if sample else [], seen)
+        joined[name] = _Joined(one, heads[name], sample.tokens if sample else [], seen)
     progress(f"{role}: writing")
     write_graph(graph, folder / role)
     nodes = len(graph.graph)
@@ -336,7 +344,6 @@ class _Joined:
 
     head: LoadedHead
     checkpoint: HeadCheckpoint
-    target: Contract
     tokens: list[int]
     features: Tensor | None  # [L, hidden]; None: nothing is checked
 
@@ -346,24 +353,22 @@ def _export_head(
 ) -> tuple[ModelReport, Tensor | None]:
     """Export one head; returns the logits of the sample's slots, too."""
     begun = time.perf_counter()
-    head, contract = joined.head, joined.head.contract(joined.target)
-    parameters = sum(parameter.numel() for parameter in head.module.parameters())
+    head, contract = joined.head.module, joined.head.contract
+    parameters = sum(parameter.numel() for parameter in head.parameters())
     progress(f"{name}: tracing")
-    graph, fired = build_graph(head.module, contract, contract.max_length, weights)
+    graph, fired = build_graph(head, contract, contract.max_length, weights)
     progress(f"{name}: writing")
     write_graph(graph, folder / name)
-    if head.tables:
-        write_tables(folder / name, {key: table.detach().numpy() for key, table in head.tables.items()})
+    if tables := head.tables():
+        write_tables(folder / name, {key: table.detach().numpy() for key, table in tables.items()})
     nodes = len(graph.graph)
     check: dict[str, Any] = {}
     logits = None
     if joined.features is not None:
         progress(f"{name}: checking in ONNX Runtime")
         tokens, quantised = torch.tensor(joined.tokens), weights.kind != "none"
-        check, logits = joined.checkpoint.kind.check(
-            folder / name / GRAPH, contract, head.module, tokens, joined.features, quantised
-        )
-        check |= {"overlap": head.readings}
+        check, logits = check_head(folder / name / GRAPH, contract, head, tokens, joined.features, quantised)
+        check |= {"overlap": joined.head.readings}
     entry = ModelEntry(HEAD, joined.checkpoint.label, name, parameters, contract, weights.kind, check, masks=head.masks)
     size = (folder / name / WEIGHTS).stat().st_size
     return ModelReport(name, entry, nodes, fired, size, time.perf_counter() - begun), logits

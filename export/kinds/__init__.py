@@ -4,13 +4,15 @@ from pathlib import Path
 
 from ...engines import ExportError
 from ..checkpoints.checkpoint import find_config, require_weights
-from .dflash_files import DFlashKind
-from .dspark_files import DSparkKind
-from .eagle3_files import Eagle3Kind, PEagleKind
-from .heads import HeadCheckpoint, HeadFiles, HeadKind, LoadedHead, shapes_of, with_features
+from .check_head import check_head
+from .dflash import DFlashKind
+from .dspark import DSparkKind
+from .eagle3 import Eagle3Kind, PEagleKind
+from .files import HeadFiles, shapes_of
+from .heads import HeadCheckpoint, HeadKind, LoadedHead, with_features
 from .look_aheads import PASS, LookAheads, open_look_aheads
-from .mtp_files import MtpKind, MtpOfTarget, lives_in
-from .parallel_files import BlockwiseKind, MedusaKind
+from .mtp import MtpKind, MtpOfTarget, lives_in
+from .parallel import BlockwiseKind, MedusaKind
 
 HEADS: dict[str, HeadKind] = {
     kind.name: kind
@@ -70,6 +72,7 @@ __all__ = [
     "HeadKind",
     "LoadedHead",
     "LookAheads",
+    "check_head",
     "open_any",
     "open_head",
     "open_look_aheads",

@@ -3,14 +3,23 @@
 Its Markov head adds to the logits of a place what the token before it is worth. Its confidence is the chance that a
 place's token stands if those before it do. It reads the hidden state of the place and the token before it, so it is
 known before the place's own token is drawn.
+
+its authors      all fields lie in config.json itself; the head has copies of the target's embedding and projection
+speculators      the fields of its layers lie in `transformer_layer_config`
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .dflash import DFlash
+from ...engines import ExportError
+from .dflash import DFlash, DFlashKind
+
+OWN_FIELDS = {
+    "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank", "num_anchors",
+}  # fmt: skip
 
 
 class MarkovHead(nn.Module):
@@ -63,3 +72,28 @@ class DSpark(DFlash):
             "confidence": torch.zeros(0) if sure is None else sure.proj.weight[0].float(),
             "confidence_bias": torch.zeros(1) if sure is None else sure.proj.bias.float(),
         }
+
+
+class DSparkKind(DFlashKind):
+    name = "dspark"
+    known: ClassVar[Mapping[str, set[str]]] = {**DFlashKind.known, "": DFlashKind.known[""] | OWN_FIELDS}
+    from_anchor: ClassVar[bool] = True
+
+    def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        named = str([fields.get("speculators_model_type"), fields.get("architectures")]).lower()
+        return "dspark" in named  # its authors name the family of its layers, too
+
+    def made(self, name: str, fields: Mapping[str, Any], parts: tuple[Any, ...]) -> DFlash:
+        kind, rank = fields.get("markov_head_type", "vanilla"), fields.get("markov_rank", 256)
+        if kind != "vanilla":
+            raise ExportError(
+                f"head {name} has the markov_head_type {kind!r}, expected 'vanilla', which reads the token before and "
+                "nothing else; this version cannot run others"
+            )
+        if type(rank) is not int or rank < 1:
+            raise ExportError(
+                f"head {name} has the markov_rank {rank!r}, expected 1 or more; without a Markov head it is a DFlash "
+                "head, name it so in its config.json"
+            )
+        reads = parts[0].hidden_size + rank * bool(fields.get("confidence_head_with_markov", True))
+        return DSpark(*parts, rank=rank, confidence=reads * bool(fields.get("enable_confidence_head", True)))

@@ -1,47 +1,68 @@
-"""Heads: drafts that read what a target makes of its tokens. Recognised by their configuration and tensors."""
+"""What all kinds of heads share: drafts that read what a target makes of its tokens.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+A kind reads its checkpoints and says which ways there are to wire a head. The head itself, in torch, is traced, says
+what it proposes, and is what its graph is compared with.
+"""
 
-import torch
-from safetensors import SafetensorError, safe_open
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from ...engines import FEATURES, Contract, ExportError, Masks, State
-from ...engines.errors import first_line
+from ...engines import CALL, FEATURES, Contract, Engine, Masks, State
+from ..checking.check import Errors
 from ..checking.quality import Sample
-from ..checkpoints.checkpoint import require_weights
-from ..checkpoints.reading import read_object
 from ..tracing.hidden_states import Features
+from .files import HeadFiles, refuse_unknown
+from .overlap import measured
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEAK = 0.2  # an overlap below which a head is probably wired wrong
+
+# Calls a graph, compares what it says with the head where errors are to be noted, and returns the graph's logits
+# [L - 1, V] of the place behind the next one, after each token but the last.
+Compare = Callable[[Engine, Errors | None], Tensor]
+# Wires a head in one of the ways that there are, and returns what it then reads of its target.
+Wire = Callable[[], Features]
 
 
-@dataclass(frozen=True)
-class HeadFiles:
-    """The files of a head, its weights still unread."""
-
-    name: str  # as the user gave it
-    path: Path
-    fields: Mapping[str, Any]  # of its config.json
+class Head(PreTrainedModel, ABC):  # type: ignore[misc]
+    """A head in torch, over the target's vocabulary."""
 
     @property
-    def label(self) -> str:
-        place = Path(self.name).resolve()
-        return place.name if place.exists() else self.name.partition("@")[0]
+    @abstractmethod
+    def measured_places(self) -> int:
+        """The places after a token at which its overlap is measured."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Read all tensors."""
-        found: dict[str, Tensor] = {}
-        for file in weight_files(self.name, self.path):
-            try:
-                with safe_open(file, "pt") as opened:
-                    found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            except (OSError, SafetensorError) as error:
-                raise ExportError(f"the weights of head {self.name} cannot be read: {first_line(error)}") from error
-        return found
+    @property
+    def masks(self) -> Masks | None:
+        """The masks that it reads, if it proposes in one pass behind some."""
+        return None
+
+    @abstractmethod
+    def contract(self, name: str, target: Contract) -> Contract:
+        """Return the contract of its graph beside a target."""
+
+    @abstractmethod
+    def traced(self) -> nn.Module:
+        """Return what is traced of it."""
+
+    @abstractmethod
+    def says(self, window: Tensor, features: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Say what it proposes over a window [L] with these features [L, hidden].
+
+        For each place of it, give the tokens [N] after which the target says the same, and its own logits [N, V].
+        """
+
+    @abstractmethod
+    def expected(self, tokens: Tensor, features: Tensor) -> tuple[float, Compare]:
+        """Compute what its graph must say of tokens [L] with these features [L, hidden], and how large logits are."""
+
+    def tables(self) -> dict[str, Tensor]:
+        """Return what a round reads of it beside its graph."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -55,20 +76,11 @@ class HeadCheckpoint(HeadFiles):
 class LoadedHead:
     """A head beside its target, wired as it works best."""
 
-    module: Any  # `traced()` gives what is traced of it
+    module: Head
     features: Features  # what it reads of the target
-    layers: int  # or heads that say one place each
-    heads: int  # of a layer's queries
-    hidden: int
-    vocab_size: int
-    states: tuple[State, ...]
-    masks: Masks | None = None  # that it reads, if it proposes in one pass behind some
-    tables: Mapping[str, Tensor] = field(default_factory=dict)  # that a round reads beside its graph
-    notes: list[str] = field(default_factory=list)  # how it was wired, for its user
-    readings: dict[str, list[float]] = field(default_factory=dict)  # overlap by place, of each way to wire it
-
-    def contract(self, target: Contract) -> Contract:
-        return Contract(self.layers, self.heads, self.states, self.vocab_size, target.max_length, target.dtype)
+    contract: Contract  # of its graph
+    notes: list[str]  # how it was wired, for its user
+    readings: dict[str, list[float]]  # overlap by place, of each way to wire it
 
     def beside(self, name: str, bigram: float | None) -> "LoadedHead":
         """Return the head with a note if it overlaps no more with its target than a counted bigram."""
@@ -82,51 +94,45 @@ class LoadedHead:
         return replace(self, notes=[*self.notes, note])
 
 
-class HeadKind(Protocol):
+class HeadKind(ABC):
     """A kind of heads; a bundle's model and the drafter that runs it have its name."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    known: ClassVar[Mapping[str, set[str]]] = {}  # fields of config.json (""), and of each object in it
 
+    @abstractmethod
     def recognises(self, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Say whether a checkpoint is of this kind; without `shapes` its weights are no safetensors."""
 
+    @abstractmethod
+    def read(self, checkpoint: HeadCheckpoint, target: Any, dtype: str, tokens: int) -> tuple[Head, dict[str, Wire]]:
+        """Read a head for a target of so many tokens; return in words each way to wire it that its files leave open."""
+
     def load(self, checkpoint: HeadCheckpoint, target: Any, contract: Contract, sample: Sample) -> LoadedHead:
         """Join a head to a loaded target; what its configuration leaves open, its overlap on a sample decides."""
+        name, fields = checkpoint.name, checkpoint.fields
+        for part, known in self.known.items():
+            refuse_unknown(name, fields.get(part) or {} if part else fields, known)
+        head, ways = self.read(checkpoint, target, contract.dtype, sample.vocab_size)
+        readings = {way: measured(head, wire(), target, sample) for way, wire in ways.items()}
+        chosen = max(readings, key=lambda way: sum(readings[way]))
+        features = ways[chosen]()
+        return LoadedHead(head, features, head.contract(name, contract), self.notes(name, readings, chosen), readings)
 
-    def check(
-        self, graph: Path, contract: Contract, head: Any, tokens: Tensor, features: Tensor, quantised: bool
-    ) -> tuple[dict[str, Any], Tensor]:
-        """Compare a written graph with the head in torch, on the features [L, hidden] of some tokens [L].
-
-        Return the errors, and the graph's logits [L - 1, V] of the place behind the next one, after each token but the
-        last.
-        """
-
-
-def filled(head: Any, tensors: Mapping[str, Tensor], name: str, dtype: str) -> None:
-    """Give a head its tensors, or say which of them is missing, too many, of another shape or no numbers."""
-    expected = {key: tuple(value.shape) for key, value in head.state_dict().items()}
-    for key, shape in expected.items():
-        if key not in tensors:
-            raise ExportError(f"head {name} lacks the tensor {key}; download it again")
-        if tuple(tensors[key].shape) != shape:
-            raise ExportError(
-                f"tensor {key} of head {name} is {list(tensors[key].shape)}, expected {list(shape)}; take the head of "
-                "this target"
+    def notes(self, name: str, readings: Mapping[str, list[float]], chosen: str) -> list[str]:
+        """Say how a head was wired, and what was chosen among."""
+        notes = [f"{name} {chosen}: it overlaps with its target by {in_words(readings[chosen])}"]
+        notes += [f"not taken: {way}, by {in_words(own)}" for way, own in readings.items() if way != chosen]
+        if readings[chosen][0] < WEAK:
+            notes.append(
+                f"{name} agrees with this target on few tokens, however it is wired; it was probably trained for "
+                "another target, or for other text"
             )
-    if extra := sorted(set(tensors) - set(expected)):
-        raise ExportError(f"head {name} has the tensor {extra[0]}, which a head of its config.json does not have")
-    for key, value in tensors.items():
-        if not torch.stack(torch.aminmax(value)).isfinite().all():
-            raise ExportError(f"tensor {key} of head {name} holds numbers that are not finite; take a sound one")
-    kind = getattr(torch, dtype)
-    head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
-    tied: dict[int, nn.Parameter] = {}  # what a target has once, torch would trace twice
-    for module in head.modules():
-        for own, weight in module.named_parameters(recurse=False):
-            setattr(module, own, tied.setdefault(weight.data_ptr(), weight.requires_grad_(False)))
-    head.eval()
+        return notes
+
+
+def in_words(shares: Iterable[float]) -> str:
+    return ", then ".join(f"{share:.3f}" for share in shares)
 
 
 def with_features(contract: Contract, heads: Mapping[str, LoadedHead]) -> Contract:
@@ -136,29 +142,5 @@ def with_features(contract: Contract, heads: Mapping[str, LoadedHead]) -> Contra
     """
     if not heads:
         return contract
-    made = State(FEATURES, (1, sum(head.hidden for head in heads.values())), contract.dtype)
-    return replace(contract, states=(made, *contract.states))
-
-
-def weight_files(name: str, path: Path) -> list[Path]:
-    if (path / WEIGHTS).is_file():
-        return [path / WEIGHTS]
-    if (path / INDEX).is_file():
-        shards = read_object(name, path / INDEX).get("weight_map")
-        if isinstance(shards, dict):
-            return [path / str(shard) for shard in sorted(set(shards.values()))]
-    return []
-
-
-def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of all tensors, and nothing else of them; none where there are no safetensors."""
-    if not Path(name).is_dir():  # of the Hub, from which small files alone have come
-        require_weights(name, path)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(name, path):
-        try:
-            with safe_open(file, "pt") as opened:
-                shapes |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise ExportError(f"the weights of checkpoint {name} cannot be read: {first_line(error)}") from error
-    return shapes
+    width = sum(state.shape[0] for head in heads.values() for state in head.contract.of_kind(CALL))
+    return replace(contract, states=(State(FEATURES, (1, width), contract.dtype), *contract.states))

@@ -42,18 +42,6 @@ MEANINGLESS = {  # here; the code that auto_map names is never run
 }  # fmt: skip
 
 
-def refuse_unknown(name: str, *known: tuple[Any, set[str]]) -> None:
-    """Refuse a head if an object of its config.json has another field than those that are known of it."""
-    for fields, names in known:
-        if not isinstance(fields, dict):
-            raise ExportError(f"config.json of head {name} is damaged; download it again")
-        if unknown := sorted(set(fields) - names):
-            raise ExportError(
-                f"head {name} has the field {unknown[0]!r} in its config.json, which this version does not know and "
-                "which may change what it computes"
-            )
-
-
 def layer_config(name: str, fields: Mapping[str, Any], vocab: int) -> Any:
     """Return the configuration of the layers that these fields describe, as transformers has it."""
     kind = str(fields.get("model_type", "llama"))

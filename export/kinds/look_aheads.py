@@ -21,7 +21,7 @@ from ...engines import MAX_DRAFT_LENGTH, Contract, ExportError
 from ..checking.oracle import branch_logits
 from ..checking.quality import Sample
 from ..checkpoints.checkpoint import find_config, require_weights
-from .heads import HeadFiles, shapes_of
+from .files import HeadFiles, refuse_unknown, shapes_of
 
 PASS = "pass"  # how `model_type` and their drafter call them
 WEIGHT = "look_aheads.weight"
@@ -37,11 +37,7 @@ class LookAheads(HeadFiles):
     def join(self, target: Any, vocab_size: int) -> int:
         """Let a loaded target read them by the ids behind its vocabulary; return how many there are."""
         name, read = self.name, target.get_input_embeddings()
-        if unknown := sorted(set(self.fields) - KNOWN_FIELDS):
-            raise ExportError(
-                f"head {name} has the field {unknown[0]!r} in its config.json, which this version does not know and "
-                "which may change what it computes"
-            )
+        refuse_unknown(name, self.fields, KNOWN_FIELDS)
         tensors = self.tensors()
         lora = {key for key in tensors if key.startswith(LORA) and key.endswith(PARTS)}
         if set(tensors) - lora != {WEIGHT}:

@@ -10,24 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 from transformers.masking_utils import create_causal_mask
 
-from ...engines import CALL, Contract, ExportError, Masks, State
-from ..checking.quality import Sample
+from ...engines import CALL, Contract, Engine, ExportError, Masks, State
+from ..checking.check import Errors
 from ..checkpoints.checkpoint import UNKNOWN
 from ..families.shape import shape_of
-from ..tracing.hidden_states import Features
 from ..tracing.modules import TracedHead
-from .heads import LoadedHead
-from .overlap import overlaps
-
-WEAK = 0.2  # an overlap below which a head is probably wired wrong
-PLACES = 2  # slots in a row that are measured: the second reads the head's own hidden state
+from .check_slots import compare_slots, said_by, said_in_chunks
+from .heads import Compare, Head
 
 
-class SlotHead(PreTrainedModel):  # type: ignore[misc]
-    """A head over the target's vocabulary."""
+class SlotHead(Head):
+    """A head whose later proposals read its own hidden states, or masks."""
 
     _supports_sdpa = True
     embed_tokens: nn.Embedding
@@ -64,8 +60,35 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
+    def contract(self, name: str, target: Contract) -> Contract:
+        own = shape_of(name, self.config).contract(target.max_length, target.dtype)
+        states = (State("hidden", (self.config.hidden_size,), target.dtype, CALL), *own.states)
+        return Contract(own.layers, own.heads, states, self.config.vocab_size, target.max_length, target.dtype)
+
     def traced(self) -> nn.Module:
         return TracedHead(self)
+
+    @property
+    def measured_places(self) -> int:
+        return 2  # the second slot reads the head's own hidden state
+
+    @property
+    def masks(self) -> Masks | None:
+        return None if self.mask_token is None else Masks(self.mask_token)
+
+    def says(self, window: Tensor, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        places = self.measured_places
+        after = torch.arange(1, len(window) - places)  # slots of which every step has a token
+        for place, normed in enumerate(self.unrolled(window[None, 1:], features[None, :-1], places)):
+            yield after + place, self.logits(normed)[0, : len(after)]
+
+    def expected(self, tokens: Tensor, features: Tensor) -> tuple[float, Compare]:
+        def compare(engine: Engine, errors: Errors | None) -> Tensor:
+            if errors is not None:
+                compare_slots(engine, self, tokens, features, errors)
+            return said_in_chunks(engine, tokens, features)
+
+        return scale_of(said_by(self, tokens, features)[0]), compare
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [B, S, V] over the target's vocabulary."""
@@ -108,15 +131,28 @@ class SlotHead(PreTrainedModel):  # type: ignore[misc]
             mask = torch.cat([mask, own], 1)
 
 
-def measured(head: SlotHead, features: Features, target: Any, sample: Sample) -> list[float]:
-    """Return the overlap of a head's law with its target's at its first places."""
+def ends_of(target: Any) -> dict[str, Tensor]:
+    """Return the embedding and the projection of a target, as a head that shares them names them."""
+    return {
+        "embed_tokens.weight": target.get_input_embeddings().weight.detach(),
+        "lm_head.weight": target.get_output_embeddings().weight.detach(),
+    }
 
-    def says(window: Tensor, states: dict[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        after = torch.arange(1, len(window) - PLACES)  # slots of which every step has a token
-        for place, normed in enumerate(head.unrolled(window[None, 1:], features(states)[:, :-1], PLACES)):
-            yield after + place, head.logits(normed)[0, : len(after)]
 
-    return overlaps(head, PLACES, says, target, sample)
+def scale_of(logits: Tensor) -> float:
+    """Return the standard deviation of logits, without those of tokens that the head does not know."""
+    return float(logits[logits > logits.min() / 2].std())
+
+
+def mask_token_of(name: str, fields: Mapping[str, Any], vocab: int) -> int:
+    """Return the token that a head reads in place of those that are not known yet."""
+    token = fields.get("mask_token_id")
+    if type(token) is not int or not 0 <= token < vocab:
+        raise ExportError(
+            f"config.json of head {name} has the mask_token_id {token!r}, expected one of its {vocab:,} tokens; "
+            "download it again"
+        )
+    return token
 
 
 def draft_vocabulary(name: str, tensors: Mapping[str, Tensor], vocab: int) -> Tensor:
@@ -130,46 +166,6 @@ def draft_vocabulary(name: str, tensors: Mapping[str, Tensor], vocab: int) -> Te
     if "t2d" in tensors and not torch.equal(tensors["t2d"].nonzero()[:, 0], ids.sort().values):
         raise ExportError(f"tensors d2t and t2d of head {name} name different tokens; download it again")
     return torch.full((vocab,), count).scatter_(0, ids, torch.arange(count))
-
-
-def loaded(
-    name: str,
-    head: SlotHead,
-    features: Features,
-    contract: Contract,
-    readings: Mapping[str, list[float]],  # overlap by place of each way to wire it, in words
-    chosen: str,
-    masks: Masks | None = None,
-) -> LoadedHead:
-    """Return a head that is wired as chosen beside its target of this contract, and say what was chosen among."""
-    layer, found = head.config, readings[chosen]
-    notes = [f"{name} {chosen}: it overlaps with its target by {_shares(found)}"]
-    notes += [f"not taken: {way}, by {_shares(own)}" for way, own in readings.items() if way != chosen]
-    if found[0] < WEAK:
-        notes.append(
-            f"{name} agrees with this target on few tokens, however it is wired; it was probably trained for another "
-            "target, or for other text"
-        )
-    own = shape_of(name, layer).contract(contract.max_length, contract.dtype)
-    return LoadedHead(
-        head,
-        features,
-        layers=own.layers,
-        heads=own.heads,
-        hidden=layer.hidden_size,
-        vocab_size=layer.vocab_size,
-        states=(
-            State("hidden", (layer.hidden_size,), contract.dtype, CALL),
-            *own.states,
-        ),
-        masks=masks,
-        notes=notes,
-        readings=dict(readings),
-    )
-
-
-def _shares(found: list[float]) -> str:
-    return ", then ".join(f"{share:.3f}" for share in found)
 
 
 def behind_the_first(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from trt_spec.engines import ExportError, Masks
 from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.kinds import HEADS, LoadedHead, open_head
+from trt_spec.export.kinds import LoadedHead, check_head, open_head
 from trt_spec.export.kinds.dflash import DFlash
 from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
@@ -50,13 +50,13 @@ def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
 
 
 def written(head: LoadedHead, target: Path, folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
-    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    contract = head.contract
     with quiet_libraries():
         graph, _ = build_graph(head.module, contract, 256)
     write_graph(graph, folder / "dflash")
     features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
     path = folder / "dflash" / "model.onnx"
-    return HEADS["dflash"].check(path, contract, head.module, torch.tensor(TOKENS), features, False)
+    return check_head(path, contract, head.module, torch.tensor(TOKENS), features, False)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -68,8 +68,8 @@ def test_the_graph_of_every_form_says_what_the_block_says(
     assert report["worst_error"] < report["tolerance"] / 10
     assert said.shape == (len(TOKENS) - 1, VOCAB)
     size, first = FORMS[form].get("size", 5), 1 if "sample_from_anchor" in FORMS[form] else 2
-    assert head.masks == Masks(63, size - 1, repeats=True, first=first)
-    assert head.masks.most == head.module.block.proposals == size + 1 - first
+    assert head.module.masks == Masks(63, size - 1, repeats=True, first=first)
+    assert head.module.masks.most == head.module.block.proposals == size + 1 - first
     assert len(head.readings) == (1 if form == "its authors" else 2), "ids as they are, or of the states behind them"
 
 

@@ -16,7 +16,7 @@ from trt_spec.export import export_bundle
 from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
-from trt_spec.export.kinds import HEADS, LoadedHead, open_head
+from trt_spec.export.kinds import LoadedHead, check_head, open_head
 from trt_spec.export.kinds.dspark import DSpark
 from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
@@ -60,26 +60,26 @@ def test_the_graph_of_every_form_says_what_the_block_says(
     form: str, target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     found = loaded(dflash_head(tmp_path / "head", target, rank=RANK, **FORMS[form]), target, teacher)
-    contract, head = found.contract(open_checkpoint(target).shape.contract(256, "float32")), found.module
+    contract, head = found.contract, found.module
     with quiet_libraries():
         graph, _ = build_graph(head, contract, 256)
     assert not [name for name in graph.graph.initializers if "markov" in name or "confidence" in name]
     write_graph(graph, tmp_path / "dspark")
     features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
     path, tokens = tmp_path / "dspark" / "model.onnx", torch.tensor(TOKENS)
-    report, said = HEADS["dspark"].check(path, contract, head, tokens, features, False)
+    report, said = check_head(path, contract, head, tokens, features, False)
     assert report["worst_error"] < report["tolerance"] / 10
     first = head.said(tokens, features, range(1, len(TOKENS)))[:, 0]
     torch.testing.assert_close(said, first, atol=1e-3, rtol=1e-3, msg="what the check returns follows the anchor")
     silent = form == "the anchor is silent"
-    assert found.masks == Masks(63, 4, repeats=True, first=2 if silent else 1)
+    assert found.module.masks == Masks(63, 4, repeats=True, first=2 if silent else 1)
 
 
 def test_the_check_compares_the_hidden_states_that_the_confidence_reads(
     target: Path, teacher: Any, tmp_path: Path
 ) -> None:
     found = loaded(dflash_head(tmp_path / "head", target, rank=RANK), target, teacher)
-    contract, head = found.contract(open_checkpoint(target).shape.contract(256, "float32")), found.module
+    contract, head = found.contract, found.module
     with quiet_libraries():
         write_graph(build_graph(head, contract, 256)[0], tmp_path / "dspark")
     blocks, logits = DSpark.blocks, head.logits
@@ -88,7 +88,7 @@ def test_the_check_compares_the_hidden_states_that_the_confidence_reads(
         patch.object(DSpark, "logits", lambda self, normed: logits(normed / 1.1)),
         pytest.raises(ExportError, match="hidden states"),
     ):
-        HEADS["dspark"].check(
+        check_head(
             tmp_path / "dspark" / "model.onnx", contract, head, torch.tensor(TOKENS), torch.randn(50, HIDDEN), False
         )
 

@@ -18,11 +18,10 @@ from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import UNKNOWN, load_model, open_checkpoint
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
-from trt_spec.export.kinds import LoadedHead, eagle3_files, open_head
+from trt_spec.export.kinds import LoadedHead, eagle3, open_head
 from trt_spec.export.kinds.check_head import check_head
-from trt_spec.export.kinds.eagle3 import Eagle3, Wiring
-from trt_spec.export.kinds.eagle3_files import in_words, wired
-from trt_spec.export.kinds.slots import measured
+from trt_spec.export.kinds.eagle3 import Eagle3, Wiring, in_words, wired
+from trt_spec.export.kinds.overlap import measured
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.tracing.hidden_states import LAST, Features
@@ -78,7 +77,7 @@ def test_the_graph_of_every_form_computes_what_the_head_does(
     """Reading ragged rows, the last tokens again, its own states in a line and in a tree."""
     with quiet_libraries():
         head = loaded(eagle3_head(tmp_path / "head", target, **FORMS[form]), target, teacher)
-        contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+        contract = head.contract
         graph, _ = build_graph(head.module, contract, 256)
     write_graph(graph, tmp_path / "eagle3")
     features = torch.randn(len(TOKENS), HIDDEN, generator=torch.Generator().manual_seed(0))
@@ -96,7 +95,7 @@ def test_the_graph_of_every_form_computes_what_the_head_does(
 )
 def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_path: Path) -> None:
     head = loaded(eagle3_head(tmp_path / "head", target, 48), target, teacher)
-    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    contract = head.contract
     forward, logits = Eagle3.forward, Eagle3.logits
 
     def faulty(self: Eagle3, ids: Any, features: Any, positions: Any, cache: Any) -> Any:
@@ -368,7 +367,7 @@ def beside_the_demo(head: Path) -> LoadedHead:
 @pytest.mark.parametrize("fault", [None, "twice", "left out"])
 def test_a_draft_vocabulary_that_is_read_wrongly_shows_in_the_overlap(fault: str | None) -> None:
     """The check cannot see it, which compares with the head as it was read, nor can a certificate: it is exact."""
-    read = eagle3_files.draft_vocabulary
+    read = eagle3.draft_vocabulary
 
     def wrongly(name: str, tensors: dict[str, torch.Tensor], vocab: int) -> torch.Tensor:
         places = read(name, tensors, vocab)
@@ -376,6 +375,6 @@ def test_a_draft_vocabulary_that_is_read_wrongly_shows_in_the_overlap(fault: str
             return places[places.clamp(max=vocab - 1)]
         return torch.arange(vocab).clamp(max=len(tensors["d2t"])) if fault == "left out" else places
 
-    with patch.object(eagle3_files, "draft_vocabulary", wrongly):
+    with patch.object(eagle3, "draft_vocabulary", wrongly):
         noted = any("no better than a bigram" in note for note in beside_the_demo(DEMO_DRAFTS["eagle3"]).notes)
     assert noted == (fault is not None)

@@ -20,8 +20,8 @@ from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import LoadedHead, open_head, open_look_aheads
 from trt_spec.export.kinds.check_head import check_head
-from trt_spec.export.kinds.mtp_files import NORMED, PLAIN
-from trt_spec.export.kinds.slots import measured
+from trt_spec.export.kinds.mtp import NORMED, PLAIN
+from trt_spec.export.kinds.overlap import measured
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
@@ -68,7 +68,7 @@ def loaded(head: Path, target: Path, teacher: Any) -> LoadedHead:
 
 
 def written(head: LoadedHead, target: Path, folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
-    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    contract = head.contract
     with quiet_libraries():
         graph, _ = build_graph(head.module, contract, 256)
     write_graph(graph, folder / "mtp")

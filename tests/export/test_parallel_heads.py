@@ -14,7 +14,7 @@ from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
-from trt_spec.export.kinds import HEADS, open_head
+from trt_spec.export.kinds import check_head, open_head
 from trt_spec.export.kinds.heads import LoadedHead
 from trt_spec.export.kinds.parallel import ParallelHeads
 from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
@@ -83,12 +83,12 @@ def test_the_graph_of_every_form_says_what_the_tensors_say(
     features = head.features(hidden)[0]
     torch.testing.assert_close(features, hidden[-1][0], msg="the last hidden state, behind its norm")
     torch.testing.assert_close(head.module(features)[1], by_hand(folder, teacher, features))
-    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    contract = head.contract
     with quiet_libraries():
         graph, _ = build_graph(head.module, contract, 256)
     kind = FORMS[form]["kind"]
     write_graph(graph, tmp_path / kind)
-    report, said = HEADS[kind].check(
+    report, said = check_head(
         tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False
     )
     assert report["worst_error"] < report["tolerance"] / 10
@@ -108,7 +108,7 @@ def test_the_graph_of_every_form_says_what_the_tensors_say(
 @pytest.mark.parametrize("kind", ["medusa", "blockwise"])
 def test_the_check_of_heads_bites(kind: str, target: Path, teacher: Any, tmp_path: Path) -> None:
     head = loaded(parallel_heads(tmp_path / "head", target, kind), target, teacher)
-    contract = head.contract(open_checkpoint(target).shape.contract(256, "float32"))
+    contract = head.contract
     forward = ParallelHeads.forward
 
     def mixed_up(self: ParallelHeads, hidden: torch.Tensor) -> Any:
@@ -120,7 +120,7 @@ def test_the_check_of_heads_bites(kind: str, target: Path, teacher: Any, tmp_pat
     write_graph(graph, tmp_path / kind)
     features = torch.randn(len(TOKENS), 32)
     with pytest.raises(ExportError, match=f"the {kind} graph does not compute"):
-        HEADS[kind].check(tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
+        check_head(tmp_path / kind / "model.onnx", contract, head.module, torch.tensor(TOKENS), features, False)
 
 
 def edit(head: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ....export.kinds.layers import LAYERS
-from ....export.kinds.mtp import Mtp
-from ....export.kinds.mtp_files import NAMES
+from ....export.kinds.mtp import NAMES, Mtp
 from ...training_settings import HeadSettings
 from .slots import FAINT, MEASURED, RIDGE, SlotLesson, rms
 from .spoken import Rows, Spoken

@@ -1,0 +1,100 @@
+"""The files of a head: its configuration, the shapes of its tensors, and the tensors themselves."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ...engines import ExportError
+from ...engines.errors import first_line
+from ..checkpoints.checkpoint import require_weights
+from ..checkpoints.reading import read_object
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """The files of a head, its weights still unread."""
+
+    name: str  # as the user gave it
+    path: Path
+    fields: Mapping[str, Any]  # of its config.json
+
+    @property
+    def label(self) -> str:
+        place = Path(self.name).resolve()
+        return place.name if place.exists() else self.name.partition("@")[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read all tensors."""
+        with _opened(f"head {self.name}", weight_files(self.name, self.path)) as files:
+            return {key: file.get_tensor(key) for file in files for key in file.keys()}  # noqa: SIM118
+
+
+def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of all tensors, and nothing else of them; none where there are no safetensors."""
+    if not Path(name).is_dir():  # of the Hub, from which small files alone have come
+        require_weights(name, path)
+    with _opened(f"checkpoint {name}", weight_files(name, path)) as files:
+        return {key: tuple(file.get_slice(key).get_shape()) for file in files for key in file.keys()}  # noqa: SIM118
+
+
+def weight_files(name: str, path: Path) -> list[Path]:
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if (path / INDEX).is_file():
+        shards = read_object(name, path / INDEX).get("weight_map")
+        if isinstance(shards, dict):
+            return [path / str(shard) for shard in sorted(set(shards.values()))]
+    return []
+
+
+@contextmanager
+def _opened(whose: str, files: list[Path]) -> Iterator[Iterator[Any]]:
+    """Open one file after the other, or say in a sentence that one of them cannot be read."""
+    try:
+        yield (opened for file in files for opened in [safe_open(file, "pt")])
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"the weights of {whose} cannot be read: {first_line(error)}") from error
+
+
+def refuse_unknown(name: str, fields: Any, known: set[str]) -> None:
+    """Refuse a head if an object of its config.json has another field than those that are known of it."""
+    if not isinstance(fields, Mapping):
+        raise ExportError(f"config.json of head {name} is damaged; download it again")
+    if unknown := sorted(set(fields) - known):
+        raise ExportError(
+            f"head {name} has the field {unknown[0]!r} in its config.json, which this version does not know and "
+            "which may change what it computes"
+        )
+
+
+def filled(head: Any, tensors: Mapping[str, Tensor], name: str, dtype: str) -> None:
+    """Give a head its tensors, or say which of them is missing, too many, of another shape or no numbers."""
+    expected = {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    for key, shape in expected.items():
+        if key not in tensors:
+            raise ExportError(f"head {name} lacks the tensor {key}; download it again")
+        if tuple(tensors[key].shape) != shape:
+            raise ExportError(
+                f"tensor {key} of head {name} is {list(tensors[key].shape)}, expected {list(shape)}; take the head of "
+                "this target"
+            )
+    if extra := sorted(set(tensors) - set(expected)):
+        raise ExportError(f"head {name} has the tensor {extra[0]}, which a head of its config.json does not have")
+    for key, value in tensors.items():
+        if not torch.stack(torch.aminmax(value)).isfinite().all():
+            raise ExportError(f"tensor {key} of head {name} holds numbers that are not finite; take a sound one")
+    kind = getattr(torch, dtype)
+    head.load_state_dict({key: value.to(kind) for key, value in tensors.items()}, assign=True)
+    tied: dict[int, nn.Parameter] = {}  # what a target has once, torch would trace twice
+    for module in head.modules():
+        for own, weight in module.named_parameters(recurse=False):
+            setattr(module, own, tied.setdefault(weight.data_ptr(), weight.requires_grad_(False)))
+    head.eval()
