@@ -1,10 +1,9 @@
 """Compare the written graph in ONNX Runtime with the checkpoint in torch, call by call: every export checks itself."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from random import Random
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -16,11 +15,11 @@ from ...engines import (
     ROW,
     SOURCE,
     SOURCES,
-    TAILS,
     WINDOW,
     Contract,
     EncoderContract,
     Engine,
+    EngineError,
     ExportError,
     Recurrence,
     State,
@@ -28,12 +27,12 @@ from ...engines import (
     make_step,
     open_engine,
 )
+from ...engines.bundle import FUSED, GRAPH
 from ..passes.spell_fp4 import spell_fp4
 from ..passes.widen import widen
-from ..tracing.hidden_states import NO_FEATURES, Features
-from .oracle import behind_first, branch_features, branch_logits, cached_rows, continued_logits
-from .quality import Sample, engine_logits, measure
-from .scenarios import ROWS, Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
+from .oracle import Reference
+from .quality import engine_logits, measure
+from .scenarios import ROWS, Call, line_of
 
 Written = TypeVar("Written", Contract, EncoderContract)
 TOLERANCE = 1e-3
@@ -41,65 +40,8 @@ TOLERANCE = 1e-3
 them even in deep models with large activations; a wrong weight, mask, window or position moves logits by 1e-1.
 Within it the best token is the same wherever it leads by twice as much."""
 
-DEEP_CACHE_BYTES = 80 << 20  # in float32: reaches the last position of the smaller GPT2
-SEED = 0
 GARBAGE = 5  # entries behind the longest source
 HALF = 24  # slots of a row that one of its calls may fill
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The checkpoint's answers, computed before the graph is opened: the two need not be in memory together."""
-
-    script: Script
-    branches: list[Tensor]  # [length, V] of each branch
-    features: list[Tensor]  # [length, size] of each branch, if heads read some
-    made: list[Tensor]  # rows of each cache buffer, as the model makes them: [1, kv_heads, rows, D]
-    deep: list[Call]  # each continues a long cache of such rows
-    deep_logits: list[Tensor]  # [live, V] of each
-    scale: float  # the standard deviation of the logits
-    sources: list[list[Tensor]]  # what each row finds of its source: of each state [1, heads, S, D]
-    sample: Sample
-    sample_logits: Tensor  # [L, V], of the checkpoint as it is, whatever its weights are rounded to afterwards
-
-
-def make_reference(
-    model: Any,
-    contract: Contract,
-    window: int | None,
-    sample: Sample,
-    sample_logits: Tensor,
-    features: Mapping[str, Features] = NO_FEATURES,
-    sources: Sequence[Tensor] = (),
-    look_aheads: int = 0,
-) -> Reference:
-    """Compute what the checkpoint says of all calls; each row's text stands behind its source, if there are `sources`.
-
-    They are as the encoder has made them. Long texts, and the sample's, are behind the first.
-    """
-    contract = contract.in_dtype("float32")  # in which both sides compute
-    script = write_script(sample.vocab_size, contract.max_length, contract.recurrent, TAILS in contract.capabilities)
-    script.look_ahead([contract.vocab_size + place for place in range(look_aheads)])
-    branches = branch_logits(model, script.branches) if not sources else _behind_each(model, script, sources)
-    deep, made, deep_logits = list[Call](), list[Tensor](), list[Tensor]()
-    if not contract.recurrent:  # whose states no cache could be filled with
-        deep = _deep_calls(contract, sample.vocab_size, window)
-        with behind_first(model, sources):
-            made = cached_rows(model, max(script.branches, key=len))
-            deep_logits = [_deep_logits(model, made, call.rows[0]) for call in deep]
-    noted = branch_features(model, script.branches, features)
-    found = [model.made_of(hidden) for hidden in sources]
-    scale = float(branches[0].std())
-    return Reference(script, branches, noted, made, deep, deep_logits, scale, found, sample, sample_logits)
-
-
-def _behind_each(model: Any, script: Script, sources: Sequence[Tensor]) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    for row, hidden in enumerate(sources):
-        own = [number for number, place in enumerate(script.rows) if place == row]
-        with model.behind(hidden):
-            found |= zip(own, branch_logits(model, [script.branches[number] for number in own]), strict=True)
-    return [found[number] for number in range(len(script.branches))]
 
 
 class Errors:
@@ -150,6 +92,27 @@ def in_float32(graph: Path, contract: Written) -> Iterator[tuple[Path, Written]]
         copy.unlink()
 
 
+def check_model(
+    folder: Path, contract: Contract, reference: Reference, kind: str, fuse: Callable[[Path], dict[str, int]]
+) -> tuple[dict[str, Any], Tensor, dict[str, int], str | None]:
+    """Check `model.onnx`, then what `fuse` writes beside it, which ONNX Runtime runs in its place from then on.
+
+    Return the worse errors, the logits of the sample as the model will run, what was fused, and why nothing was: what
+    fails is removed, since `model.onnx` has passed.
+    """
+    check, logits = check_graph(folder / GRAPH, contract, reference, kind)
+    fused = fuse(folder)
+    if not any(fused.values()):
+        return check, logits, fused, None
+    try:
+        found, logits = check_graph(folder / FUSED, contract, reference, kind)
+    except (EngineError, ExportError) as error:
+        (folder / FUSED).unlink()
+        return check, logits, {}, str(error)
+    errors = {name: max(error, found["errors"][name]) for name, error in check["errors"].items()}
+    return found | {"errors": errors, "worst_error": max(errors.values())}, logits, fused, None
+
+
 def check_graph(
     graph: Path, contract: Contract, reference: Reference, kind: str = "none"
 ) -> tuple[dict[str, Any], Tensor]:
@@ -159,6 +122,7 @@ def check_graph(
     the sample: its logits `[L, V]` from the graph as it will run are returned, too.
     """
     errors, quantised, wide_copy = Errors(reference.scale), kind != "none", contract.dtype != "float32"
+    first = _sources(contract, reference.sources[:1])
     with in_float32(graph, contract) as (graph, contract):
         engine = open_engine("onnxruntime", graph, contract, exact_weights=quantised)
         try:
@@ -175,26 +139,17 @@ def check_graph(
                 errors.compare(FEATURES, found, wanted, float(wanted.std()))
             for call, expected in zip(reference.deep, reference.deep_logits, strict=True):
                 [row] = call.rows
-                cache = _cache_holding(contract, reference.made, row.start, len(row.tokens))
-                cache |= _sources(contract, reference.sources[:1])
+                cache = _long_cache(contract, reference, row.start + len(row.tokens)) | first
                 errors.compare(call.scenario, run_call(engine, cache, call)[0, : row.live], expected)
+            report = errors.report(graph) | {"as_float32_copy": wide_copy}
             if quantised:
                 engine.close()
                 engine = open_engine("onnxruntime", graph, contract)
-            sample_logits = engine_logits(engine, reference.sample.tokens, _sources(contract, reference.sources[:1]))
+            sample_logits = engine_logits(engine, reference.sample.tokens, first)
         finally:
             engine.close()
-    report = errors.report(graph) | {
-        "as_float32_copy": wide_copy,
-        "quality": asdict(measure(reference.sample_logits, sample_logits, reference.sample.tokens)),
-    }
-    return report, sample_logits
-
-
-def worse(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the larger of the errors of two graphs of one model, and what else there is of the second."""
-    errors = {scenario: max(error, second["errors"][scenario]) for scenario, error in first["errors"].items()}
-    return {**second, "errors": errors, "worst_error": max(errors.values())}
+    quality = measure(reference.sample_logits, sample_logits, reference.sample.tokens)
+    return report | {"quality": asdict(quality)}, sample_logits
 
 
 def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence: Recurrence | None = None) -> Tensor:
@@ -228,41 +183,6 @@ def run_call(engine: Engine, cache: Mapping[str, Tensor], call: Call, recurrence
     return logits
 
 
-def _deep_calls(contract: Contract, token_count: int, window: int | None) -> list[Call]:
-    """Put a line and a tree far into a long sequence: at the last positions if that much cache is affordable, and past
-    the sliding window in any case."""
-    affordable = max(DEEP_CACHE_BYTES // contract.cache_bytes_per_token, (window or 0) + 8)
-    start = min(contract.max_length - 3, affordable)
-    padding = max(0, start + 5 - contract.max_length)
-    random = Random(SEED)
-    tokens = [random.randrange(token_count) for _ in range(5)]
-    tree, _ = random_tree(random, 5, deepest=2)  # whose last entries lie beyond the last position
-    calls = {
-        "deep cache": RowCall(tokens, start, padding, line_of(5), []),
-        "deep tree": RowCall(tokens, start, 0, tree, []),
-    }
-    return [Call(scenario, 0, [row]) for scenario, row in calls.items()]
-
-
-def _deep_logits(model: Any, made: list[Tensor], call: RowCall) -> Tensor:
-    found: dict[int, Tensor] = {}
-    for path in leaves_of(call.parents[: call.live]):
-        logits = continued_logits(model, _shuffled(made, call.start), [call.tokens[node] for node in path])
-        found |= zip(path, logits, strict=True)
-    return torch.stack([found[node] for node in range(call.live)])
-
-
-def _shuffled(made: list[Tensor], rows: int) -> Iterator[Tensor]:
-    """Give so many rows of each cache buffer, in the contract's order: the same ones whenever they are asked for.
-
-    They are the model's own, since its numbers grow by many times where a cache holds what it would never make.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    order = torch.randint(2**31, (rows,), generator=generator)
-    for buffer in made:
-        yield buffer[:, :, order % buffer.shape[2]]
-
-
 def _cache(contract: Contract, rows: int, capacity: int) -> dict[str, Tensor]:
     """Make buffers full of garbage, which a graph must never read; recurrent states begin as zeros."""
 
@@ -290,9 +210,10 @@ def _sources(contract: Contract, sources: list[list[Tensor]]) -> dict[str, Tenso
     return states | {"source_length": torch.tensor(lengths)} if longest > max(lengths) else states
 
 
-def _cache_holding(contract: Contract, made: list[Tensor], start: int, width: int) -> dict[str, Tensor]:
-    cache = _cache(contract, 1, start + width)
-    for name, rows in zip(contract.cache_names[-len(made) :], _shuffled(made, start), strict=True):
-        heads = cache[name].shape[1]  # transformers may keep them once for each head that shares them
-        cache[name][:, :, :start] = rows[:, :: rows.shape[1] // heads]
+def _long_cache(contract: Contract, reference: Reference, capacity: int) -> dict[str, Tensor]:
+    cache = _cache(contract, 1, capacity)
+    for name, made in zip(contract.cache_names[-len(reference.made) :], reference.made, strict=True):
+        every = made.shape[1] // cache[name].shape[1]  # transformers may keep them once for each head that shares them
+        order = reference.order % made.shape[2]
+        cache[name][:, :, : len(order)] = made[:, ::every, order]
     return cache

@@ -2,20 +2,127 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..tracing.hidden_states import LAST, Features, all_features
+from ...engines import TAILS, Contract
+from ..tracing.hidden_states import LAST, NO_FEATURES, Features, all_features
+from .quality import Sample
+from .scenarios import Call, RowCall, Script, leaves_of, line_of, random_tree, write_script
 
+DEEP_CACHE_BYTES = 80 << 20  # in float32: reaches the last position of the smaller GPT2
+SEED = 0
 # Whose weights a module reads, or asks for their dtype; all feed-forward parts of T5 ask `wo`.
 ASKED = {"Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head", "Gemma3nTextDecoderLayer": "altup"}
+
+
+class Reference:
+    """The checkpoint's answers, computed before the graph is opened: the two need not be in memory together."""
+
+    script: Script
+    branches: list[Tensor]  # [length, V] of each branch
+    features: list[Tensor]  # [length, size] of each branch, if heads read some
+    made: list[Tensor]  # rows of each cache buffer, as the model makes them: [1, kv_heads, rows, D]
+    deep: list[Call]  # each continues a long cache of such rows
+    deep_logits: list[Tensor]  # [live, V] of each
+    order: Tensor  # in which a long cache repeats those rows: numbers grow where it holds what no model would make
+    scale: float  # the standard deviation of the logits
+    sources: list[list[Tensor]]  # what each row finds of its source: of each state [1, heads, S, D]
+    read: dict[str, Tensor]  # what each head reads of the sample [L, size]
+
+    def __init__(
+        self,
+        model: Any,
+        contract: Contract,
+        sample: Sample,
+        window: int | None = None,
+        features: Mapping[str, Features] = NO_FEATURES,
+        sources: Sequence[Tensor] = (),
+        look_aheads: int = 0,
+    ) -> None:
+        """Compute what the checkpoint says of a sample as it is, whatever its weights are rounded to afterwards.
+
+        Each row's text stands behind its source, if there are `sources`, as the encoder has made them. Long texts, and
+        the sample's, are behind the first.
+        """
+        self._contract = contract.in_dtype("float32")  # in which both sides compute
+        self._window, self._features, self._sources, self._look_aheads = window, features, sources, look_aheads
+        self.sample = sample
+        with behind_first(model, sources):
+            self.sample_logits = checkpoint_logits(model, sample.tokens)  # [L, V]
+
+    def answer(self, model: Any) -> None:
+        """Compute what the checkpoint says of all calls."""
+        contract, sample = self._contract, self.sample
+        script = write_script(
+            sample.vocab_size, contract.max_length, contract.recurrent, TAILS in contract.capabilities
+        )
+        script.look_ahead([contract.vocab_size + place for place in range(self._look_aheads)])
+        self.script, self.branches = script, self._say_branches(model, script)
+        self.deep, self.deep_logits, self.made, self.order = [], [], [], torch.zeros(0, dtype=torch.int64)
+        if not contract.recurrent:  # whose states no cache could be filled with
+            self.deep = _deep_calls(contract, sample.vocab_size, self._window)
+            generator = torch.Generator().manual_seed(SEED)
+            self.order = torch.randint(2**31, (self.deep[0].rows[0].start,), generator=generator)
+            with behind_first(model, self._sources):
+                self.made = cached_rows(model, max(script.branches, key=len))
+                self.deep_logits = [self._say_deep(model, call.rows[0]) for call in self.deep]
+        self.features = branch_features(model, script.branches, self._features)
+        self.sources = [model.made_of(hidden) for hidden in self._sources]
+        self.scale = float(self.branches[0].std())
+        self.read = {
+            name: branch_features(model, [sample.tokens], {name: one})[0] for name, one in self._features.items()
+        }
+
+    def _say_branches(self, model: Any, script: Script) -> list[Tensor]:
+        if not self._sources:
+            return branch_logits(model, script.branches)
+        found: dict[int, Tensor] = {}
+        for row, hidden in enumerate(self._sources):
+            own = [number for number, place in enumerate(script.rows) if place == row]
+            with model.behind(hidden):
+                found |= zip(own, branch_logits(model, [script.branches[number] for number in own]), strict=True)
+        return [found[number] for number in range(len(script.branches))]
+
+    def _say_deep(self, model: Any, call: RowCall) -> Tensor:
+        found: dict[int, Tensor] = {}
+        for path in leaves_of(call.parents[: call.live]):
+            rows = (made[:, :, self.order % made.shape[2]] for made in self.made)
+            logits = continued_logits(model, rows, [call.tokens[node] for node in path])
+            found |= zip(path, logits, strict=True)
+        return torch.stack([found[node] for node in range(call.live)])
+
+
+def _deep_calls(contract: Contract, token_count: int, window: int | None) -> list[Call]:
+    """Put a line and a tree far into a long sequence: at the last positions if that much cache is affordable, and past
+    the sliding window in any case."""
+    affordable = max(DEEP_CACHE_BYTES // contract.cache_bytes_per_token, (window or 0) + 8)
+    start = min(contract.max_length - 3, affordable)
+    padding = max(0, start + 5 - contract.max_length)
+    random = Random(SEED)
+    tokens = [random.randrange(token_count) for _ in range(5)]
+    tree, _ = random_tree(random, 5, deepest=2)  # whose last entries lie beyond the last position
+    calls = {
+        "deep cache": RowCall(tokens, start, padding, line_of(5), []),
+        "deep tree": RowCall(tokens, start, 0, tree, []),
+    }
+    return [Call(scenario, 0, [row]) for scenario, row in calls.items()]
 
 
 def behind_first(model: Any, sources: Sequence[Tensor]) -> AbstractContextManager[None]:
     """Let a model that needs a source say texts behind the first."""
     return model.behind(sources[0]) if sources else nullcontext()
+
+
+@torch.no_grad()
+def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
+    """Compute the logits `[L, V]` of the model in torch."""
+    with computing_in_float32(model):
+        logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits.float()
 
 
 @torch.no_grad()

@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import exp
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...engines import MOST_READ, Engine, blank_cache, blank_step
-from .oracle import computing_in_float32
 
 LONGEST = 256  # tokens of the text that are read at most,
 LOGITS = 2**23  # and logits: with a large vocabulary these take more memory than the model's layers
@@ -38,14 +36,6 @@ class Quality:
     divergence: float  # mean KL(checkpoint ‖ stored), nats
     perplexity: float
     checkpoint_perplexity: float
-
-
-@torch.no_grad()
-def checkpoint_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Compute the logits `[L, V]` of the model in torch."""
-    with computing_in_float32(model):
-        logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits.float()
 
 
 @torch.no_grad()

@@ -4,12 +4,12 @@ import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...engines import ExportError
+from ...engines import ExportError, Masks
 from ...engines.errors import first_line, one_line
 from ..families.shape import ModelShape, refuse_unsupported, shape_of
 from ..families.table import BEHIND_SOURCES, REFUSED
@@ -21,12 +21,11 @@ from .finding import GGUF, SMALL_FILES, download, gguf_file, read_config
 from .gguf_files import UNQUANTISED, forget, main_type, parsed_once
 from .lora import merged, require_adapter
 from .reading import read_object
+from .unknown_tokens import add_unknown_tokens
+from .weight_files import require_weights, weight_files
 
 OF_CACHES = (".k_scale", ".v_scale")  # what others read who keep keys and values in eight bits
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # one file, or what lists several
-UNKNOWN = -1e4  # the logit of a token that a draft does not know: float16 holds it, and its probability is 0
 NOT_EAGER = ("falcon",)  # whose eager attention adds the biases of ALiBi twice
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Checkpoint:
     path: Path
     config: Any
     shape: ModelShape
+    files: tuple[Path, ...]  # that hold its weights
     gguf: str | None = None  # the file in `path` that holds all of it, if it is one
     lora: Path | None = None  # an adapter that is merged into the weights
     quantised: dict[str, Any] | None = None  # the settings by which it was quantised, with `words` for a user
@@ -60,8 +60,19 @@ class Checkpoint:
     @property
     def weight_bytes(self) -> int:
         """The size of the files that hold its weights."""
-        files = [self.path / self.gguf] if self.gguf else _weight_files(self)
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for file in self.files)
+
+    def masks(self, vocab_size: int) -> Masks | None:
+        """What a draft reads in place of tokens that are not known yet, if it was trained to (PARD)."""
+        token = getattr(self.config, "pard_token", None)
+        if token is None:
+            return None
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise ExportError(
+                f"config.json of checkpoint {self.name} has the pard_token {token!r}, expected one of its "
+                f"{vocab_size:,} tokens; download it again"
+            )
+        return Masks(token)
 
     @property
     def notes(self) -> list[str]:
@@ -105,13 +116,6 @@ def find_config(name: str) -> tuple[Path, dict[str, Any]] | None:
     return path, fields
 
 
-def require_weights(name: str, path: Path) -> None:
-    """Bring the weights of a model of the Hub, and refuse a checkpoint that has none as safetensors."""
-    if not Path(name).is_dir():
-        download(name, ["*.safetensors"])
-    _refuse_missing_weights(name, path)
-
-
 def open_checkpoint(name: str | Path, lora: str | Path | None = None) -> Checkpoint:
     """Find a directory, a file or a model of the Hugging Face Hub and read all of it but the weights.
 
@@ -144,7 +148,8 @@ def _open_checkpoint(name: str) -> Checkpoint:
         config.__dict__.pop("quantization_config", None)  # transformers shall build the ordinary model
     shape = shape_of(name, config)
     require_weights(name, path)
-    return Checkpoint(name, path, config, shape, quantised=quantised, reads_more=reads_more)
+    files = tuple(weight_files(name, path))
+    return Checkpoint(name, path, config, shape, files, quantised=quantised, reads_more=reads_more)
 
 
 def _refuse_dtype(name: str, fields: dict[str, Any]) -> None:
@@ -180,7 +185,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
     place: Path | None = checkpoint.path
     made: Dequantised | None = None
     if checkpoint.quantised is not None:
-        made = Dequantised(checkpoint.name, _weight_files(checkpoint), checkpoint.quantised)
+        made = Dequantised(checkpoint.name, checkpoint.files, checkpoint.quantised)
         family, place, stored = MODEL_FOR_CAUSAL_LM_MAPPING[type(checkpoint.config)], None, {"state_dict": made}
     if checkpoint.reads_more:
         stored["key_mapping"] = WEIGHT_NAMES
@@ -238,7 +243,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, vocab_size: int = 0) -> Any:
     if source is not None:
         model = BehindSource(model)
     if vocab_size > checkpoint.shape.vocab_size:
-        _add_unknown_tokens(model, vocab_size)
+        add_unknown_tokens(model, vocab_size)
     return model.eval()
 
 
@@ -247,43 +252,11 @@ def reading(gguf: str | None) -> AbstractContextManager[None]:
     return nullcontext() if gguf is None else parsed_once()
 
 
-def _add_unknown_tokens(model: Any, vocab_size: int) -> None:
-    if getattr(model.config, "final_logit_softcapping", None):
-        raise ExportError(
-            "the draft lacks tokens of the target and caps its logits, so that these could not be kept out; choose "
-            "another draft"
-        )
-    if getattr(model.config, "hidden_size_per_layer_input", None):
-        raise ExportError(
-            "the draft lacks tokens of the target and reads tokens in each layer, which would have nothing for these; "
-            "choose another draft"
-        )
-    read, said = model.get_input_embeddings(), model.get_output_embeddings()
-    missing = vocab_size - said.weight.shape[0]
-
-    def longer(weight: torch.Tensor, value: float = 0.0) -> torch.nn.Parameter:
-        rows = torch.full((missing, *weight.shape[1:]), value, dtype=weight.dtype)
-        return torch.nn.Parameter(torch.cat([weight.detach(), rows]), requires_grad=False)
-
-    bias = torch.zeros(said.weight.shape[0], dtype=said.weight.dtype) if said.bias is None else said.bias
-    weight = longer(said.weight)  # of its own from now on, where both were one
-    read.weight, said.weight, said.bias = longer(read.weight), weight, longer(bias, UNKNOWN)
-    read.num_embeddings, said.out_features = vocab_size, vocab_size
-    model.config.vocab_size, model.config.tie_word_embeddings = vocab_size, False
-
-
 def kept_matrices(checkpoint: Checkpoint) -> Kept | None:
     """Return what a graph can take from a quantised checkpoint as it is."""
     if checkpoint.quantised is None or checkpoint.lora is not None:
         return None
-    return Kept(Dequantised(checkpoint.name, _weight_files(checkpoint), checkpoint.quantised))
-
-
-def _weight_files(checkpoint: Checkpoint) -> list[Path]:
-    if (checkpoint.path / WEIGHTS).is_file():
-        return [checkpoint.path / WEIGHTS]
-    shards = read_object(checkpoint.name, checkpoint.path / INDEX)["weight_map"]
-    return [checkpoint.path / shard for shard in sorted(set(shards.values()))]
+    return Kept(Dequantised(checkpoint.name, checkpoint.files, checkpoint.quantised))
 
 
 def _open_gguf(name: str, file: Path) -> Checkpoint:
@@ -294,7 +267,7 @@ def _open_gguf(name: str, file: Path) -> Checkpoint:
             raise ExportError(f"{file.name} is no GGUF file, whatever its name says; download it again")
     config = _typed_config(name, file.parent, file.name)
     refuse_unsupported(name, {"model_type": config.model_type, "architectures": ["ForCausalLM"]})
-    return Checkpoint(name, file.parent, config, shape_of(name, config), file.name)
+    return Checkpoint(name, file.parent, config, shape_of(name, config), (file,), file.name)
 
 
 def _typed_config(name: str, path: Path, gguf: str | None = None) -> Any:
@@ -307,37 +280,3 @@ def _typed_config(name: str, path: Path, gguf: str | None = None) -> Any:
     except Exception as error:  # each configuration class raises its own
         what = gguf or "config.json"
         raise ExportError(f"{what} of checkpoint {name} is refused by transformers: {one_line(error)}") from error
-
-
-def _refuse_missing_weights(name: str, path: Path) -> None:
-    if (path / WEIGHTS).is_file():
-        return
-    if (path / INDEX).is_file():
-        _refuse_missing_shards(name, path)
-    else:
-        pickled = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
-        if pickled:
-            raise ExportError(
-                f"checkpoint {name} has only pickled weights ({pickled[0]}), which may run code when read; "
-                "python -m trt_spec.tools.making.convert_pickle makes safetensors of them and runs none"
-            )
-        raise ExportError(f"checkpoint {name} has no {WEIGHTS}, expected the weights as safetensors")
-
-
-def _refuse_missing_shards(name: str, path: Path) -> None:
-    shards = read_object(name, path / INDEX).get("weight_map")
-    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
-        raise ExportError(
-            f"{INDEX} of checkpoint {name} has no weight_map from tensors to files, expected one as transformers "
-            "writes it; download it again"
-        )
-    for shard in sorted(set(shards.values())):
-        place = PurePosixPath(shard)
-        if place.is_absolute() or ".." in place.parts:
-            raise ExportError(
-                f"{INDEX} of checkpoint {name} lists {shard!r}, which lies outside the checkpoint; it is refused"
-            )
-        if place.suffix != ".safetensors":
-            raise ExportError(f"{INDEX} of checkpoint {name} lists {shard!r}, expected safetensors; convert it to them")
-        if not (path / shard).is_file():
-            raise ExportError(f"checkpoint {name} lacks the shard {shard!r} that {INDEX} lists; download it again")

@@ -1,15 +1,18 @@
 """The kinds of heads: how each is recognised, read and traced; to add one, write a file and add a row to the table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...engines import ExportError
-from ..checkpoints.checkpoint import find_config, require_weights
+from ..checkpoints.checkpoint import find_config
+from ..checkpoints.weight_files import require_weights
 from .check_head import check_head
 from .dflash import DFlashKind
 from .dspark import DSparkKind
 from .eagle3 import Eagle3Kind, PEagleKind
 from .files import HeadFiles, shapes_of
-from .heads import HeadCheckpoint, HeadKind, LoadedHead, with_features
+from .heads import HeadCheckpoint, HeadKind, LoadedHead
+from .joining import Joined, Joining
 from .look_aheads import PASS, LookAheads, open_look_aheads
 from .mtp import MtpKind, MtpOfTarget, lives_in
 from .parallel import BlockwiseKind, MedusaKind
@@ -65,16 +68,39 @@ def open_any(name: str | Path, target: str | Path | None = None) -> tuple[str, H
     return None if head is None else (head.kind.name, head)
 
 
+def told_apart(target: str | Path, drafts: Sequence[str | Path]) -> tuple[list[str | Path], Joining]:
+    """Tell models of their own from heads, of which a bundle holds one of each kind, and these from look-aheads."""
+    if drafts:
+        find_config(str(target))  # which is refused before any weights of a draft are brought
+    models, heads, look_aheads = list[str | Path](), dict[str, HeadCheckpoint](), list[LookAheads]()
+    for draft in drafts:
+        if (found := open_look_aheads(draft)) is not None:
+            look_aheads.append(found)
+            continue
+        head = open_head(draft, target)
+        if head is None:
+            models.append(draft)
+        elif head.kind.name in heads:
+            raise ExportError(f"{head.name} and {heads[head.kind.name].name} are both {head.kind.name} heads; name one")
+        else:
+            heads[head.kind.name] = head
+    if len(look_aheads) > 1:
+        raise ExportError(f"{look_aheads[1].name} and {look_aheads[0].name} are both look-aheads; name one")
+    return models, Joining(heads, next(iter(look_aheads), None))
+
+
 __all__ = [
     "HEADS",
     "PASS",
     "HeadCheckpoint",
     "HeadKind",
+    "Joined",
+    "Joining",
     "LoadedHead",
     "LookAheads",
     "check_head",
     "open_any",
     "open_head",
     "open_look_aheads",
-    "with_features",
+    "told_apart",
 ]

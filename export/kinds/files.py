@@ -12,10 +12,7 @@ from torch import Tensor, nn
 
 from ...engines import ExportError
 from ...engines.errors import first_line
-from ..checkpoints.checkpoint import require_weights
-from ..checkpoints.reading import read_object
-
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+from ..checkpoints.weight_files import require_weights, weight_files
 
 
 @dataclass(frozen=True)
@@ -43,16 +40,6 @@ def shapes_of(name: str, path: Path) -> dict[str, tuple[int, ...]]:
         require_weights(name, path)
     with _opened(f"checkpoint {name}", weight_files(name, path)) as files:
         return {key: tuple(file.get_slice(key).get_shape()) for file in files for key in file.keys()}  # noqa: SIM118
-
-
-def weight_files(name: str, path: Path) -> list[Path]:
-    if (path / WEIGHTS).is_file():
-        return [path / WEIGHTS]
-    if (path / INDEX).is_file():
-        shards = read_object(name, path / INDEX).get("weight_map")
-        if isinstance(shards, dict):
-            return [path / str(shard) for shard in sorted(set(shards.values()))]
-    return []
 
 
 @contextmanager

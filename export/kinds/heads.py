@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...engines import CALL, FEATURES, Contract, Engine, Masks, State
+from ...engines import Contract, Engine, Masks
 from ..checking.check import Errors
 from ..checking.quality import Sample
 from ..tracing.hidden_states import Features
@@ -76,6 +76,7 @@ class HeadCheckpoint(HeadFiles):
 class LoadedHead:
     """A head beside its target, wired as it works best."""
 
+    label: str
     module: Head
     features: Features  # what it reads of the target
     contract: Contract  # of its graph
@@ -117,7 +118,8 @@ class HeadKind(ABC):
         readings = {way: measured(head, wire(), target, sample) for way, wire in ways.items()}
         chosen = max(readings, key=lambda way: sum(readings[way]))
         features = ways[chosen]()
-        return LoadedHead(head, features, head.contract(name, contract), self.notes(name, readings, chosen), readings)
+        own, notes = head.contract(name, contract), self.notes(name, readings, chosen)
+        return LoadedHead(checkpoint.label, head, features, own, notes, readings)
 
     def notes(self, name: str, readings: Mapping[str, list[float]], chosen: str) -> list[str]:
         """Say how a head was wired, and what was chosen among."""
@@ -133,14 +135,3 @@ class HeadKind(ABC):
 
 def in_words(shares: Iterable[float]) -> str:
     return ", then ".join(f"{share:.3f}" for share in shares)
-
-
-def with_features(contract: Contract, heads: Mapping[str, LoadedHead]) -> Contract:
-    """Return the contract of a target that keeps features for these heads, side by side.
-
-    They are one state: TensorRT for RTX crashes over two of one shape.
-    """
-    if not heads:
-        return contract
-    width = sum(state.shape[0] for head in heads.values() for state in head.contract.of_kind(CALL))
-    return replace(contract, states=(State(FEATURES, (1, width), contract.dtype), *contract.states))

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ...engines import MAX_DRAFT_LENGTH, Contract, ExportError
 from ..checking.oracle import branch_logits
 from ..checking.quality import Sample
-from ..checkpoints.checkpoint import find_config, require_weights
+from ..checkpoints.checkpoint import find_config
+from ..checkpoints.weight_files import require_weights
 from .files import HeadFiles, refuse_unknown, shapes_of
 
 PASS = "pass"  # how `model_type` and their drafter call them

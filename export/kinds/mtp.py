@@ -19,11 +19,12 @@ from transformers.modeling_layers import MtpLayer, MtpModel
 
 from ...engines import ExportError
 from ...engines.errors import first_line, one_line
+from ..checkpoints.weight_files import weight_files
 from ..families.text_models import OTHERS
 from ..quantised import Dequantised, how_quantised
 from ..tracing.hidden_states import LAST, Features, Last
 from ..tracing.swapping import swapped
-from .files import filled, shapes_of, weight_files
+from .files import filled, shapes_of
 from .heads import HeadCheckpoint, HeadKind, Wire
 from .layers import LAYER_FIELDS, LAYERS, MEANINGLESS, LayerClasses, layer_config
 from .slots import SlotHead, ends_of

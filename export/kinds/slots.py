@@ -15,7 +15,7 @@ from transformers.masking_utils import create_causal_mask
 
 from ...engines import CALL, Contract, Engine, ExportError, Masks, State
 from ..checking.check import Errors
-from ..checkpoints.checkpoint import UNKNOWN
+from ..checkpoints.unknown_tokens import UNKNOWN
 from ..families.shape import shape_of
 from ..tracing.modules import TracedHead
 from .check_slots import compare_slots, said_by, said_in_chunks

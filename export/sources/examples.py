@@ -12,8 +12,10 @@ LENGTHS = (23, 1, 40, 12)  # of those that are tokens: one for each row of the c
 SEED = 0
 
 
-def example_sources(shape: SourceShape, text: Sequence[int]) -> list[dict[str, Tensor]]:
+def example_sources(shape: SourceShape | None, text: Sequence[int]) -> list[dict[str, Tensor]]:
     """Make sources as transformers' encoders take them, each by itself: pieces of a text, or noise."""
+    if shape is None:
+        return []
     if shape.sound is not None:
         generator = torch.Generator().manual_seed(SEED)
         size = len(LENGTHS), 1, shape.sound.bands, shape.sound.frames

@@ -40,6 +40,15 @@ def built_aside(out: Path) -> Iterator[Path]:
             partial.rename(out)
 
 
+@contextmanager
+def disk_errors(out: str | Path) -> Iterator[None]:
+    """Say in a sentence that a disk is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"cannot write bundle {out}: {error.strerror or error}; nothing was left there") from error
+
+
 def refuse_foreign(out: Path) -> None:
     """Only a bundle or an empty directory may be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

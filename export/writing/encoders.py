@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...engines import Contract, EncoderEntry, ExportError
+from ...engines import Contract, EncoderEntry
 from ...engines.bundle import ENCODER, GRAPH, TARGET, WEIGHTS
 from ..checkpoints.checkpoint import Checkpoint, load_model
 from ..passes.quantise import Quantisation
@@ -73,26 +73,3 @@ def _export_encoder(
     entry = EncoderEntry(checkpoint.label, parameters, contract, weights.kind, check)
     size = (folder / name / WEIGHTS).stat().st_size
     return EncoderReport(name, entry, nodes, size, time.perf_counter() - begun)
-
-
-def refuse_unlike_sources(checkpoints: Mapping[str, Checkpoint], heads: Sequence[str]) -> None:
-    """Refuse a draft that needs another source than its target has, and heads of a target that has one."""
-    target = checkpoints[TARGET]
-    source = target.shape.source
-    if source is not None and heads:
-        raise ExportError(
-            f"{heads[0]} is a head, and the target {target.name} stands behind an encoder, where this version gives a "
-            "head nothing to read; leave it out"
-        )
-    for role, draft in checkpoints.items():
-        theirs = draft.shape.source
-        if (
-            role != TARGET
-            and theirs is not None
-            and (source is None or (source.sound is None) != (theirs.sound is None))
-        ):
-            ours = "no source" if source is None else "sound" if source.sound else "text"
-            raise ExportError(
-                f"the draft {draft.name} reads {'sound' if theirs.sound else 'text'} as its source, the target "
-                f"{target.name} {ours}; choose a draft that reads what the target reads, or a decoder alone"
-            )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from trt_spec.engines import Bundle, Contract
 from trt_spec.export import ExportReport, export_bundle
-from trt_spec.export.checking.check import Reference, make_reference
-from trt_spec.export.checking.quality import Sample, checkpoint_logits
+from trt_spec.export.checking.oracle import Reference
+from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 
 from ..bundles import Pair, export_pair
@@ -36,8 +36,8 @@ def graph_of(pair: Pair) -> Graph:
     contract = Bundle.open(pair.bundle).target.contract
     model = load_model(checkpoint, "float32")
     sample = Sample([5, 9, 3, 40, 41, 7], 64)
-    logits = checkpoint_logits(model, sample.tokens)
-    reference = make_reference(model, contract, checkpoint.shape.window, sample, logits)
+    reference = Reference(model, contract, sample, checkpoint.shape.window)
+    reference.answer(model)
     return Graph(pair.checkpoint, pair.bundle / "target", contract, reference)
 
 

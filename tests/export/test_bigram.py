@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from trt_spec.export import export_bundle
 from trt_spec.export.checking.bigram import FEWEST, Bigram, bigram_overlap
-from trt_spec.export.checking.quality import Sample, checkpoint_logits
+from trt_spec.export.checking.oracle import checkpoint_logits
+from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 
 from ..heads import parallel_heads

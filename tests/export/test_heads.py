@@ -16,7 +16,8 @@ from trt_spec.export import export_bundle
 from trt_spec.export.checking.bigram import bigram_overlap
 from trt_spec.export.checking.oracle import hidden_states
 from trt_spec.export.checking.quality import Sample
-from trt_spec.export.checkpoints.checkpoint import UNKNOWN, load_model, open_checkpoint
+from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
+from trt_spec.export.checkpoints.unknown_tokens import UNKNOWN
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.kinds import LoadedHead, eagle3, open_head
 from trt_spec.export.kinds.check_head import check_head

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from trt_spec.engines import Bundle, ExportError, open_engine
 from trt_spec.export import export_bundle
-from trt_spec.export.checking.quality import checkpoint_logits, engine_logits
+from trt_spec.export.checking.oracle import checkpoint_logits
+from trt_spec.export.checking.quality import engine_logits
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.quantised import METHODS

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...engines import Bundle, TrtSpecError, open_engine
-from ...export.checking.quality import checkpoint_logits, engine_logits
+from ...export.checking.oracle import checkpoint_logits
+from ...export.checking.quality import engine_logits
 from ...export.pipeline import export_bundle
 from ...runtime import Decoder, SamplingParams
 from ...runtime.state.asked import DraftLength

@@ -20,7 +20,8 @@ from ...engines import (
     open_engines,
     refuse_weights,
 )
-from ...export.checking.quality import LONGEST, checkpoint_logits, engine_logits, overlap
+from ...export.checking.oracle import checkpoint_logits
+from ...export.checking.quality import LONGEST, engine_logits, overlap
 from ...export.checkpoints.agreement import difference, reads_alone, refuse_unequal
 from ...export.checkpoints.checkpoint import Checkpoint, load_model, open_checkpoint
 from ...export.checkpoints.vocabulary import Vocabulary, read_vocabulary
