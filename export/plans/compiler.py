@@ -20,6 +20,7 @@ from ...engines.errors import first_line
 from ...engines.tensorrt import Library, PlanKey
 from ..passes.merge_attentions import merge_attentions
 from ..passes.pack_queries import pack_queries
+from ..passes.rewriting import Rewrite, rewritten
 from ..passes.specialise import specialise
 from ..passes.spell_picks import spell_picks
 from ..passes.spell_softcap import spell_softcap
@@ -27,15 +28,15 @@ from ..passes.stack_heads import unstack_heads
 from ..passes.widen_lookups import widen_lookups
 from .audit import audit, layers
 
+REWRITES: tuple[Rewrite, ...] = (spell_softcap, merge_attentions, spell_picks, widen_lookups, pack_queries)
+
 
 def prepare(graph: Path, key: PlanKey) -> tuple[ir.Model, dict[str, int]]:
     """Rewrite the graph for TensorRT and count how often each pass fired; its weights stay in their file."""
     model = ir.load(graph)
     _refuse_zero_points(model, key)
-    fired = {"unstack_heads": unstack_heads(model), "specialise": specialise(model, key.sizes)}
-    fired |= {"spell_softcap": spell_softcap(model)}
-    fired |= {"merge_attentions": merge_attentions(model), "spell_picks": spell_picks(model)}
-    return model, fired | {"widen_lookups": widen_lookups(model), "pack_queries": pack_queries(model)}
+    fired = rewritten(model, (unstack_heads,)) | {"specialise": specialise(model, key.sizes)}
+    return model, fired | rewritten(model, REWRITES)
 
 
 def _refuse_zero_points(model: ir.Model, key: PlanKey) -> None:

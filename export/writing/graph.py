@@ -17,6 +17,7 @@ from ..passes.group_queries import group_queries
 from ..passes.merge_projections import merge_projections
 from ..passes.orient_weights import orient_weights
 from ..passes.quantise import Known, Quantisation, nothing_known, quantise
+from ..passes.rewriting import Rewrite, rewritten
 from ..passes.share_table import share_table
 from ..passes.simplify import simplify
 from ..passes.stack_heads import stack_heads
@@ -35,6 +36,11 @@ from ..tracing.repeating import depth_of, repeat_layers
 from ..tracing.translations import translations_kept
 
 WIDE = Quantisation()
+# The rewrites of a graph, in their order.
+UNQUANTISED: tuple[Rewrite, ...] = (orient_weights, simplify, fuse_norms, fuse_rotary, simplify)
+STORED: dict[str, tuple[Rewrite, ...]] = {"int8": (stack_heads,)}  # by how its weights are quantised then
+LAST: tuple[Rewrite, ...] = (merge_projections, share_table)
+OF_ONNX_RUNTIME: tuple[Rewrite, ...] = (group_queries, swallow_lines)
 SMALLEST_EXTERNAL = 1024  # bytes; engines want to see shapes and scalars in the graph itself
 
 
@@ -55,14 +61,10 @@ def build_graph(
     if isinstance(contract, Contract):
         _refuse_other_attention(graph, contract)
     traced = list(graph.graph.initializers.values())
-    fired = {"orient_weights": orient_weights(graph), "simplify": simplify(graph)}
-    fired |= {"fuse_norms": fuse_norms(graph), "fuse_rotary": fuse_rotary(graph)}
-    fired["simplify"] += simplify(graph)
+    fired = rewritten(graph, UNQUANTISED)
     if weights.kind != "none":
         fired["quantise"] = quantise(graph, weights, known)
-    if weights.kind == "int8":
-        fired["stack_heads"] = stack_heads(graph)
-    fired |= {"merge_projections": merge_projections(graph), "share_table": share_table(graph)}
+    fired |= rewritten(graph, STORED.get(weights.kind, ()) + LAST)
     name_marked(graph)
     forget_lengths(graph.graph)
     kept = set(graph.graph.initializers.values())
@@ -165,7 +167,7 @@ def write_graph(graph: ir.Model, folder: Path) -> None:
 def write_fused(folder: Path) -> dict[str, int]:
     """Write beside a graph one with operators that ONNX Runtime has for parts of it, and count them."""
     graph = ir.load(folder / GRAPH)
-    fired = {"group_queries": group_queries(graph), "swallow_lines": swallow_lines(graph)}
+    fired = rewritten(graph, OF_ONNX_RUNTIME)
     if any(fired.values()):
         ir.save(graph, folder / FUSED)
     return fired

@@ -1,6 +1,9 @@
 """Each rewrite fires where it should, nowhere else, and leaves the numbers alone."""
 
 from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from trt_spec.engines import Contract, blank_cache, blank_step, open_engine
+from trt_spec.export import passes
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.passes.blocks import Blocks
 from trt_spec.export.passes.fuse_norms import fuse_norms
@@ -23,7 +27,8 @@ from trt_spec.export.passes.share_table import share_table
 from trt_spec.export.passes.simplify import simplify
 from trt_spec.export.passes.spell_fp4 import spell_fp4
 from trt_spec.export.passes.widen import widen
-from trt_spec.export.writing.graph import trace
+from trt_spec.export.plans.compiler import REWRITES
+from trt_spec.export.writing.graph import LAST, OF_ONNX_RUNTIME, STORED, UNQUANTISED, trace
 from trt_spec.export.writing.quiet import quiet_libraries
 
 from ..kit.traces import traced_once
@@ -49,6 +54,16 @@ rotation (float[1, 2, S, 8] x, float[1, S, 4] f, float[1, S, 4] g) => (float[1, 
     y = Add (left, right)
 }
 """
+
+
+def test_every_rewrite_is_a_file_and_a_row_of_a_table() -> None:
+    rows = {*UNQUANTISED, *LAST, *OF_ONNX_RUNTIME, *REWRITES, *chain(*STORED.values())}
+    found = set()
+    for file in Path(passes.__path__[0]).glob("*.py"):
+        rewrite = getattr(import_module(f"{passes.__name__}.{file.stem}"), file.stem, None)
+        if callable(rewrite) and list(signature(rewrite).parameters) == ["model"]:
+            found.add(rewrite)
+    assert found - {widen, spell_fp4} == rows, "those two make the copy that is checked"
 
 
 def logits(graph: ir.Model, contract: Contract, folder: Path) -> torch.Tensor:
