@@ -1,6 +1,7 @@
-"""Shares of the exhaustive tests are apart, leave nothing out, and each has all other tests."""
+"""Shares of the exhaustive tests are apart, leave nothing out, and each has all other tests and what changed."""
 
 from pathlib import Path
+from subprocess import run
 
 import pytest
 
@@ -63,3 +64,36 @@ def test_tests_of_a_file_are_of_one_share_which_a_number_of_commits_chooses_too(
     assert one == collected(folder, "--share", "7/3").names
     files = [name.split("::")[0] for name in one if "others" not in name]
     assert all(files.count(file) == 3 for file in files)
+
+
+@pytest.fixture
+def committed(folder: Path) -> Path:
+    """A repository in which the tests of one file import from a room, and others lie beside another."""
+    (folder / "test_0.py").write_text(EXHAUSTIVE + "\ndef other():\n    from trt_spec.runtime.memory import blocks\n")
+    (folder / "tests" / "runtime" / "round").mkdir(parents=True)
+    (folder / "test_1.py").rename(folder / "tests" / "runtime" / "round" / "test_1.py")
+    for room in ("memory", "round", "state"):
+        (folder / "runtime" / room).mkdir(parents=True)
+        (folder / "runtime" / room / "code.py").write_text("")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+        run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(("room", "file"), [("memory", "test_0.py"), ("round", "tests/runtime/round/test_1.py")])
+def test_tests_of_a_room_that_changed_are_of_every_share(committed: Path, room: str, file: str) -> None:
+    (committed / "runtime" / room / "code.py").write_text("changed = True\n")
+    for number in range(2):
+        own = collected(committed, "--share", f"{number}/2").names
+        both = collected(committed, "--share", f"{number}/2", "--since", "HEAD").names
+        assert {name.split("::")[0] for name in set(both) - set(own)} <= {file}
+        assert sum(name.startswith(file) for name in both) == 3
+
+
+def test_where_most_rooms_changed_a_second_share_is_run_and_no_more(committed: Path) -> None:
+    for file in committed.glob("test_*.py"):
+        file.write_text(file.read_text() + "\n")
+    both = collected(committed, "--share", "1/3", "--since", "HEAD").names
+    two = [set(collected(committed, "--share", f"{number}/3").names) for number in (1, 2)]
+    assert set(both) == two[0] | {name for name in two[1] if not name.startswith("tests/")}
