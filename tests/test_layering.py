@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -233,17 +234,24 @@ ENGINE_LIBRARIES = {
 }
 
 
-def imports(file: Path, everywhere: bool = True) -> Iterator[str]:
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(file: Path, everywhere: bool = True) -> list[str]:
     """Absolute names of all modules a file imports; `everywhere` includes imports inside functions."""
     package = ["trt_spec", *file.relative_to(ROOT).parent.parts]
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree) if everywhere else module_level(tree):
+    found: list[str] = []
+    for node in ast.walk(parsed(file)) if everywhere else module_level(parsed(file)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ([module] if node.module else (f"{module}.{alias.name}" for alias in node.names))
+            found += [module] if node.module else [f"{module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def module_level(tree: ast.Module) -> Iterator[ast.AST]:
@@ -273,14 +281,14 @@ def test_the_folders_hold_code():
     assert {file.relative_to(ROOT).parts[0] for file in FILES} == set(FOLDERS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_a_folder_imports_only_those_below_it(file: Path):
-    folder = file.relative_to(ROOT).parts[0]
-    for module in imports(file):
-        parts = module.split(".")
-        assert parts[0] not in FOLDERS, f"{module}: across folders import relatively"
-        if parts[0] == "trt_spec" and len(parts) > 1:
-            assert parts[1] == folder or parts[1] in MAY_IMPORT[folder], f"{folder} may not import {module}"
+def test_a_folder_imports_only_those_below_it():
+    for file in FILES:
+        folder = file.relative_to(ROOT).parts[0]
+        for module in imports(file):
+            parts = module.split(".")
+            assert parts[0] not in FOLDERS, f"{name(file)}: {module}: across folders import relatively"
+            if parts[0] == "trt_spec" and len(parts) > 1:
+                assert parts[1] == folder or parts[1] in MAY_IMPORT[folder], f"{name(file)} may not import {module}"
 
 
 @pytest.mark.parametrize("room", OPTIONAL)
@@ -321,48 +329,43 @@ def test_no_files_import_one_another_in_a_circle(folder: str):
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.relative_to(ROOT).parts[0] in ROOMS], ids=name)
-def test_a_room_imports_only_those_below_it(file: Path):
+def test_a_room_imports_only_those_below_it():
     """Imports inside functions and those for a type checker alone are included."""
-    folder, room = file.relative_to(ROOT).parts[0], room_of(file)
-    if room == FACE:
-        return
-    for module in imports(file):
-        package, *parts = module.split(".")
-        if package == "trt_spec" and parts[0] == folder:
-            other = parts[1] if len(parts) > 1 else FACE
-            assert other == room or other in ROOMS[folder][room], f"{folder}/{room} may not import {module}"
+    for file in FILES:
+        folder, room = file.relative_to(ROOT).parts[0], room_of(file)
+        for module in imports(file) if room != FACE else []:
+            package, *parts = module.split(".")
+            if package == "trt_spec" and parts[0] == folder:
+                other = parts[1] if len(parts) > 1 else FACE
+                assert other == room or other in ROOMS[folder][room], f"{name(file)} may not import {module}"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if name(file).startswith(("runtime", "engines"))], ids=name)
-def test_a_service_needs_nothing_of_the_exporter(file: Path):
+def libraries(file: Path, everywhere: bool = True) -> set[str]:
+    return {module.split(".")[0] for module in imports(file, everywhere)}
+
+
+def test_a_service_needs_nothing_of_the_exporter():
     """But for the engine that reads the graph file itself, and only when that one is opened."""
-    found = {module.split(".")[0] for module in imports(file)} & EXPORT_ONLY
-    if name(file) == READS_GRAPHS:
-        assert found == {"onnx"}
-        found = {module.split(".")[0] for module in imports(file, everywhere=False)} & EXPORT_ONLY
-    assert not found
+    found = {name(file): libraries(file) & EXPORT_ONLY for file in FILES if name(file)[:7] in ("runtime", "engines")}
+    assert {file: needed for file, needed in found.items() if needed} == {READS_GRAPHS: {"onnx"}}
+    assert not libraries(ROOT / READS_GRAPHS, everywhere=False) & EXPORT_ONLY
 
 
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_libraries_of_engines_and_traces_are_imported_when_one_is_opened(file: Path):
-    if file.relative_to(ROOT).parts[0] == "export" or name(file) in LOADED_LATE:
-        return
-    found = set(imports(file, everywhere=False))
-    assert not {module.split(".")[0] for module in found} & ENGINE_LIBRARIES
-    assert not found & {"trt_spec." + late.removesuffix(".py").replace("/", ".") for late in LOADED_LATE}
+def test_libraries_of_engines_and_traces_are_imported_when_one_is_opened():
+    late = {"trt_spec." + file.removesuffix(".py").replace("/", ".") for file in LOADED_LATE}
+    for file in FILES:
+        if file.relative_to(ROOT).parts[0] != "export" and name(file) not in LOADED_LATE:
+            assert not libraries(file, everywhere=False) & ENGINE_LIBRARIES, name(file)
+            assert not late.intersection(imports(file, everywhere=False)), name(file)
 
 
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_nothing_unpickles_or_runs_code_that_came_with_a_checkpoint(file: Path):
-    text = file.read_text(encoding="utf-8")
-    assert not {module.split(".")[0] for module in imports(file)} & {"pickle", "dill", "cloudpickle", "joblib"}
-    assert "trust_remote_code=True" not in text.replace(" ", "")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in ("eval", "exec"), f"{called} at line {node.lineno}"
-            if called == "torch.load":
+def test_nothing_unpickles_or_runs_code_that_came_with_a_checkpoint():
+    for file in FILES:
+        assert not libraries(file) & {"pickle", "dill", "cloudpickle", "joblib"}, name(file)
+        assert "trust_remote_code=True" not in file.read_text(encoding="utf-8").replace(" ", ""), name(file)
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in ("eval", "exec", "torch.load"):
+                assert called == "torch.load", f"{called} at {name(file)}:{node.lineno}"
                 assert any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
 
 
@@ -375,7 +378,7 @@ def test_no_second_copy_can_be_imported(folder: str):
 def test_no_test_module_is_imported_by_another():
     """What several share is in tests/kit, or in a conftest.py."""
     for file in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 parts = [part for alias in node.names for part in alias.name.split(".")]
                 parts += (getattr(node, "module", None) or "").split(".")
@@ -385,5 +388,5 @@ def test_no_test_module_is_imported_by_another():
 
 def test_every_module_opens_with_one_sentence():
     for file in FILES:
-        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        docstring = ast.get_docstring(parsed(file))
         assert docstring or not file.read_text().strip(), f"{name(file)} does not say what it is"
