@@ -59,13 +59,9 @@ def loaded(head: Path, target: Path, teacher: Any, dtype: str = "float32") -> Lo
 FORMS: dict[str, dict[str, Any]] = {
     "speculators": {"draft_vocab": 48},
     "SpecForge": {"draft_vocab": 48, "form": "original"},
-    "its own embedding": {"draft_vocab": 48, "own_embedding": True},
-    "all tokens": {},
-    "a bias": {"bias": True},
-    "one norm before fc": {"norms": "input"},
-    "a norm of each": {"norms": "each"},
-    "two layers": {"layers": 2},
-    "layers of Qwen3": {"kind": "qwen3"},
+    "its own embedding, a norm of each": {"draft_vocab": 48, "own_embedding": True, "norms": "each"},
+    "all tokens, a bias": {"bias": True},
+    "layers of Qwen3, one norm before fc": {"kind": "qwen3", "norms": "input"},
     "P-EAGLE": {"draft_vocab": 48, "mask": 63, "layers": 2},
     "one hidden state": {"read": (2,), "eagle_aux_hidden_state_layer_ids": [2]},
 }
@@ -127,7 +123,7 @@ def test_the_check_of_a_head_bites(fault: str, target: Path, teacher: Any, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", ["none", "int8"])
+@pytest.mark.parametrize("weights", [pytest.param("none", marks=pytest.mark.exhaustive), "int8"])
 def test_a_bundle_holds_a_head_beside_a_draft_all_checked(target: Path, tmp_path: Path, weights: str) -> None:
     head = eagle3_head(tmp_path / "head", target, 48)
     draft = tiny_llama(tmp_path / "draft", num_hidden_layers=1, seed=1)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from trt_spec.runtime.memory.snapshots import EVERY
 VOCAB = 64  # tokens of the target
 ENOUGH = 40  # rounds that are compared
 CLOSE = 2e-4
+FAR = 20 * CLOSE  # where a fault is
 
 
 class Drafted(Protocol):
@@ -112,11 +114,20 @@ def compared(
     drafted: Drafted,
     listed: Sequence[tuple[str, int | str]] = CHOICES,
     shared: Sequence[int] = SHARED,
+    far: float = inf,
     **options: Any,
 ) -> tuple[float, int]:
+    """Return how far a law is from the oracle's at worst, and in how many rounds some were drawn from.
+
+    It ends with the first request of which one is `far` away.
+    """
+    found: list[tuple[float, int]] = []
     with Decoder.open(drafted.bundle, max_batch=3, **options) as decoder:
         rounds = rounds_of_all_kinds(decoder, drafted.name, seed=0, listed=listed, shared=shared)
-        found = [worst_law(drafted, *one) for one in rounds]
+        for one in rounds:
+            found.append(worst_law(drafted, *one))
+            if found[-1][0] > far:
+                break
         assert bool(decoder.prefixes.found_tokens) == ("prefix_bytes" in options)
     return max(worst for worst, _ in found), sum(drawn for _, drawn in found)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import cycle, permutations
 from pathlib import Path
 from unittest.mock import patch
 
@@ -52,19 +52,21 @@ def run(decoder: Decoder, *asked: tuple[Sequence[int], SamplingParams, Asked]) -
     return [request.token_ids for request in requests]
 
 
-@pytest.mark.parametrize("rule", ["greedy", "coupled"])
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_the_text_is_that_of_plain_decoding(pairs, family: str, kind: str, rule: str):
-    prompts = [*random_prompts(64, [2, 5, 9, 23], seed=8), *([[7], REPEATS] if kind == "lines" else [])]
+@pytest.mark.parametrize(("family", "rules"), [("llama", ("greedy", "coupled")), ("gemma2", ("coupled", "greedy"))])
+def test_the_text_is_that_of_plain_decoding(pairs, family: str, rules: tuple[str, str]):
+    """Each shape under each rule, for one family or the other, and in a batch or alone by turns."""
+    prompts = [*random_prompts(64, [2, 5, 9, 23], seed=8), [7], REPEATS]
     with Decoder.open(pairs(family).bundle) as decoder:
-        expected = [one.token_ids for one in decoder.generate(prompts, RULES[rule], draft_length=0)]
-        for drafter, length in ALL[kind]:
-            found = decoder.generate(prompts, RULES[rule], draft_length=length, drafter=drafter)
-            assert [one.token_ids for one in found] == expected, f"{drafter}, {length}"
-            [alone] = decoder.generate(prompts[-1], RULES[rule], draft_length=length, drafter=drafter)
-            assert alone.token_ids == expected[-1], f"{drafter}, {length} alone"
-        assert decoder.speculation.accepted
+        expected = {
+            rule: [one.token_ids for one in decoder.generate(prompts, RULES[rule], draft_length=0)] for rule in rules
+        }
+        for kind, asked in ALL.items():
+            for (drafter, length), rule in zip(asked, cycle(rules)):
+                for together in (prompts, prompts[-1:]):
+                    found = decoder.generate(together, RULES[rule], draft_length=length, drafter=drafter)
+                    tokens = [one.token_ids for one in found]
+                    assert tokens == expected[rule][-len(together) :], f"{rule}, {drafter}, {length}"
+            assert decoder.speculation.accepted, kind
 
 
 def test_a_row_keeps_nothing_of_siblings_that_were_more_than_any_row_has_now(llama: Pair):
@@ -80,26 +82,32 @@ def test_a_row_keeps_nothing_of_siblings_that_were_more_than_any_row_has_now(lla
             decoder.cancel(request)
 
 
+OWN = [("model", 3), ("model", "3+2"), ("model", "5+5"), ("model", "3/7"), ("model", "2x2x1"), ("random+model", 3)]
+BESIDE = [
+    ("none", 0),
+    ("model", 7),
+    ("model", "5+4"),
+    ("random", "2+6"),
+    ("model+lookup", 3),
+    ("model+random+lookup", 16),
+    ("model", "5/20"),
+    ("model", "1/3"),
+]
+
+
 @pytest.mark.parametrize("rule", RULES | LENIENT)
-@pytest.mark.parametrize(
-    "own", [("model", 3), ("model", "3+2"), ("model", "5+5"), ("model", "3/7"), ("model", "2x2x1"), ("random+model", 3)]
-)
-def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, own: Asked, rule: str):
-    """Be they lines, combs, several lines, or other trees, deeper or not."""
+def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, rule: str):
+    """Be they lines, combs, several lines, or other trees, deeper or not.
+
+    Each shape is beside each other one, under a rule or two; each rule meets all of both.
+    """
     mine, other, params = [5, 6, 7, 5, 6, 7], [9, 8, 7, 9, 8, 7], (RULES | LENIENT)[rule]
+    first = [*(RULES | LENIENT)].index(rule)
     with Decoder.open(llama.bundle) as decoder:
-        [alone] = run(decoder, (mine, params, own))
-        for beside in (
-            ("none", 0),
-            ("model", 7),
-            ("model", "5+4"),
-            ("random", "2+6"),
-            ("model+lookup", 3),
-            ("model+random+lookup", 16),
-            ("model", "5/20"),
-            ("model", "1/3"),
-        ):
-            for neighbour in (RULES["greedy"], RULES["rejection"]):
+        for i, own in enumerate(OWN):
+            [alone] = run(decoder, (mine, params, own))
+            for turn, place in enumerate((first + i, first + i + 4)):
+                beside, neighbour = BESIDE[place % len(BESIDE)], RULES[("greedy", "rejection")[(i + turn) % 2]]
                 found, _ = run(decoder, (mine, params, own), (other, replace(neighbour, max_new_tokens=60), beside))
                 assert found == alone, f"{own} beside {beside}, {neighbour.rule}"
 

@@ -138,7 +138,16 @@ def test_the_certificate_fails_for_the_fault(
     print(f"{name}: {failed.case}: {failed.detail}")
 
 
-@pytest.mark.parametrize("name", ["skipped residual", "children chosen, not drawn", "q of lines declared flat"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "children chosen, not drawn",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("skipped residual", "q of lines declared flat")
+        ),
+    ],
+)
 def test_it_fails_where_its_target_recalls_too(eight: Pair, subject_of, name: str, monkeypatch: pytest.MonkeyPatch):
     every, shown_by = distribution.list_cases, SHOWN_BY.get(name, of_a_tree)
     monkeypatch.setattr(distribution, "list_cases", lambda *of: list(filter(shown_by, every(*of))))
