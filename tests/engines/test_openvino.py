@@ -132,12 +132,12 @@ def one_by_one(cache: Cache) -> Tensor:
     return torch.cat([cache.logits([1], TOKENS + i)[0] for i in range(NARROW)])
 
 
-@pytest.mark.parametrize("widths", [[2], [5], [17], [1] * 8, [5] * 8, [1, 17, 3, 5, 2, 1, 1, 9], [4, 0, 2]])
-def test_a_token_has_the_same_logits_at_every_width_and_batch(engine: Engine, allowed: float, widths: list[int]):
-    cache = Cache(engine, len(widths))
-    alone = one_by_one(cache)
-    for found, width in zip(cache.logits(widths), widths, strict=True):
-        torch.testing.assert_close(found, alone[:width], rtol=0, atol=allowed)
+def test_a_token_has_the_same_logits_at_every_width_and_batch(engine: Engine, allowed: float):
+    for widths in ([2], [5], [17], [1] * 8, [5] * 8, [1, 17, 3, 5, 2, 1, 1, 9], [4, 0, 2]):
+        cache = Cache(engine, len(widths))
+        alone = one_by_one(cache)
+        for found, width in zip(cache.logits(widths), widths, strict=True):
+            torch.testing.assert_close(found, alone[:width], rtol=0, atol=allowed, msg=f"of {width} in {widths}")
 
 
 def test_prompts_that_are_read_together_have_the_bits_of_each_alone(engine: Engine, allowed: float):

@@ -1,8 +1,11 @@
-"""Which prompts meet which draft lengths: a Latin square, not all combinations of all factors."""
+"""Which values of several factors meet: a Latin square or each pair, not all combinations of all."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
+from allpairspy import AllPairs
 
 BATCHES = (4, 1)
 LENGTHS = (1, 2, 4, 8, 16)
@@ -21,3 +24,8 @@ def in_a_square(prompts: int, drafters: Sequence[str]) -> Iterator[Run]:
     for place, (batch, drafter) in enumerate(product(BATCHES, drafters)):
         for first in range(len(LENGTHS)):
             yield Run(batch, drafter, LENGTHS[(first + place) % len(LENGTHS)], range(first, prompts, len(LENGTHS)))
+
+
+def in_pairs(**factors: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize by so few cases that each value of a factor meets each of every other."""
+    return pytest.mark.parametrize(tuple(factors), [tuple(case) for case in AllPairs([*factors.values()])])

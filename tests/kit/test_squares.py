@@ -1,8 +1,9 @@
 """The square covers what it says."""
 
 from collections import Counter
+from itertools import combinations, product
 
-from .squares import BATCHES, LENGTHS, in_a_square
+from .squares import BATCHES, LENGTHS, in_a_square, in_pairs
 
 DRAFTERS = ("model", "lookup")
 
@@ -17,3 +18,11 @@ def test_each_pair_of_factors_is_met_evenly():
     assert set(Counter((batch, drafter, prompt) for batch, drafter, _, prompt in met).values()) == {1}
     assert set(Counter((length, prompt) for *_, length, prompt in met).values()) == {1}, "another each time"
     assert {len({length for *_, length, one in met if one == prompt}) for prompt in range(50)} == {4}
+
+
+def test_in_pairs_each_value_meets_each_of_another_factor_in_few_cases() -> None:
+    factors = {"a": (1, 2, 3), "b": ("x", "y", "z"), "c": (True, False), "d": (None, 0, 1, 2)}
+    cases = in_pairs(**factors).args[1]
+    for (i, some), (j, others) in combinations(enumerate(factors.values()), 2):
+        assert {(case[i], case[j]) for case in cases} == {*product(some, others)}
+    assert len(cases) < 20, "of 72"

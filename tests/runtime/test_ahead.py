@@ -48,19 +48,23 @@ def asked(kind: str, rule: str) -> SamplingParams:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", READING_AHEAD)
 def test_the_text_is_that_of_plain_decoding(llama: Pair, kind: str, rule: str):
-    """Alone and beside others, who ask for something else."""
+    """Alone and beside others, who ask for something else; half of the shapes under each rule."""
     params, others = asked(kind, rule), [asked(other, rule) for other in READING_AHEAD]
-    prompts = [*random_prompts(64, [1, 5, 23], seed=8), REPEATS]
+    prompts, first = (
+        [*random_prompts(64, [1, 5, 23], seed=8), REPEATS],
+        [*READING_AHEAD].index(kind) + (rule == "greedy"),
+    )
     with Decoder.open(llama.bundle, max_batch=4) as decoder:
         expected = [one.token_ids for one in decoder.generate(prompts, params, draft_length=0)]
         mixed = [one.token_ids for one in decoder.generate(prompts, others, draft_length=0)]
-        for drafter, length in TREES:
+        for drafter, length in TREES[first % 2 :: 2]:
             found = decoder.generate(prompts, params, draft_length=length, drafter=drafter)
             assert [one.token_ids for one in found] == expected, f"{drafter}, {length}"
-            found = decoder.generate(prompts, others, draft_length=length, drafter=drafter)
-            assert [one.token_ids for one in found] == mixed, f"{drafter}, {length}, beside others"
             [alone] = decoder.generate(prompts[-1], params, draft_length=length, drafter=drafter)
             assert alone.token_ids == expected[-1], f"{drafter}, {length}, alone"
+        for drafter, length in TREES[first % 4 :: 4]:
+            found = decoder.generate(prompts, others, draft_length=length, drafter=drafter)
+            assert [one.token_ids for one in found] == mixed, f"{drafter}, {length}, beside others"
         assert decoder.speculation.accepted
 
 

@@ -35,6 +35,7 @@ from ...kit.launches import (
     product,
     random,
 )
+from ...kit.squares import in_pairs
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED_BYTES = 99 * 1024  # the least that a program may have on GPUs from 8.0 on
@@ -81,9 +82,7 @@ def test_angles(dtype: torch.dtype, width: int) -> None:
         assert torch.equal(own, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale_dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 3, 100), (1, 1, 1024), (2, 2, 3, 48)])
+@in_pairs(dtype=DTYPES, scale_dtype=DTYPES, shape=[(2, 3, 100), (1, 1, 1024), (2, 2, 3, 48)])
 def test_a_norm(dtype: torch.dtype, scale_dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Of tensors and of heads, with scales of any type."""
     x, scale = random(*shape, dtype=dtype), random(shape[-1], dtype=scale_dtype, seed=1)
@@ -113,11 +112,10 @@ def test_a_norm_and_a_residual(dtype: torch.dtype) -> None:
     assert_computes("norm_add", "norm", dtype, residual, x, scale, 1e-6, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize(("size", "value_size", "rotated"), [(64, 24, 64), (80, 80, 32), (18, 20, 6)])
-def test_rotation_and_a_write(dtype: torch.dtype, scaled: bool, size: int, value_size: int, rotated: int) -> None:
+@in_pairs(dtype=DTYPES, scaled=[False, True], sizes=[(64, 24, 64), (80, 80, 32), (18, 20, 6)])
+def test_rotation_and_a_write(dtype: torch.dtype, scaled: bool, sizes: tuple[int, int, int]) -> None:
     """Of whole heads or of their first numbers, with norms of heads or without; all else in the caches stays."""
+    size, value_size, rotated = sizes
     start = torch.tensor(START, device=DEVICE)
     given = *heads(dtype, size, value_size), *angles(dtype, rotated // 2), start
     scales = [random(size, dtype=dtype, seed=7 + place) if scaled else None for place in range(2)]
@@ -209,13 +207,12 @@ def test_nothing_is_written_beside_a_cache() -> None:
         assert torch.equal(own, old)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "e4m3"])
-@pytest.mark.parametrize(("rows", "size", "columns", "blocks"), [(1, 160, 40, 5), (16, 256, 24, 1), (100, 96, 24, 6)])
-def test_a_product_with_small_numbers(
-    dtype: torch.dtype, kind: str, rows: int, size: int, columns: int, blocks: int
-) -> None:
+@in_pairs(
+    dtype=DTYPES, kind=["int8", "int4", "zeros", "e4m3"], sizes=[(1, 160, 40, 5), (16, 256, 24, 1), (100, 96, 24, 6)]
+)
+def test_a_product_with_small_numbers(dtype: torch.dtype, kind: str, sizes: tuple[int, int, int, int]) -> None:
     """Those of the matrix that was widened in memory; sums of so many numbers may differ by their roundings."""
+    rows, size, columns, blocks = sizes
     x, (numbers, scales, zeros) = random(1, rows, size, dtype=dtype), matrix(kind, size, columns, blocks, dtype)
     found = kernel("narrow_product", "narrow_product")(x, numbers, scales, zeros)
     wide_matrix = widened(*[part if part is None else part.cpu() for part in (numbers, scales, zeros)])
@@ -264,12 +261,13 @@ def assert_multiplies(dtype: torch.dtype, given: tuple[Any, ...]) -> None:
     assert float(excess.max()) < 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("biased", "added", "normed"),
-    [(False, False, False), (True, True, False), (False, True, True), (True, False, True)],
+@in_pairs(
+    activation=["", "silu", "gelu", "gelu_tanh"],
+    dtype=DTYPES,
+    biased=[False, True],
+    added=[False, True],
+    normed=[False, True],
 )
-@pytest.mark.parametrize("activation", ["", "silu", "gelu", "gelu_tanh"])
 def test_a_product_with_what_stands_around_it(
     dtype: torch.dtype, biased: bool, added: bool, normed: bool, activation: str
 ) -> None:

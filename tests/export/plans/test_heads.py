@@ -16,7 +16,7 @@ from ...models import tiny_llama
 def test_a_head_has_a_first_step_for_all_that_a_round_commits_and_heads_that_keep_nothing_speak_at_once(
     tmp_path: Path,
 ) -> None:
-    bundle = two_heads(tmp_path)
+    bundle = two_heads(tmp_path, dtype="float16")
     contracts = {name: bundle.models[name].contract for name in bundle.heads}
     found = roles(BuildOptions("tensorrt-rtx", ["8.9"], batch=(1, 4), draft_length=3, prefill_width=32), [], contracts)
     assert [role for role in found if role.model != "target"] == [
