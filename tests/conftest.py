@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Processes that share the cores of one machine take a core each: threads that spin for one another's cores treble
 # the time of both. Before torch is loaded, which counts them then.
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (grouped := vars(item).get("_nodeid")) is not None:
             item._id = coerce_node_id(grouped)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Neighbours stay in one process, which makes what they share once; one that has no tests left takes of others'."""
+    if config.getoption("dist") == "load":
+        from xdist.scheduler import WorkStealingScheduling
+
+        return WorkStealingScheduling(config, log)
+    return None
 
 
 def pytest_collection_finish() -> None:
