@@ -19,7 +19,7 @@ from ..kit.gguf_model import TEMPLATE, write_gguf
 from ..kit.k_quants import quantize
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "Q4_1", pytest.param("Q8_0", marks=pytest.mark.exhaustive)])
 def test_its_greedy_text_is_that_of_the_dequantised_model(tmp_path: Path, kind: str) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
     [target] = export_bundle(file, tmp_path / "bundle").models
@@ -37,7 +37,13 @@ def test_its_greedy_text_is_that_of_the_dequantised_model(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize(
     ("kind", "stored", "most"),
-    [("Q4_0", "int4", 1.3), ("Q4_1", "int4", 1.5), ("Q8_0", "int8", 1.3), ("Q4_K", "int4", 1.6), ("Q6_K", "int8", 1.6)],
+    [
+        pytest.param("Q4_0", "int4", 1.3, marks=pytest.mark.exhaustive),
+        pytest.param("Q4_1", "int4", 1.5, marks=pytest.mark.exhaustive),
+        ("Q8_0", "int8", 1.3),
+        ("Q4_K", "int4", 1.6),
+        pytest.param("Q6_K", "int8", 1.6, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_its_blocks_are_kept_bit_for_bit_and_its_greedy_text_is_transformers(
     tmp_path: Path, kind: str, stored: str, most: float

@@ -1,6 +1,7 @@
 """Encoder–decoders: what stands behind an encoder says what it says in transformers, or is refused by name."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pytest
 from onnx import numpy_helper
 from trt_spec.engines import Bundle, BundleError, EngineError, ExportError
 from trt_spec.export import export_bundle
+from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.families.table import BEHIND_SOURCES
 from trt_spec.export.writing import encoders as export_encoders
 from trt_spec.runtime import Decoder, SamplingParams
 
+from ..bundles import Pair, export_pair
 from ..engines.parity import assert_engine_agrees
 from ..families import tiny_checkpoint
-from ..source_models import END, example_sources, noisy_copy, said_by_transformers, tiny_behind_source, writer
+from ..source_models import END, example_sources, said_by_transformers, tiny_behind_source, writer
 
 TOKENS = 24
 
@@ -45,6 +48,12 @@ def test_a_family_passes_the_check_and_its_greedy_texts_are_transformers(tmp_pat
 
 
 def test_a_decoder_may_be_deeper_than_its_encoder(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_behind_source("t5", tmp_path / "checkpoint", num_decoder_layers=3))
+    assert checkpoint.shape.contract(64, "float32").layers == 3
+
+
+@pytest.mark.exhaustive
+def test_the_graph_of_a_decoder_that_is_deeper_passes_its_check(tmp_path: Path) -> None:
     checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint", num_decoder_layers=3)
     entry = export_bundle(checkpoint, tmp_path / "bundle").models[0].entry
     assert entry.contract.layers == 3
@@ -60,13 +69,8 @@ def test_no_factor_of_hidden_states_is_rounded_to_bfloat16(tmp_path: Path, kind:
         assert entry.check["worst_error"] < 2e-4  # rounded, they would move logits by ten times as much
 
 
-def test_drafts_share_the_encoder_of_their_target_if_it_is_the_same(tmp_path: Path) -> None:
-    target = tiny_behind_source("t5", tmp_path / "target")
-    like = noisy_copy("t5", target, tmp_path / "like", 0.1, encoder=False)
-    other = noisy_copy("t5", target, tmp_path / "other", 0.1, encoder=True)
-    alone = tiny_checkpoint("llama", tmp_path / "alone")
-    export_bundle(target, tmp_path / "bundle", [like, other, alone], max_length=128, check=False)
-    bundle = Bundle.open(tmp_path / "bundle")
+def test_drafts_share_the_encoder_of_their_target_if_it_is_the_same(t5: Path) -> None:
+    bundle = Bundle.open(t5)
     feeds = {name: list(encoder.contract.feeds) for name, encoder in bundle.encoders.items()}
     assert feeds == {"encoder": ["target", "draft"], "draft2_encoder": ["draft2"]}
     assert [bundle.longest_source(name) for name in bundle.names] == [2048, 2048, 2048, 0]  # T5 has no last position
@@ -118,28 +122,33 @@ def test_a_draft_with_another_kind_of_source_is_refused(tmp_path: Path, target: 
         export_bundle(made[0], tmp_path / "bundle", made[1])
 
 
-def test_a_bundle_whose_model_lacks_its_encoder_is_refused(tmp_path: Path) -> None:
-    checkpoint = tiny_behind_source("t5", tmp_path / "checkpoint")
-    export_bundle(checkpoint, tmp_path / "bundle", check=False)
+def test_a_bundle_whose_model_lacks_its_encoder_is_refused(t5: Path, tmp_path: Path) -> None:
+    shutil.copytree(t5, tmp_path / "bundle")
     replace(Bundle.open(tmp_path / "bundle"), encoders={}).save()
     with pytest.raises(BundleError, match="0 encoders feed the target"):
         Bundle.open(tmp_path / "bundle")
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_a_text_that_becomes_as_long_as_it_may_ends_as_its_makers_ask_for(tmp_path: Path, beams: int) -> None:
-    checkpoint = tiny_behind_source("bart", tmp_path / "checkpoint")
+@pytest.fixture(scope="module")
+def forced(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A model whose makers force the end of texts that become as long as they may."""
+    folder = tmp_path_factory.mktemp("forced")
+    checkpoint = tiny_behind_source("bart", folder / "checkpoint")
     settings = json.loads((checkpoint / "generation_config.json").read_text()) | {"forced_eos_token_id": END}
     (checkpoint / "generation_config.json").write_text(json.dumps(settings))
-    export_bundle(checkpoint, tmp_path / "bundle", check=False)
+    return export_pair(checkpoint, folder / "bundle")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_that_becomes_as_long_as_it_may_ends_as_its_makers_ask_for(forced: Pair, beams: int) -> None:
     sources, expected = example_sources("bart", 6), []
-    write = writer("bart", checkpoint, max_new_tokens=8, num_beams=beams, do_sample=False, early_stopping=False)
+    write = writer("bart", forced.checkpoint, max_new_tokens=8, num_beams=beams, do_sample=False, early_stopping=False)
     for source in sources:
         said = write(source)[0, 1:].tolist()
         expected.append(said[: said.index(END) + 1])
     assert max(map(len, expected)) == 8, "a text is cut off, and its last token is the end"
     params = SamplingParams(max_new_tokens=8, num_beams=beams)
-    with Decoder.open(tmp_path / "bundle") as decoder:
+    with Decoder.open(forced.bundle) as decoder:
         for drafter, length in (("none", 0), *([("suffix", 4), ("lookup", 8)] if beams == 1 else [])):
             outputs = decoder.generate(sources=sources, params=params, drafter=drafter, draft_length=length)
             assert [list(output.token_ids) for output in outputs] == expected
