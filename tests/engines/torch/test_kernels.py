@@ -207,9 +207,9 @@ def test_nothing_is_written_beside_a_cache() -> None:
         assert torch.equal(own, old)
 
 
-@in_pairs(
-    dtype=DTYPES, kind=["int8", "int4", "zeros", "e4m3"], sizes=[(1, 160, 40, 5), (16, 256, 24, 1), (100, 96, 24, 6)]
-)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["int8", "int4", "zeros", "e4m3"])
+@pytest.mark.parametrize("sizes", [(1, 160, 40, 5), (16, 256, 24, 1), (100, 96, 24, 6)])
 def test_a_product_with_small_numbers(dtype: torch.dtype, kind: str, sizes: tuple[int, int, int, int]) -> None:
     """Those of the matrix that was widened in memory; sums of so many numbers may differ by their roundings."""
     rows, size, columns, blocks = sizes
@@ -261,13 +261,8 @@ def assert_multiplies(dtype: torch.dtype, given: tuple[Any, ...]) -> None:
     assert float(excess.max()) < 0
 
 
-@in_pairs(
-    activation=["", "silu", "gelu", "gelu_tanh"],
-    dtype=DTYPES,
-    biased=[False, True],
-    added=[False, True],
-    normed=[False, True],
-)
+@pytest.mark.parametrize("dtype", DTYPES)  # each: what a narrow type may round away would hide a fault
+@in_pairs(activation=["", "silu", "gelu", "gelu_tanh"], biased=[False, True], added=[False, True], normed=[False, True])
 def test_a_product_with_what_stands_around_it(
     dtype: torch.dtype, biased: bool, added: bool, normed: bool, activation: str
 ) -> None:

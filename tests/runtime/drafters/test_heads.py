@@ -109,7 +109,7 @@ def doubts(headed: Headed, tokens: list[int], proposal: list[int]) -> list[float
     return (1 - headed.head.confidence(states[: len(before)], before)).tolist()
 
 
-@pytest.mark.parametrize("confidence", [None, 32, 0])
+@pytest.mark.parametrize("confidence", [None, 0, pytest.param(32, marks=pytest.mark.exhaustive)])
 def test_a_block_ends_before_the_token_of_which_its_head_is_not_sure(
     every_kind: dict[str, Headed], tmp_path: Path, confidence: int | None
 ) -> None:

@@ -11,7 +11,7 @@ from trt_spec.runtime.memory.row_cache import RowCache
 from ...heads import dflash_head, eagle3_head, with_mtp_of_qwen
 from ...kit.headed import Headed, in_a_bundle
 from ...kit.hybrids import ROWS, SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
-from ...kit.laws import CHOICES, CLOSE, ENOUGH, compared, room
+from ...kit.laws import CHOICES, CLOSE, ENOUGH, FAR, compared, room
 
 MASK = 70  # that no text has
 
@@ -58,10 +58,11 @@ def test_each_proposal_is_drawn_from_the_heads_law_over_the_targets_features(
 def test_a_greedy_text_is_transformers_whatever_rounds_did(
     hybrids: Callable[[str], dict[str, Headed]], kind: str
 ) -> None:
+    expected = expected_texts(next(iter(hybrids(kind).values())).target)
     for headed, which in zip(hybrids(kind).values(), ("short", "prefixes"), strict=True):
         choices = [(drafter.replace("head", headed.name), length) for drafter, length in CHOICES]
         found = greedy_texts(headed.bundle, some_prompts(), choices, **memory(headed, which))
-        assert found == expected_texts(headed.target)
+        assert found == expected
 
 
 def late(self: Features, given: Any, first_row: int, start: Any) -> Callable[[], None]:
@@ -86,5 +87,5 @@ def test_what_a_head_reads_wrongly_would_show(
 ) -> None:
     headed = hybrids("qwen3_5_text")["dflash"]
     with patch.object(owner, method, fault):
-        worst, _ = compared(headed, shared=SHARED, **memory(headed, "prefixes"))
-    assert worst > 20 * CLOSE
+        worst, _ = compared(headed, shared=SHARED, far=FAR, **memory(headed, "prefixes"))
+    assert worst > FAR

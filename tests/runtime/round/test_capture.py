@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import cycle
 from unittest.mock import patch
 
 import pytest
@@ -56,18 +57,18 @@ def test_meta_tensors_do_notice_a_host_that_reads(read: Callable[[Tensor], objec
         read(torch.zeros(1, device="meta"))
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_new_tokens=40, temperature=0),
-        SamplingParams(max_new_tokens=150, seed=3, top_p=0.9, presence_penalty=0.5),
-        SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
-    ],
+ASKED = (
+    SamplingParams(max_new_tokens=40, temperature=0),
+    SamplingParams(max_new_tokens=150, seed=3, top_p=0.9, presence_penalty=0.5),
+    SamplingParams(max_new_tokens=40, seed=3, rule="coupled", logprobs=2),
 )
-@pytest.mark.parametrize("drafter", DRAFTERS_OF_A_PAIR)
+
+
+@pytest.mark.parametrize(("drafter", "params"), [*zip(DRAFTERS_OF_A_PAIR, cycle(ASKED), strict=False)])
 def test_replayed_rounds_write_the_same_text(
     llama: Pair, recorder: Recorder, params: SamplingParams, drafter: str
 ) -> None:
+    """Of each drafter under one of these; `test_replayed.py` replays more of them, by address."""
     prompts = ["def f(", "abc abc abc abc", "x"]
 
     def texts() -> list[tuple[int, ...]]:
