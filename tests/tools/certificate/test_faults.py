@@ -1,22 +1,21 @@
 """Each planted fault makes the certificate fail, in the check that is there for it."""
 
-from collections.abc import Iterator
 from math import sqrt
 
 import pytest
 from trt_spec.runtime.acceptance import one_line as acceptance
 from trt_spec.runtime.state.asked import BESIDE
 from trt_spec.runtime.state.shapes import Shape
-from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
-from trt_spec.tools.certificate.effort import FULL, QUICK, Effort
+from trt_spec.tools.certificate import distribution
+from trt_spec.tools.certificate.effort import FULL, QUICK
 from trt_spec.tools.certificate.faults import SWAPS as CONTROLS
 from trt_spec.tools.certificate.first_tokens import Case
-from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.recalled import RecallingDecoder
-from trt_spec.tools.certificate.subject import Finding, Subject, is_tree
+from trt_spec.tools.certificate.subject import Finding, is_tree
 
 from ...bundles import Pair
 from ...kit.faults import SWAPS, fault
+from ...kit.findings import findings
 
 LEAST = 0.02  # total variation of a fault of the distribution
 FEW = 0.1  # the total variation that so few samples catch that the tests are quick
@@ -64,12 +63,6 @@ IN_DEFAULT_TIER = (  # beside all that a quick certificate fails for
     "q of lines declared flat",
 )
 OF_GRAPHS = ("sibling seen by a sibling", "line seen by another", "positions by column")  # seen in the cache, too
-CHECKS = {
-    "distribution": distribution.check,
-    "same text": same_text.check,
-    "rollback": rollback.check,
-    "semantics": semantics.check,
-}
 
 
 def of_a_tree(case: Case) -> bool:
@@ -101,11 +94,6 @@ SHOWN_BY = {  # the cases of single lines, sampled before, cannot show it
     "residual of the line after its siblings": of_a_tree,
     "q of lines declared flat": of_several_lines,
 }
-
-
-def findings(check: str, subject: Subject, effort: Effort) -> Iterator[Finding]:
-    with Probes(subject) as probes:
-        yield from CHECKS[check](subject, probes, effort, lambda stage, done, total: None)
 
 
 def test_every_fault_has_a_check():

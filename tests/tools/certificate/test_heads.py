@@ -14,14 +14,14 @@ from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.runtime.round import round as round_
 from trt_spec.runtime.round.propose import propose
-from trt_spec.tools.certificate import checkpoint, distribution, rollback, same_text, semantics
+from trt_spec.tools.certificate import checkpoint, distribution
 from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
-from trt_spec.tools.certificate.subject import Finding, Subject
 
 from ...bundles import Pair, export_pair
 from ...heads import dflash_head, eagle3_head, parallel_heads
+from ...kit.findings import findings
 from ...models import tiny_llama
 
 
@@ -34,19 +34,6 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         parallel_heads(folder / "medusa", target, "medusa", scale=0.2),
     ]
     return export_pair(target, folder / "bundle", heads)
-
-
-CHECKS = {
-    "distribution": distribution.check,
-    "same text": same_text.check,
-    "rollback": rollback.check,
-    "semantics": semantics.check,
-}
-
-
-def findings(check: str, subject: Subject) -> Iterator[Finding]:
-    with Probes(subject) as probes:
-        yield from CHECKS[check](subject, probes, QUICK, lambda stage, done, total: None)
 
 
 @contextmanager

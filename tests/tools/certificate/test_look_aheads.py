@@ -1,6 +1,6 @@
 """A bundle with look-aheads is certified as any other, and faults of theirs fail it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,22 +12,14 @@ from trt_spec.runtime.drafters.look_aheads import Pass
 from trt_spec.runtime.round import round as round_
 from trt_spec.runtime.round.propose import propose
 from trt_spec.runtime.state.look_aheads import LookAheads
-from trt_spec.tools.certificate import distribution, rollback, same_text, semantics
-from trt_spec.tools.certificate.effort import QUICK
+from trt_spec.tools.certificate import distribution
 from trt_spec.tools.certificate.first_tokens import Case
-from trt_spec.tools.certificate.probe import Probes
-from trt_spec.tools.certificate.subject import Finding, Subject, several
+from trt_spec.tools.certificate.subject import several
 
 from ...bundles import Pair, export_pair
 from ...heads import look_aheads
+from ...kit.findings import findings
 from ...models import tiny_llama
-
-CHECKS = {
-    "distribution": distribution.check,
-    "same text": same_text.check,
-    "rollback": rollback.check,
-    "semantics": semantics.check,
-}
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +28,6 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("ahead")
     target = tiny_llama(folder / "target", vocab=8, initializer_range=0.25)
     return export_pair(target, folder / "bundle", look_aheads(folder / "pass", target))
-
-
-def findings(check: str, subject: Subject) -> Iterator[Finding]:
-    with Probes(subject) as probes:
-        yield from CHECKS[check](subject, probes, QUICK, lambda stage, done, total: None)
 
 
 def by_another_place(rows: Any, plan: Any, *rest: Any) -> Any:
