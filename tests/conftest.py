@@ -25,16 +25,15 @@ import pytest  # noqa: E402
 from _pytest.nodeid import coerce_node_id  # noqa: E402
 from trt_spec.export.passes.quantise import Quantisation  # noqa: E402
 
-from . import bundles  # noqa: E402
-from .bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
-from .families import tiny_checkpoint  # noqa: E402
-from .foreign import merging_draft  # noqa: E402
-from .heads import dflash_head, eagle3_head, look_aheads, mtp_head, parallel_heads  # noqa: E402
-from .hybrids import Hybrid, hybrid  # noqa: E402
-from .kit import shares  # noqa: E402
+from .kit import bundles, shares  # noqa: E402
+from .kit.bundles import Pair, export_pair, noisy_draft, pair_of, tiny_pair  # noqa: E402
+from .kit.families import tiny_checkpoint  # noqa: E402
+from .kit.foreign import merging_draft  # noqa: E402
 from .kit.headed import Headed, in_a_bundle  # noqa: E402
-from .models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
-from .source_models import noisy_copy, tiny_behind_source  # noqa: E402
+from .kit.heads import dflash_head, eagle3_head, look_aheads, mtp_head, parallel_heads  # noqa: E402
+from .kit.hybrids import Hybrid, hybrid  # noqa: E402
+from .kit.models import tiny_gemma2, tiny_gpt2, tiny_llama  # noqa: E402
+from .kit.source_models import noisy_copy, tiny_behind_source  # noqa: E402
 
 KNOWN, MASK = 48, 70  # tokens that a head proposes, and one that no text has
 

@@ -16,9 +16,9 @@ from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.round.round import run_round
 from trt_spec.runtime.scheduling import capture
 
-from .bundles import Pair
 from .engines.parity import assert_engine_agrees
 from .kit.arbiter import arbiter_of
+from .kit.bundles import Pair
 from .kit.rounds import COUPLED, GREEDY, LLAMA, SAMPLED, SCENES, TEXTS, Scene, require_same, texts
 
 pytestmark = pytest.mark.gpu

@@ -42,8 +42,8 @@ from trt_spec.runtime.state.shapes import FORMS, Branch, Levels, Shape
 from trt_spec.tools.cli import main
 from trt_spec.tools.flags import controller
 
-from .bundles import Pair, save_graph
-from .toys import Toy, with_toys
+from .kit.bundles import Pair, save_graph
+from .kit.toys import Toy, with_toys
 
 PROMPTS = [[5, 6, 7, 8], [9, 30, 9, 31, 9], [40]]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .bundles import Pair
+from .kit.bundles import Pair
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("export", "runtime", "engines", "tools")

@@ -15,7 +15,7 @@ from trt_spec.engines import Bundle, BundleError, TrtSpecError
 from trt_spec.engines.bundle.manifest import FORMAT, content_hash
 from trt_spec.runtime import Decoder
 
-from ..bundles import Pair, resave
+from ..kit.bundles import Pair, resave
 
 FILES = ["target/model.onnx", "target/weights.bin", "draft/model.onnx", "draft/weights.bin", "tokenizer.json"]
 

@@ -25,7 +25,7 @@ from trt_spec.engines import (
 )
 from trt_spec.runtime import Decoder
 
-from ..bundles import Pair, resave, save_graph
+from ..kit.bundles import Pair, resave, save_graph
 
 CONTRACT = Contract(2, 4, keys_and_values(2, 2, 16, "float32"), vocab_size=64, max_length=256, dtype="float32")
 

@@ -19,9 +19,9 @@ from trt_spec.export import export_bundle, pipeline
 from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder
 
-from ..bundles import Pair, export_pair, without_fused
-from ..models import tiny_llama
-from ..steps import feed, model_of
+from ..kit.bundles import Pair, export_pair, without_fused
+from ..kit.models import tiny_llama
+from ..kit.steps import feed, model_of
 
 NOT_IN_PLACE = "in-place optimization not activated"
 

@@ -27,10 +27,9 @@ from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 
-from ..bundles import Pair, export_pair
-from ..families import tiny_checkpoint
-from ..kit.openvino_steps import TOKENS, Cache, opened
-from ..mask_faults import (
+from ..kit.bundles import Pair, export_pair
+from ..kit.families import tiny_checkpoint
+from ..kit.mask_faults import (
     mask_as_if_every_call_were_the_first,
     measure_the_window_by_columns,
     nodes,
@@ -38,7 +37,8 @@ from ..mask_faults import (
     see_one_row_too_many,
     see_what_is_as_deep,
 )
-from ..models import tiny_gpt2, tiny_llama
+from ..kit.models import tiny_gpt2, tiny_llama
+from ..kit.openvino_steps import TOKENS, Cache, opened
 from .parity import assert_engine_agrees
 
 

@@ -17,9 +17,9 @@ from trt_spec.engines.openvino import OpenVinoEngine, core, sizes
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..bundles import Pair, export_pair
+from ..kit.bundles import Pair, export_pair
+from ..kit.models import tiny_llama
 from ..kit.openvino_steps import Cache, opened
-from ..models import tiny_llama
 
 ENOUGH = 4
 

@@ -22,11 +22,11 @@ from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.scheduling import capture
 from trt_spec.runtime.state.verdict import TreeVerdict
 
-from ..bundles import Pair, export_pair, noisy_draft
-from ..heads import dflash_head, eagle3_head, parallel_heads
-from ..models import tiny_llama
-from ..recorder import Recorder
-from ..toys import Toy, with_toys
+from ..kit.bundles import Pair, export_pair, noisy_draft
+from ..kit.heads import dflash_head, eagle3_head, parallel_heads
+from ..kit.models import tiny_llama
+from ..kit.recorder import Recorder
+from ..kit.toys import Toy, with_toys
 from . import fake_tensorrt
 from .fake_tensorrt import FakeTensorRT, write_plans
 

@@ -20,9 +20,9 @@ from trt_spec.export.checking.scenarios import write_script
 from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..bundles import Pair, export_pair
-from ..models import tiny_gpt2, tiny_llama
-from ..steps import feed, model_of
+from ..kit.bundles import Pair, export_pair
+from ..kit.models import tiny_gpt2, tiny_llama
+from ..kit.steps import feed, model_of
 from .parity import assert_engine_agrees, run_script, write_trees
 
 FAMILIES = ("llama", "gpt2", "gemma2")

@@ -7,7 +7,7 @@ import pytest
 from trt_spec.engines.bundle import whole_files
 from trt_spec.engines.bundle.whole_files import remove_leftovers, write_whole, written_aside
 
-from ..faults import no_file_larger_than, running
+from ..kit.machine_faults import no_file_larger_than, running
 
 HALF_WRITTEN = """
 import sys

@@ -11,10 +11,10 @@ from trt_spec.export.checking.oracle import Reference
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 
-from ..bundles import Pair, export_pair
-from ..families import tiny_checkpoint
+from ..kit.bundles import Pair, export_pair
+from ..kit.families import tiny_checkpoint
+from ..kit.models import tiny_gpt2, tiny_llama
 from ..kit.traces import sharing_traces
-from ..models import tiny_gpt2, tiny_llama
 
 
 @dataclass(frozen=True)

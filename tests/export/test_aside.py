@@ -11,8 +11,8 @@ from trt_spec.engines import Bundle, ExportError
 from trt_spec.export import ExportReport, export_bundle
 from trt_spec.export.writing.aside import built_aside
 
-from ..faults import running
-from ..models import tiny_llama
+from ..kit.machine_faults import running
+from ..kit.models import tiny_llama
 from .contents import contents
 
 UNDER_WAY = """

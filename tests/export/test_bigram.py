@@ -12,8 +12,8 @@ from trt_spec.export.checking.oracle import checkpoint_logits
 from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 
-from ..heads import parallel_heads
-from ..models import tiny_llama
+from ..kit.heads import parallel_heads
+from ..kit.models import tiny_llama
 
 WORDS = range(2, 62)  # tokens of the small models that stand for text
 

@@ -15,7 +15,7 @@ from trt_spec.export.checking.check import check_graph
 from trt_spec.export.checking.oracle import Reference
 from trt_spec.export.checking.scenarios import TAIL, Call
 
-from ..mask_faults import (
+from ..kit.mask_faults import (
     mask_as_if_every_call_were_the_first,
     measure_the_window_by_columns,
     nodes,

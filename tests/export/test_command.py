@@ -17,7 +17,7 @@ from trt_spec.engines import Bundle
 from trt_spec.tools.commands import export_models
 from trt_spec.tools.commands.export_models import main
 
-from ..models import YARN, tiny_llama
+from ..kit.models import YARN, tiny_llama
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOMENTS = 6  # of each stage at which an export is interrupted

@@ -18,8 +18,8 @@ from trt_spec.export.kinds.dflash import DFlash
 from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
 
-from ..heads import dflash_head
-from ..models import tiny_llama
+from ..kit.heads import dflash_head
+from ..kit.models import tiny_llama
 
 VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % (VOCAB - 1) for i in range(50)]

@@ -22,8 +22,8 @@ from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.runtime import Decoder
 
-from ..heads import dflash_head
-from ..models import tiny_llama
+from ..kit.heads import dflash_head
+from ..kit.models import tiny_llama
 
 VOCAB, HIDDEN, RANK = 64, 32, 6
 TOKENS = [(7 * i * i + 3 * i) % (VOCAB - 1) for i in range(50)]

@@ -23,7 +23,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.cli import main
 
 from ..engines.parity import assert_engine_agrees
-from ..families import FORMS_OF_OTHERS, LATENT_FAMILIES, SINGLE_STEPS_DIFFER, tiny_checkpoint
+from ..kit.families import FORMS_OF_OTHERS, LATENT_FAMILIES, SINGLE_STEPS_DIFFER, tiny_checkpoint
 
 IN_DEFAULT_TIER = ("qwen3_moe", "deepseek_v3", "lfm2")  # the first three families have tests of their own
 

@@ -17,11 +17,11 @@ from trt_spec.export.foreign.spelling import spelling
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..bundles import export_pair, resave
-from ..families import tiny_checkpoint
-from ..foreign import in_other_tokens, merging_draft, padded
+from ..kit.bundles import export_pair, resave
+from ..kit.families import tiny_checkpoint
+from ..kit.foreign import in_other_tokens, merging_draft, padded
+from ..kit.models import tiny_llama
 from ..kit.small_tokenizers import byte_level, in_pieces
-from ..models import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.measuring.pair_fit import examine_pair
 
-from ..heads import eagle3_head
-from ..models import tiny_llama
+from ..kit.heads import eagle3_head
+from ..kit.models import tiny_llama
 
 VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]

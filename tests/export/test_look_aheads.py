@@ -21,8 +21,8 @@ from trt_spec.export.pipeline import SAMPLE as SHIPPED_SAMPLE
 from trt_spec.export.pipeline import export_bundle
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
-from ..heads import look_aheads, parallel_heads
-from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
+from ..kit.heads import look_aheads, parallel_heads
+from ..kit.models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 COUNT = 3
 

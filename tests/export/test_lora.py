@@ -13,7 +13,7 @@ from trt_spec.export import export_bundle
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..models import tiny_gpt2, tiny_llama
+from ..kit.models import tiny_gpt2, tiny_llama
 
 KINDS = {
     "llama": (tiny_llama, {"target_modules": ["q_proj", "v_proj", "down_proj"]}),

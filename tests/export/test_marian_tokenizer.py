@@ -16,8 +16,8 @@ from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 from trt_spec.export.pipeline import SAMPLE
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..bundles import export_pair
-from ..source_models import tiny_behind_source
+from ..kit.bundles import export_pair
+from ..kit.source_models import tiny_behind_source
 
 LINES = SAMPLE.read_text().splitlines()
 FOREIGN = [line.replace("s", "ß").replace("a", "ä").replace("the", "日本 語") for line in LINES]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..models import large_llama
+from ..kit.models import large_llama
 
 ALLOWED = 2.5  # times the checkpoint in the exported dtype, libraries and check included
 SCRIPT = """

@@ -27,11 +27,11 @@ from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..families import tiny_checkpoint
-from ..heads import mtp_head, with_mtp_layer, with_mtp_of_qwen
-from ..models import tiny_llama
-from ..quantised_models import KINDS, quantise
-from ..whole_models import whole_of
+from ..kit.families import tiny_checkpoint
+from ..kit.heads import mtp_head, with_mtp_layer, with_mtp_of_qwen
+from ..kit.models import tiny_llama
+from ..kit.quantised_models import KINDS, quantise
+from ..kit.whole_models import whole_of
 
 VOCAB, HIDDEN = 64, 32
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]

@@ -22,8 +22,8 @@ from trt_spec.export.writing.graph import build_graph, write_graph
 from trt_spec.export.writing.quiet import quiet_libraries
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
-from ..heads import parallel_heads
-from ..models import tiny_llama
+from ..kit.heads import parallel_heads
+from ..kit.models import tiny_llama
 
 VOCAB = 64
 TOKENS = [(7 * i * i + 3 * i) % VOCAB for i in range(40)]

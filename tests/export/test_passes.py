@@ -31,8 +31,8 @@ from trt_spec.export.plans.compiler import REWRITES
 from trt_spec.export.writing.graph import LAST, OF_ONNX_RUNTIME, STORED, UNQUANTISED, trace
 from trt_spec.export.writing.quiet import quiet_libraries
 
+from ..kit.models import YARN, tiny_llama
 from ..kit.traces import traced_once
-from ..models import YARN, tiny_llama
 
 ROTATION = """
 <ir_version: 10, opset_import: ["" : 24]>

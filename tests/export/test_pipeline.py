@@ -28,9 +28,9 @@ from trt_spec.export.writing.graph import write_fused
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.commands.export_models import shown
 
-from ..families import tiny_checkpoint
-from ..faults import no_file_larger_than
-from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
+from ..kit.families import tiny_checkpoint
+from ..kit.machine_faults import no_file_larger_than
+from ..kit.models import tiny_gemma2, tiny_gpt2, tiny_llama
 from .contents import contents
 
 

@@ -17,11 +17,11 @@ from trt_spec.export.passes.quantise import Quantisation, to_blocks
 from trt_spec.export.passes.stack_heads import unstack_heads
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..bundles import export_pair
 from ..engines.parity import assert_engine_agrees
-from ..families import tiny_checkpoint
+from ..kit.bundles import export_pair
+from ..kit.families import tiny_checkpoint
+from ..kit.models import tiny_gemma2, tiny_gpt2, tiny_llama
 from ..kit.recorded import transformers_greedy
-from ..models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 

@@ -21,8 +21,8 @@ from trt_spec.export.passes.quantise import Quantisation
 from trt_spec.export.quantised import METHODS
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..models import tiny_gpt2, tiny_llama
-from ..quantised_models import KINDS, write_quantised
+from ..kit.models import tiny_gpt2, tiny_llama
+from ..kit.quantised_models import KINDS, write_quantised
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 

@@ -17,9 +17,9 @@ from trt_spec.export.tracing import recurrent
 from trt_spec.export.tracing.cache import Places
 from trt_spec.export.tracing.recurrent import Entries, RecurrentCache, layers_in
 
-from ..families import tiny_checkpoint
+from ..kit.families import tiny_checkpoint
 from ..kit.hybrids import some_prompts, tiny_hybrid
-from ..models import tiny_llama
+from ..kit.models import tiny_llama
 
 WIDTH, PENDING, HEADS, KEY, VALUE = 6, 2, 2, 4, 3
 DECAY = -60.0  # the logarithm of one; of two more there is no number for what they would be worth the other way

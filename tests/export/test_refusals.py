@@ -16,8 +16,8 @@ from trt_spec.export.checkpoints.agreement import difference
 from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.checkpoints.vocabulary import read_vocabulary
 
-from ..families import tiny_checkpoint
-from ..models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer
+from ..kit.families import tiny_checkpoint
+from ..kit.models import tiny_gemma2, tiny_gpt2, tiny_llama, write_tokenizer
 
 
 @pytest.fixture

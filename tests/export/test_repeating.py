@@ -13,7 +13,7 @@ from trt_spec.export.tracing import repeating
 from trt_spec.export.writing import graph as graphs
 from trt_spec.export.writing.quiet import quiet_libraries
 
-from ..families import tiny_checkpoint
+from ..kit.families import tiny_checkpoint
 
 FOUR = {"num_hidden_layers": 4}
 ALTERNATING = FOUR | {"layer_types": ["sliding_attention", "full_attention"] * 2}

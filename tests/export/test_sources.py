@@ -16,10 +16,10 @@ from trt_spec.export.families.table import BEHIND_SOURCES
 from trt_spec.export.writing import encoders as export_encoders
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..bundles import Pair, export_pair
 from ..engines.parity import assert_engine_agrees
-from ..families import tiny_checkpoint
-from ..source_models import END, example_sources, said_by_transformers, tiny_behind_source, writer
+from ..kit.bundles import Pair, export_pair
+from ..kit.families import tiny_checkpoint
+from ..kit.source_models import END, example_sources, said_by_transformers, tiny_behind_source, writer
 
 TOKENS = 24
 

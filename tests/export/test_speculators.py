@@ -21,8 +21,8 @@ from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_head
 from trt_spec.export.tracing.hidden_states import LAST
 
-from ..heads import dflash_head, eagle3_head, mtp_head
-from ..models import tiny_llama
+from ..kit.heads import dflash_head, eagle3_head, mtp_head
+from ..kit.models import tiny_llama
 
 PACKAGES = ["speculators==0.9.0", "pydantic-settings", "python-dotenv", "loguru"]
 STEPS = 3

@@ -10,7 +10,7 @@ from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.families.text_models import READS_MORE, UNSCALED
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ..whole_models import whole_of
+from ..kit.whole_models import whole_of
 
 
 @pytest.mark.parametrize("kind", READS_MORE)

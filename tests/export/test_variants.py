@@ -15,8 +15,8 @@ from trt_spec.export.special import attending
 from trt_spec.export.tracing.cache import Places
 
 from ..engines.parity import assert_engine_agrees
-from ..families import tiny_checkpoint
-from ..models import YARN, tiny_gemma2, tiny_gpt2, tiny_llama
+from ..kit.families import tiny_checkpoint
+from ..kit.models import YARN, tiny_gemma2, tiny_gpt2, tiny_llama
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -5,7 +5,7 @@ from trt_spec.tools.certificate.arbiter import Arbiter, Logits
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
 
-from ..bundles import Pair
+from .bundles import Pair
 
 
 def arbiter_of(pair: Pair, *others: Logits) -> Arbiter:

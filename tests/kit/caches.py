@@ -16,7 +16,7 @@ from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.rollback import Worst, compare_all
 from trt_spec.tools.certificate.subject import Subject
 
-from ..bundles import Pair
+from .bundles import Pair
 
 # In float32: a step of width 1 and a prefill add the same products in another order, which costs up to 1e-5 in logits
 # of size 10; a wrong cache entry costs more than 1e-2.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.tools.certificate.chi_squared import statistic, tail
 
-from ..bundles import Pair
+from .bundles import Pair
 from .costs import SIBLINGS, known_costs, table
 from .exact import PROMPT, exact_distribution
 

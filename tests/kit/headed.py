@@ -13,7 +13,7 @@ from trt_spec.export.checking.quality import Sample
 from trt_spec.export.checkpoints.checkpoint import open_checkpoint
 from trt_spec.export.kinds import open_head
 
-from ..bundles import export_pair
+from .bundles import export_pair
 from .laws import VOCAB
 
 TEXT = "def one(two):\n    return two + 3\n" * 4  # on which it is decided how heads are wired

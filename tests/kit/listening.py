@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq
 from trt_spec.runtime.sources.log_mel import SAMPLE_RATE, log_mel, one_window, samples_of
 
-from ..source_models import SOUND
+from .source_models import SOUND
 
 Heard = tuple[float, float, list[int]]  # a segment: from when to when, and its tokens
 

@@ -26,7 +26,7 @@ from trt_spec.runtime.state.look_aheads import LookAheads
 from trt_spec.runtime.translation.translation import Translation
 from trt_spec.tools.certificate.faults import planted
 
-from .. import bundles
+from . import bundles
 
 HEADS, RECURRENT = "tests/runtime/drafters/test_heads.py", "tests/runtime/test_recurrent.py"
 STATES, AHEAD = "tests/runtime/memory/test_states.py", "tests/runtime/drafters/test_look_aheads.py"

@@ -11,8 +11,8 @@ from trt_spec.engines import Bundle
 from trt_spec.runtime import Decoder, EntropyRule, Grammar, Request, SamplingParams
 from trt_spec.runtime.state.asked import DraftLength
 
-from ..bundles import DRAFTERS_OF_A_PAIR
-from ..source_models import example_sources
+from .bundles import DRAFTERS_OF_A_PAIR
+from .source_models import example_sources
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 COUPLED = SamplingParams(temperature=1.0, seed=3, rule="coupled", ignore_eos=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from trt_spec.export import export_bundle
 from trt_spec.export.passes.quantise import Quantisation
 
-from ..models import tiny_gpt2
+from .models import tiny_gpt2
 from .traces import sharing_traces
 
 

@@ -15,8 +15,8 @@ from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 from trt_spec.tools.research import grow_pair
 from trt_spec.tools.research.grow_head import grow_head
 
-from ..heads import dflash_head, eagle3_head, look_aheads, parallel_heads
-from ..models import tiny_llama
+from ..kit.heads import dflash_head, eagle3_head, look_aheads, parallel_heads
+from ..kit.models import tiny_llama
 
 pytestmark = pytest.mark.research
 

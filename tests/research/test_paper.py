@@ -22,7 +22,7 @@ from trt_spec.tools.research.shipped import TELEGRAMS
 from trt_spec.tools.research.telegrams import is_held_out, library_sentences
 from trt_spec.tools.theory.lines import lenient_acceptance
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 
 pytestmark = pytest.mark.research
 

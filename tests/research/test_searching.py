@@ -3,7 +3,7 @@
 import pytest
 from trt_spec.tools.research.searching import main
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 
 pytestmark = pytest.mark.research
 

@@ -8,7 +8,7 @@ import pytest
 from trt_spec.engines.onnxruntime import OnnxRuntimeEngine
 from trt_spec.runtime.scheduling import capture
 
-from ..recorder import Recorder
+from ..kit.recorder import Recorder
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from trt_spec.engines.engine import chunks
 from trt_spec.runtime import Decoder
 from trt_spec.runtime.lengths.costs import Costs
 
-from ..models import bytes_to_symbols
+from ..kit.models import bytes_to_symbols
 
 NextToken = Callable[[Sequence[int]], int]  # from the whole context to the next token
 EOS = 256

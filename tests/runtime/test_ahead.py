@@ -8,7 +8,7 @@ from trt_spec.runtime.acceptance.filters import FILTERS, penalties
 from trt_spec.runtime.acceptance.filters.penalties import Penalties, counts_at_each_position
 from trt_spec.runtime.state.proposal import Ahead
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.chi_squared import p_value_of
 from ..kit.exact import SETTINGS
 from ..kit.grammars import NESTED, WORDS

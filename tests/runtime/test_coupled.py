@@ -9,8 +9,8 @@ import torch
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.state.noise import gumbels
 
-from ..bundles import DRAFTERS_OF_A_PAIR, Pair
 from ..kit.arbiter import arbiter_of
+from ..kit.bundles import DRAFTERS_OF_A_PAIR, Pair
 from ..kit.costs import known_costs
 from ..kit.prompts import random_prompts
 from ..kit.recorded import read

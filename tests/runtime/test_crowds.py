@@ -21,16 +21,15 @@ from trt_spec.runtime.round import propose
 from trt_spec.runtime.state.asked import DraftLength
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, PAIR
 
-from ..bundles import Pair, export_pair
-from ..heads import dflash_head, look_aheads, with_mtp_of_qwen
-from ..hybrids import Hybrid
 from ..kit.asked_laws import law_asked_by
+from ..kit.bundles import Pair, export_pair
 from ..kit.crowds import RULES, SAMPLED, SHARED, crowd, some_prompts
 from ..kit.grammars import EOS, SPELLED
 from ..kit.headed import Headed
-from ..kit.hybrids import tiny_hybrid
+from ..kit.heads import dflash_head, look_aheads, with_mtp_of_qwen
+from ..kit.hybrids import Hybrid, tiny_hybrid
 from ..kit.points import are_drawn, needed, points_of_texts
-from ..source_models import PADDING, example_sources
+from ..kit.source_models import PADDING, example_sources
 
 BUDGETS = (10_000, 20_000, 40_000)  # entries of a cache: 32, 64 and 128 rows of the longest texts
 PREFIXES = {"prefix_bytes": 2**20}

@@ -16,11 +16,11 @@ import torch
 from trt_spec.runtime import Decoder, EntropyRule, SamplingParams
 from trt_spec.runtime.acceptance.filters import Cut
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.chi_squared import draw, p_value, p_value_of
 from ..kit.exact import EVERYTHING, FILTERED, PENALISED, PLAIN, PROMPT, SETTINGS, exact_distribution
 from ..kit.sampled import FALSE_ALARM
-from ..steps import feed
+from ..kit.steps import feed
 from .states import make_plan, make_rows
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")

@@ -11,7 +11,7 @@ from trt_spec.runtime.scheduling.prefill import DRAFT_BUDGET
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
 
-from ..bundles import Pair, noisy_draft, pair_of
+from ..kit.bundles import Pair, noisy_draft, pair_of
 from ..kit.caches import read_by, require_all_fresh
 from ..kit.costs import LENGTHS, table
 from ..kit.exact import PLAIN, PROMPT, exact_distribution

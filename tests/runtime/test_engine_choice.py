@@ -9,7 +9,7 @@ from trt_spec.engines import Bundle, BundleError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.scheduling.engine_choice import choice_file, read_choice, resolve, save_choice
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 
 NO_ENGINES = [f'{{"engines": {each}, "machine": "", "models": {{}}}}' for each in ("{}", "[]", '{"few": "torch"}')]
 

@@ -23,12 +23,12 @@ from trt_spec.runtime.acceptance.transform import draft_transform, transform
 from trt_spec.runtime.grammars.guide import GUIDES, Guide, bytes_for
 from trt_spec.runtime.state.proposal import Ahead, Proposal
 
-from ..bundles import Pair, tiny_pair
+from ..kit.bundles import Pair, tiny_pair
 from ..kit.chi_squared import p_value
 from ..kit.grammars import AUTOMATON, EOS, NESTED, SPELLED, WORDS, state_after
+from ..kit.models import tiny_llama
+from ..kit.recorder import Recorder
 from ..kit.sampled import FALSE_ALARM
-from ..models import tiny_llama
-from ..recorder import Recorder
 from .states import make_plan, make_rows
 
 acceptance = importlib.import_module("trt_spec.runtime.acceptance.one_line")

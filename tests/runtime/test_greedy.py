@@ -12,8 +12,8 @@ from trt_spec.tools.certificate.arbiter import Arbiter
 from trt_spec.tools.certificate.probe import Probe
 from trt_spec.tools.certificate.subject import Subject
 
-from ..bundles import DRAFTERS_OF_A_PAIR, Pair
 from ..kit.arbiter import arbiter_of
+from ..kit.bundles import DRAFTERS_OF_A_PAIR, Pair
 from ..kit.prompts import random_prompts
 from ..kit.recorded import Recording, read, transformers_greedy
 from ..kit.squares import BATCHES, Run, in_a_square

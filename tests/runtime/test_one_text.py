@@ -6,7 +6,7 @@ import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.caches import bytes_of
 from ..kit.prompts import random_prompts
 

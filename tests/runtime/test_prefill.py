@@ -7,7 +7,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.scheduling.prefill import NARROWEST, _next_chunk
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.prompts import random_prompts
 from .scripted import scripted_decoder
 

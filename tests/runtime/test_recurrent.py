@@ -15,13 +15,12 @@ from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
 from trt_spec.tools.certificate.subject import Subject
 from trt_spec.tools.measuring.time_reading import reading_ms
 
-from ..bundles import export_pair
-from ..families import tiny_checkpoint
-from ..hybrids import Hybrid
-from ..kit.hybrids import ROWS, every_hybrid, greedy_texts, some_prompts
+from ..kit.bundles import export_pair
+from ..kit.families import tiny_checkpoint
+from ..kit.hybrids import ROWS, Hybrid, every_hybrid, greedy_texts, some_prompts
 from ..kit.laws import CLOSE, ENOUGH, VOCAB, compared, room
+from ..kit.models import tiny_llama
 from ..kit.prompts import random_prompts
-from ..models import tiny_llama
 
 CHOICES: list[tuple[str, int | str]] = [
     *(("model", k) for k in (1, 4, 9, "3+3", "4/8", "3x2x1")),

@@ -23,7 +23,7 @@ from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import BLOCK, Rows
 from trt_spec.runtime.state.verdict import best_of
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.replaying import Machine, is_recording, replaying
 from ..kit.rounds import GREEDY, LLAMA, OF_ALL_RUNS, SAMPLED, SCENES, TEXTS, Said, Scene, require_same, texts
 

@@ -18,7 +18,7 @@ from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import Rows
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.prompts import random_prompts
 from ..kit.scripts import counted, counting
 from .scripted import encoded, scripted_decoder

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trt_spec.runtime import Decoder, Grammar, RequestError, SamplingParams
 from trt_spec.tools.certificate.arbiter import log_probabilities_agree
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 
 PROMPTS = st.lists(st.integers(2, 63), min_size=1, max_size=12)
 LETTERS = st.text("abcdefgh ", min_size=1, max_size=3)

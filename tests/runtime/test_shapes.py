@@ -18,10 +18,10 @@ from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.shapes import read_shape
 from trt_spec.tools.prompts.shipped import bench_prompts
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 from ..kit.prompts import REPEATS, random_prompts
+from ..kit.recorder import Recorder
 from ..kit.rules import RULES, SAMPLED
-from ..recorder import Recorder
 from .scripted import ScriptedEngine, scripted_decoder
 
 LENIENT = {"lenient greedy": SamplingParams(max_new_tokens=48, ignore_eos=True, lenience=0.2)}

@@ -12,7 +12,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, PAIR, TARGET
 from trt_spec.tools.prompts.shipped import bench_prompts
 
-from ..bundles import Pair, export_pair
+from ..kit.bundles import Pair, export_pair
 from ..kit.recorded import transformers_greedy
 
 RULES = ("rejection", "tokenwise", "coupled")

@@ -6,8 +6,8 @@ import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.example_sources import PromptedDecoder, SourcedDecoder, example_source
 
-from ..bundles import export_pair
-from ..source_models import tiny_behind_source
+from ..kit.bundles import export_pair
+from ..kit.source_models import tiny_behind_source
 
 FEW = SamplingParams(max_new_tokens=8, min_tokens=8)
 

@@ -12,7 +12,7 @@ from trt_spec.runtime import Decoder, EngineError, SamplingParams
 from trt_spec.runtime.round import round as round_
 from trt_spec.tools.examples.service import Service
 
-from ..bundles import Pair
+from ..kit.bundles import Pair
 
 EXAMPLES = Path(__file__).parents[2] / "tools" / "examples"
 

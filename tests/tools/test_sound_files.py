@@ -14,7 +14,7 @@ import torch
 from trt_spec.engines import RequestError
 from trt_spec.tools.sound_files import MOST_PHASES, at_rate, read_sound, sound_of
 
-from ..sounds import RATE, tone, wav
+from ..kit.sounds import RATE, tone, wav
 
 
 @pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 44_100, 48_000])

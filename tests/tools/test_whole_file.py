@@ -2,7 +2,7 @@ import pytest
 from trt_spec.engines import RequestError
 from trt_spec.tools.whole_file import whole_file
 
-from ..faults import no_file_larger_than
+from ..kit.machine_faults import no_file_larger_than
 
 
 def test_the_file_appears_whole_at_the_end(tmp_path):

@@ -16,10 +16,10 @@ from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.engines.torch.onnx_graph import Node
 from trt_spec.export.passes.quantise import Quantisation
 
-from ...bundles import export_pair
-from ...families import tiny_checkpoint
+from ...kit.bundles import export_pair
+from ...kit.families import tiny_checkpoint
 from ...kit.launches import random
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 from ..parity import assert_engine_agrees, run_script, write_trees
 
 FIRED = {  # in two layers, where it does

@@ -17,9 +17,9 @@ from trt_spec.engines.torch.kernels import attention
 from trt_spec.engines.torch.onnx_graph import Node, read_graph
 from trt_spec.export.checking.scenarios import TREE, Script
 
-from ... import mask_faults
-from ...bundles import Pair
-from ...steps import model_of
+from ...kit import mask_faults
+from ...kit.bundles import Pair
+from ...kit.steps import model_of
 from ..parity import assert_engine_agrees
 
 

@@ -12,8 +12,8 @@ import torch
 from trt_spec.engines.torch import kept_code
 from trt_spec.engines.torch.kept_code import PLACES, KeptCode
 
-from ...bundles import export_pair
-from ...models import tiny_llama
+from ...kit.bundles import export_pair
+from ...kit.models import tiny_llama
 
 CODE = b"\x7fELF" * 1000
 

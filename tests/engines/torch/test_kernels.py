@@ -20,7 +20,7 @@ from trt_spec.engines.torch.kernels.declare import launcher
 from trt_spec.engines.torch.kernels.narrow_product import widened
 from trt_spec.export.passes.quantise import Quantisation
 
-from ...bundles import export_pair
+from ...kit.bundles import export_pair
 from ...kit.launches import (
     DEVICE,
     DTYPES,

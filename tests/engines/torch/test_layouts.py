@@ -11,8 +11,8 @@ from trt_spec.engines.torch.kernels import LAUNCHES
 from trt_spec.export import export_bundle
 from trt_spec.export.families.table import BEHIND_SOURCES, WORKS
 
-from ...bundles import Pair
-from ...families import tiny_checkpoint
+from ...kit.bundles import Pair
+from ...kit.families import tiny_checkpoint
 from ...kit.headed import Headed
 from ...kit.layouts import TOLD, Given, assert_kernels_read_what_is_there
 

@@ -8,7 +8,7 @@ from trt_spec.engines import Bundle, blank_cache, blank_step, open_engine
 from trt_spec.engines.torch import TorchEngine
 from trt_spec.engines.torch.regions import regions, repeats
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 
 @pytest.fixture(scope="module")

@@ -36,14 +36,14 @@ from trt_spec.export.plans.compiler import REWRITES, Compiler, prepare
 from trt_spec.export.plans.roles import BuildOptions, Role, roles
 from trt_spec.tools.cli import main
 
-from ... import bundles
-from ...bundles import export_pair, save_graph
-from ...families import tiny_checkpoint
-from ...faults import no_file_larger_than
-from ...models import tiny_llama
-from ...quantised_models import KINDS, write_quantised
-from ...source_models import tiny_behind_source
-from ...toys import Toy
+from ...kit import bundles
+from ...kit.bundles import export_pair, save_graph
+from ...kit.families import tiny_checkpoint
+from ...kit.machine_faults import no_file_larger_than
+from ...kit.models import tiny_llama
+from ...kit.quantised_models import KINDS, write_quantised
+from ...kit.source_models import tiny_behind_source
+from ...kit.toys import Toy
 from .forms import forms, forms_of_plan
 
 ONE_LAYER = {"num_hidden_layers": 1}

@@ -8,9 +8,9 @@ from trt_spec.engines.tensorrt import PlanKey
 from trt_spec.export.plans.compiler import Compiler
 from trt_spec.export.plans.roles import BuildOptions, Role, roles
 
-from ...bundles import export_pair
-from ...heads import dflash_head, eagle3_head, mtp_head, parallel_heads
-from ...models import tiny_llama
+from ...kit.bundles import export_pair
+from ...kit.heads import dflash_head, eagle3_head, mtp_head, parallel_heads
+from ...kit.models import tiny_llama
 
 
 def test_a_head_has_a_first_step_for_all_that_a_round_commits_and_heads_that_keep_nothing_speak_at_once(

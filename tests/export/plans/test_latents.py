@@ -8,7 +8,7 @@ from trt_spec.engines.tensorrt import PlanKey
 from trt_spec.export import export_bundle
 from trt_spec.export.plans.compiler import Compiler
 
-from ...families import tiny_checkpoint
+from ...kit.families import tiny_checkpoint
 
 
 @pytest.mark.exhaustive

@@ -22,7 +22,7 @@ from trt_spec.runtime.state.proposal import Noise, Proposal
 from trt_spec.runtime.state.rows import Rows
 from trt_spec.runtime.state.verdict import Verdict
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.faults import fault
 from ...kit.sums import adding_in_blocks
 from ..states import make_plan, make_rows

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from trt_spec.runtime import Decoder, RequestError, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 EOS = 1
 EAGER = SamplingParams(logit_bias={EOS: 1000.0}, max_new_tokens=20)  # ends at once if it may

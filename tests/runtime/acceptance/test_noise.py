@@ -17,7 +17,7 @@ from trt_spec.runtime.state.noise import gumbel, gumbels, philox, uniform, unifo
 from trt_spec.runtime.state.plan import Plan
 from trt_spec.runtime.state.rows import Rows
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 SEEDS = torch.tensor([[1, 0], [2, 0], [1, 7]])
 

@@ -13,7 +13,7 @@ from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.acceptance.filters import FILTERS
 from trt_spec.runtime.acceptance.parameters import HELP
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ..scripted import ScriptedEngine, scripted_decoder
 
 NAN, INF = math.nan, math.inf

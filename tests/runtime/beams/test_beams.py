@@ -12,9 +12,9 @@ from trt_spec.engines import RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 
-from ...bundles import Pair, export_pair, noisy_draft, resave, rewrite_graph
 from ...kit.beams import OF_FIFTY, SETTINGS, Found, assert_theirs, found, ours, theirs
-from ...models import tiny_llama
+from ...kit.bundles import Pair, export_pair, noisy_draft, resave, rewrite_graph
+from ...kit.models import tiny_llama
 
 VOCAB = 64
 TOKENS = 24

@@ -18,7 +18,7 @@ from trt_spec.runtime.state.most import MOST_LINES
 from trt_spec.runtime.state.proposal import Proposal
 from trt_spec.tools.prompts.shipped import bench_prompts
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.chi_squared import p_value_of
 from ...kit.copying import TEXTS, Asking, look_up, suffix_drafter
 from ...kit.exact import SETTINGS

@@ -7,10 +7,10 @@ from trt_spec.runtime.acceptance.seat import admit
 from trt_spec.runtime.drafters.lookup import LONGEST_MATCH
 from trt_spec.runtime.drafters.lookup import look_up as copy_by_lookup
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.copying import look_up
 from ...kit.prompts import random_prompts
-from ...steps import feed
+from ...kit.steps import feed
 from ..states import make_plan, make_rows
 
 

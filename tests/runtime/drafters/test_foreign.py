@@ -14,13 +14,13 @@ from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.rollback import Worst, compare_all, random_rounds
 from trt_spec.tools.certificate.subject import Subject
 
-from ...bundles import Pair, export_pair
-from ...foreign import in_other_tokens, merging_draft
+from ...kit.bundles import Pair, export_pair
 from ...kit.caches import TOLERANCE
 from ...kit.exact import PLAIN, PROMPT, exact_distribution
+from ...kit.foreign import in_other_tokens, merging_draft
 from ...kit.prompts import random_prompts
+from ...kit.recorder import Recorder
 from ...kit.sampled import Tokens, is_distributed_as
-from ...recorder import Recorder
 
 WAYS = ("common", "text")
 GREEDY = SamplingParams(max_new_tokens=40, ignore_eos=True)

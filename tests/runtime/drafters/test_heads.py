@@ -21,11 +21,11 @@ from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.memory.row_cache import RowCache
 
-from ...heads import dflash_head
 from ...kit.costs import LENGTHS, known_costs, table
 from ...kit.headed import Headed, in_a_bundle
+from ...kit.heads import dflash_head
 from ...kit.laws import CLOSE, ENOUGH, FAR, compared, kept_bytes, worst_law
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 
 
 @pytest.fixture(scope="module")

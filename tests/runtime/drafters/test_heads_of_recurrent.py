@@ -8,8 +8,8 @@ import pytest
 from trt_spec.runtime.memory.features import Features
 from trt_spec.runtime.memory.row_cache import RowCache
 
-from ...heads import dflash_head, eagle3_head, with_mtp_of_qwen
 from ...kit.headed import Headed, in_a_bundle
+from ...kit.heads import dflash_head, eagle3_head, with_mtp_of_qwen
 from ...kit.hybrids import ROWS, SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
 from ...kit.laws import CHOICES, CLOSE, ENOUGH, FAR, compared, room
 

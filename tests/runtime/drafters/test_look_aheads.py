@@ -31,14 +31,14 @@ from trt_spec.runtime.state.indexing import at_nodes
 from trt_spec.runtime.state.look_aheads import LookAheads
 from trt_spec.runtime.state.plan import Level, Plan
 
-from ... import heads
-from ...bundles import export_pair
+from ...kit import heads
+from ...kit.bundles import export_pair
 from ...kit.caches import memory_for
 from ...kit.costs import LENGTHS, known_costs, table
 from ...kit.hybrids import SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
 from ...kit.laws import CLOSE, ENOUGH, FAR, LINES, VOCAB, compared, kept_bytes, room, worst_law
-from ...models import tiny_llama
-from ...recorder import Recorder
+from ...kit.models import tiny_llama
+from ...kit.recorder import Recorder
 from ..round.kinds import IdleEngine
 
 COUNTED, PADDED = 4, 72  # look-aheads, and tokens of the target's graph

@@ -15,9 +15,9 @@ from trt_spec.engines import Bundle, ExportError, Masks, RequestError
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.model import Model
 
-from ...bundles import Pair, export_pair
+from ...kit.bundles import Pair, export_pair
 from ...kit.laws import CLOSE, ENOUGH, FAR, VOCAB, compared, kept_bytes
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 
 MASK = 66  # the draft has tokens beyond those of its tokenizer
 

@@ -9,7 +9,7 @@ from trt_spec.runtime import Decoder, RequestError, SamplingParams
 from trt_spec.runtime.requests.request import Request
 from trt_spec.tools.certificate.chi_squared import statistic, tail
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.exact import PROMPT, exact_distribution
 from ...kit.prompts import random_prompts
 from ...kit.sampled import FALSE_ALARM

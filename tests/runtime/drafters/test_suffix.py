@@ -10,7 +10,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.drafters.suffix import LONGEST_MATCH, PER_MATCHED_TOKEN
 from trt_spec.runtime.drafters.suffix_automaton import SuffixAutomaton
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.copying import TEXTS, Asking, suffix_drafter
 from ...kit.prompts import random_prompts
 

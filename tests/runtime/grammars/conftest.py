@@ -1,7 +1,7 @@
 import pytest
 from trt_spec.runtime.grammars.compiler import Compiler
 
-from ...models import write_tokenizer
+from ...kit.models import write_tokenizer
 from .vocabularies import DEMO, vocabulary
 
 

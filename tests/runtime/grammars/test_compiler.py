@@ -17,7 +17,7 @@ from trt_spec.runtime.grammars.compiler import Compiler
 from trt_spec.runtime.grammars.compiling import one_of
 from trt_spec.runtime.grammars.guide import Guide
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .vocabularies import DEMO, vocabulary
 
 

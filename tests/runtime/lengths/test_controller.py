@@ -20,7 +20,7 @@ from trt_spec.runtime.state.asked import Share
 from trt_spec.runtime.state.shapes import line, read_shape
 from trt_spec.tools.theory.lines import best_draft_length, tokens_per_round
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.costs import SIBLINGS, known_costs, table
 from ...kit.scripts import target
 from ..scripted import scripted_decoder

@@ -11,9 +11,9 @@ from trt_spec.engines import Bundle
 from trt_spec.runtime import BundleError, Decoder, RequestError, SamplingParams
 from trt_spec.runtime.lengths.costs import Costs, machine_name, model_identities, read_costs
 
-from ...bundles import Pair
-from ...faults import no_file_larger_than
+from ...kit.bundles import Pair
 from ...kit.costs import BESIDE, table
+from ...kit.machine_faults import no_file_larger_than
 
 
 @pytest.fixture

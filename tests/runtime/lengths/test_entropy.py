@@ -12,7 +12,7 @@ from trt_spec.runtime.lengths.entropy import ByEntropy
 from trt_spec.runtime.requests.metrics import Outcome
 from trt_spec.runtime.state.frame import Frame
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.scripts import target
 from ..scripted import scripted_decoder
 

@@ -19,7 +19,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.block_cache import BlockCache, BlockPool
 from trt_spec.runtime.memory.row_cache import RowCache
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 ROWS, CAPACITY = 4, 320
 IN_ROWS = Contract(1, 2, keys_and_values(1, 1, 4, "float32"), 16, 256, "float32")

@@ -10,7 +10,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.row_cache import RowCache
 from trt_spec.tools.certificate.probe import Probe
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.caches import probes, require_all_fresh
 from ...kit.prompts import random_prompts
 

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.prompts import random_prompts
 
 PROMPTS = random_prompts(64, [5, 30, 1], seed=3)

@@ -7,7 +7,7 @@ import pytest
 from trt_spec.runtime import Decoder, EngineError, Grammar, SamplingParams
 from trt_spec.runtime.requests.request import State
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.caches import bytes_of, memory_for
 from ...kit.prompts import random_prompts
 

@@ -12,9 +12,9 @@ from trt_spec.runtime.memory.snapshots import EVERY
 from trt_spec.runtime.scheduling import results
 from trt_spec.runtime.scheduling.prefill import NARROWEST
 
-from ...bundles import Pair
-from ...hybrids import Hybrid
+from ...kit.bundles import Pair
 from ...kit.caches import bytes_of, read_by
+from ...kit.hybrids import Hybrid
 from ...kit.prompts import random_prompts
 
 SETTINGS = [

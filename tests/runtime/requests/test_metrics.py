@@ -6,7 +6,7 @@ import pytest
 from trt_spec.runtime import Decoder, SamplingParams, Speculation
 from trt_spec.runtime.requests.metrics import Outcome
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.prompts import random_prompts
 from ..scripted import EOS, encoded, says, scripted_decoder
 

@@ -7,7 +7,7 @@ import torch
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.scheduling import prefill, reading
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 PROMPT = [5, 9, 30, 9, 31, 9, 7, 44, 2, 60] * 9  # longer than a step that verifies
 PARAMS = SamplingParams(max_new_tokens=12, prompt_logprobs=3, ignore_eos=True)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.requests.text import TextStream
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.prompts import random_prompts
 from ..scripted import EOS, byte_tokenizer, encoded, says, scripted_decoder
 

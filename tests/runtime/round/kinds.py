@@ -11,7 +11,7 @@ from trt_spec.runtime.drafters import Drafter, Resources, open_drafters
 from trt_spec.runtime.memory.model import Model
 from trt_spec.runtime.state.plan import Level, Plan
 
-from ...bundles import DRAFTERS_OF_A_PAIR
+from ...kit.bundles import DRAFTERS_OF_A_PAIR
 
 KINDS: dict[str, dict[str, Any]] = {  # fields of a plan; sources and filters by name
     "plain": {"draft_length": 0, "coupled": True},

@@ -12,10 +12,10 @@ from trt_spec.runtime import Decoder, Request, SamplingParams
 from trt_spec.runtime.memory import bucket
 from trt_spec.runtime.scheduling import capture
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.caches import probes, require_all_fresh
 from ...kit.prompts import random_prompts
-from ...recorder import Recorder
+from ...kit.recorder import Recorder
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from trt_spec.runtime.state.clock import PARTS, Clock
 from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.noise import constants
 
-from ...bundles import DRAFTERS_OF_A_PAIR, Pair
+from ...kit.bundles import DRAFTERS_OF_A_PAIR, Pair
 from ...kit.caches import probes, require_all_fresh
 from ...kit.prompts import random_prompts
-from ...recorder import Recorder
+from ...kit.recorder import Recorder
 from .kinds import KINDS, idle_models, plan_of
 
 

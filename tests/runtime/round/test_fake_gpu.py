@@ -35,8 +35,8 @@ from trt_spec.runtime.state.proposal import Ahead
 from trt_spec.runtime.state.rows import BLOCK, Columns, branches_of
 from trt_spec.runtime.state.shapes import comb, line, tree
 
-from ...bundles import DRAFTERS_OF_A_PAIR, Pair
-from ...recorder import Recorder
+from ...kit.bundles import DRAFTERS_OF_A_PAIR, Pair
+from ...kit.recorder import Recorder
 from .kinds import KINDS, IdleEngine, idle_models, plan_of
 
 DEVICE = "lazy:0"

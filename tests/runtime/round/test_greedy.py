@@ -18,7 +18,7 @@ from trt_spec.runtime.state import frame
 from trt_spec.runtime.state.frame import Frame
 from trt_spec.runtime.state.verdict import Verdict
 
-from ...bundles import Pair, export_pair
+from ...kit.bundles import Pair, export_pair
 from ...kit.replaying import replaying
 from ...kit.rounds import GREEDY, LLAMA, NUMBERS, SAMPLED, Said, Scene, texts
 from ..states import make_plan

@@ -13,7 +13,7 @@ from trt_spec.runtime.round.round import run_round
 from trt_spec.runtime.state.clock import Clock
 from trt_spec.runtime.state.frame import Frame
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .kinds import KINDS, idle_models, plan_of
 
 MOST = {  # beside those of the engines, for two rows and three proposals in a line

@@ -13,7 +13,7 @@ from trt_spec.runtime.round.plain import Luck, Model, run_plain_round
 from trt_spec.runtime.state.most import LINE
 from trt_spec.runtime.state.noise import gumbels, uniforms
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.faults import fault
 
 PROMPT, LENGTH = [2, 7, 3], 60

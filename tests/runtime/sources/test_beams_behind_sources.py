@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from trt_spec.runtime import Decoder
 
-from ...bundles import export_pair
 from ...kit.beams import OF_FIFTY, SETTINGS, assert_theirs, found, ours, theirs
-from ...source_models import END, example_sources, tiny_behind_source, writer
+from ...kit.bundles import export_pair
+from ...kit.source_models import END, example_sources, tiny_behind_source, writer
 
 TOKENS = 20
 FORCED = 7

@@ -11,7 +11,7 @@ from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.sources.encoder import Encoder
 from trt_spec.runtime.state.shapes import comb, tree
 
-from ...source_models import END, START, example_sources, said_by_transformers
+from ...kit.source_models import END, START, example_sources, said_by_transformers
 
 TOKENS = 24
 GREEDY = SamplingParams(max_new_tokens=TOKENS, min_tokens=TOKENS)

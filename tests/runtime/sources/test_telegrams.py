@@ -10,7 +10,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.full import CacheFull
 from trt_spec.runtime.state.rows import Rows
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 PAGE = Path(__file__).parents[3] / "tools/demo_pair/README.md"
 TELEGRAMS = (  # written here, of words that docstrings have

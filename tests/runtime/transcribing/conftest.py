@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ...bundles import export_pair
-from ...source_models import noisy_listener, tiny_listener
+from ...kit.bundles import export_pair
+from ...kit.source_models import noisy_listener, tiny_listener
 
 
 @pytest.fixture(scope="session")

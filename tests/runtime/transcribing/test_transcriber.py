@@ -12,7 +12,7 @@ from trt_spec.runtime.transcribing.transcriber import Transcriber
 from trt_spec.runtime.transcribing.transcript import Segment, cuts
 
 from ...kit.listening import by_transformers, sound
-from ...source_models import SOUND
+from ...kit.source_models import SOUND
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 8))])

@@ -7,7 +7,7 @@ import pytest
 from trt_spec.engines import Bundle
 from trt_spec.tools.certificate.subject import Subject
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from trt_spec.tools.certificate.subject import (
     takes_trees,
 )
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.costs import SIBLINGS, known_costs, table
 
 PROMPTS = 6

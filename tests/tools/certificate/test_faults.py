@@ -13,7 +13,7 @@ from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.recalled import RecallingDecoder
 from trt_spec.tools.certificate.subject import Finding, is_tree
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.faults import SWAPS, fault
 from ...kit.findings import findings
 

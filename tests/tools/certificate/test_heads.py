@@ -19,10 +19,10 @@ from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.probe import Probes
 
-from ...bundles import Pair, export_pair
-from ...heads import dflash_head, eagle3_head, parallel_heads
+from ...kit.bundles import Pair, export_pair
 from ...kit.findings import findings
-from ...models import tiny_llama
+from ...kit.heads import dflash_head, eagle3_head, parallel_heads
+from ...kit.models import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.certificate import lanes
 from trt_spec.tools.certificate.subject import Subject
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 SEEDS = range(6)
 # Elsewhere, as on macOS, no thread can choose its core, and `cores` gives no lanes. Linux, as in CI, skips nothing.

@@ -16,10 +16,10 @@ from trt_spec.tools.certificate import distribution
 from trt_spec.tools.certificate.first_tokens import Case
 from trt_spec.tools.certificate.subject import several
 
-from ...bundles import Pair, export_pair
-from ...heads import look_aheads
+from ...kit.bundles import Pair, export_pair
 from ...kit.findings import findings
-from ...models import tiny_llama
+from ...kit.heads import look_aheads
+from ...kit.models import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.recalled import RecallingDecoder, RecallingEngine, recalls
 from trt_spec.tools.certificate.subject import Choice, Subject, shapes
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 REQUESTS = 12
 

@@ -12,8 +12,7 @@ from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.state_faults import STATE_FAULTS, state_fault
 from trt_spec.tools.certificate.subject import Finding, Subject
 
-from ...hybrids import Hybrid
-from ...kit.hybrids import LAYERS
+from ...kit.hybrids import LAYERS, Hybrid
 
 CERTIFIED = ("granitemoehybrid", "qwen3_5_text")  # in each run; the others by hand
 

@@ -11,7 +11,7 @@ from trt_spec.tools.certificate.first_tokens import Case, remembering
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.faults import fault
 
 

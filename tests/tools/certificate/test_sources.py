@@ -11,8 +11,8 @@ from trt_spec.tools.certificate.effort import QUICK
 from trt_spec.tools.certificate.probe import Probes
 from trt_spec.tools.certificate.subject import Finding, Subject
 
-from ...bundles import export_pair
-from ...source_models import noisy_copy, tiny_behind_source
+from ...kit.bundles import export_pair
+from ...kit.source_models import noisy_copy, tiny_behind_source
 
 
 @pytest.fixture(scope="module", params=["t5", "whisper"])

@@ -19,11 +19,11 @@ from trt_spec.tools.timing import clock
 from trt_spec.tools.timing.theirs import Theirs
 from trt_spec.tools.timing.time_rounds import PARTS, Measured, Setting, TimedRound, Waits, measure
 
-from ...bundles import export_pair
-from ...foreign import merging_draft
+from ...kit.bundles import export_pair
 from ...kit.costs import known_costs
+from ...kit.foreign import merging_draft
 from ...kit.gguf_model import write_gguf
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 from ..conftest import assert_refused
 
 

@@ -15,8 +15,8 @@ from trt_spec.tools.making import kept_bundles
 from trt_spec.tools.trace_lines import RESET
 
 from ...kit.gguf_model import write_gguf
+from ...kit.models import tiny_llama
 from ...kit.terminal import Terminal
-from ...models import tiny_llama
 from ..conftest import assert_refused
 
 

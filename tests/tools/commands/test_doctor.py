@@ -10,9 +10,9 @@ from trt_spec.tools import extras
 from trt_spec.tools.commands import doctor
 from trt_spec.tools.theory import lines as theory
 
-from ...bundles import Pair, export_pair
-from ...foreign import merging_draft
-from ...models import tiny_llama
+from ...kit.bundles import Pair, export_pair
+from ...kit.foreign import merging_draft
+from ...kit.models import tiny_llama
 from ..conftest import assert_refused
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from trt_spec.engines import SOURCE, Bundle
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import export_pair
-from ...source_models import tiny_behind_source
+from ...kit.bundles import export_pair
+from ...kit.source_models import tiny_behind_source
 from ..conftest import assert_refused
 
 

@@ -32,7 +32,7 @@ from trt_spec.tools.serving.keys import Keys
 from trt_spec.tools.serving.tracing import CLOSE_SECONDS
 from trt_spec.tools.trace_lines import RESET
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.terminal import Terminal
 from ...kit.waiting import until
 from ..conftest import assert_refused

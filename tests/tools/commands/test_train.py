@@ -8,7 +8,7 @@ import pytest
 from trt_spec.tools.making.heads import LESSONS
 from trt_spec.tools.training_settings import DRAFT, KINDS
 
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 from ..conftest import assert_refused
 
 SMALL = ("--samples", 20, "--length", 24, "--steps", 6)

@@ -13,9 +13,9 @@ from trt_spec.runtime.transcribing.transcript import Segment, Transcript
 from trt_spec.tools.sound_files import read_sound
 from trt_spec.tools.transcripts import FORMATS
 
-from ...bundles import export_pair
-from ...sounds import wav
-from ...source_models import tiny_behind_source, tiny_listener
+from ...kit.bundles import export_pair
+from ...kit.sounds import wav
+from ...kit.source_models import tiny_behind_source, tiny_listener
 from ..conftest import assert_refused
 
 

@@ -18,8 +18,8 @@ from trt_spec.tools.measuring.tune_result import BUSY, _oracle, _spread, report
 from trt_spec.tools.timing import clock
 from trt_spec.tools.timing.time_rounds import Measured, Setting, TimedRound, measure
 
-from ...bundles import export_pair
-from ...heads import eagle3_head, look_aheads, parallel_heads
+from ...kit.bundles import export_pair
+from ...kit.heads import eagle3_head, look_aheads, parallel_heads
 from ..conftest import assert_refused
 
 TIMED = ("onnxruntime", "openvino", "torch")

@@ -13,10 +13,10 @@ from trt_spec.tools.certificate.first_tokens import SETTINGS
 from trt_spec.tools.certificate.subject import controllers, spelled
 from trt_spec.tools.flags.verify import CHECKS, CLAIMS
 
-from ...bundles import Pair, resave, rewrite_graph
+from ...kit.bundles import Pair, resave, rewrite_graph
 from ...kit.costs import SIBLINGS, known_costs, table
 from ...kit.faults import fault
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 from ..conftest import assert_refused
 
 COARSE = ("--total-variation", 0.2, "--batch", 128)

@@ -25,8 +25,8 @@ from trt_spec.tools.dynamo.requests import seed_of
 from trt_spec.tools.dynamo.worker import parser
 from trt_spec.tools.serving.stepper import Flight
 
-from ...bundles import Pair
-from ...hybrids import Hybrid
+from ...kit.bundles import Pair
+from ...kit.hybrids import Hybrid
 from ...kit.prompts import random_prompts
 from ...runtime.scripted import encoded, says, scripted_decoder
 from ..serving.manifests import commands_of

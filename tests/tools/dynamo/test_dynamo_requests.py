@@ -10,7 +10,7 @@ from trt_spec.tools.dynamo import worker as dynamo_worker
 from trt_spec.tools.dynamo.requests import card_of, chunk_of, seed_of, submission_of
 from trt_spec.tools.serving.tokens import Spelling
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ..serving.manifests import commands_of
 
 EMPTY: dict[str, dict[str, Any]] = {  # as version 1.6.1 sends a request that asks for nothing

@@ -11,8 +11,8 @@ from trt_spec.export.checkpoints.checkpoint import load_model, open_checkpoint
 from trt_spec.export.kinds import open_head
 from trt_spec.tools.making.convert_pickle import main
 
-from ...heads import parallel_heads
-from ...models import tiny_gpt2, tiny_llama
+from ...kit.heads import parallel_heads
+from ...kit.models import tiny_gpt2, tiny_llama
 
 
 def pickled(path: Path) -> dict[str, torch.Tensor]:

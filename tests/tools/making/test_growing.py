@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from trt_spec.engines import RequestError
 from trt_spec.tools.making.growing import LlamaSize, grow, place_heads
 
-from ...models import tiny_gpt2, tiny_llama
+from ...kit.models import tiny_gpt2, tiny_llama
 
 LOGITS = 1e-4  # the sums of the larger shape are rounded in another order, no more
 

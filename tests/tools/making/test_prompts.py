@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from trt_spec.engines import RequestError
 from trt_spec.tools.making.prompts import chosen_prompts, token_ids
 
-from ...models import tiny_llama
+from ...kit.models import tiny_llama
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"

@@ -29,8 +29,8 @@ from trt_spec.tools.making.heads.teacher import Teacher
 from trt_spec.tools.making.train_head import train_head
 from trt_spec.tools.training_settings import KINDS, LEAST, HeadSettings
 
-from ...families import tiny_checkpoint
-from ...models import tiny_gemma2, tiny_gpt2, tiny_llama
+from ...kit.families import tiny_checkpoint
+from ...kit.models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 SLOTTED = ("eagle3", "mtp")  # kinds that go step by step
 PROMPTS = ["abc", "def f(", "x = 1"]

@@ -17,7 +17,7 @@ from trt_spec.tools.making.distil_draft import distil, sample
 from trt_spec.tools.making.training import Windows, distillation_loss, what_others_miss
 
 from ...kit.gguf_model import write_gguf
-from ...models import tiny_gemma2, tiny_gpt2, tiny_llama
+from ...kit.models import tiny_gemma2, tiny_gpt2, tiny_llama
 
 SMALL = {"samples": 20, "length": 24, "steps": 40, "rate": 5e-3}
 

@@ -25,8 +25,8 @@ from trt_spec.tools.measuring.gpu_model import kernel_us, predicted_ms
 from trt_spec.tools.measuring.gpu_steps import Counted, WeightlessEngine, count_round, count_step
 from trt_spec.tools.measuring.gpus import GPUS, gpu_of
 
-from ...bundles import Pair
-from ...models import tiny_llama
+from ...kit.bundles import Pair
+from ...kit.models import tiny_llama
 from ..conftest import assert_refused
 
 KERNELS_OF_A_LAYER = 7  # of a Llama, one token of one row

@@ -18,7 +18,7 @@ from trt_spec.tools.measuring import gpu_parts, gpu_report
 from trt_spec.tools.measuring.budget import Part, Row, run_parts
 from trt_spec.tools.measuring.gpu_parts import Speed
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 ONE = (Speed("captured", 2, 0.0, "0,2,2/4", 0),)
 

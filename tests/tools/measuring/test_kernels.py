@@ -7,7 +7,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.measuring.kernels import kernels_of, kernels_per_round
 from trt_spec.tools.timing.time_rounds import Setting
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 
 
 def test_only_what_the_device_ran_counts() -> None:

@@ -12,7 +12,7 @@ from trt_spec.runtime.state.asked import MIXED, NONE
 from trt_spec.tools.making.kept_bundles import TARGET
 from trt_spec.tools.pages.trace_page import Written, trace_page, written
 
-from ...bundles import DRAFTERS_OF_A_PAIR
+from ...kit.bundles import DRAFTERS_OF_A_PAIR
 from ...kit.costs import known_costs
 from ..conftest import assert_refused
 from ..reading_pages import assert_self_contained

@@ -19,8 +19,8 @@ from trt_spec.tools.serving.listening import address, listen
 from trt_spec.tools.serving.server import run_loop, serve_until
 from trt_spec.tools.serving.service import Service, open_service
 
-from ...bundles import Pair, tiny_pair
-from ...models import tiny_llama
+from ...kit.bundles import Pair, tiny_pair
+from ...kit.models import tiny_llama
 
 if TYPE_CHECKING:
     from trt_spec.tools.serving.tracing import Traces

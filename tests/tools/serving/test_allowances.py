@@ -8,7 +8,7 @@ from trt_spec.tools.serving import allowances
 from trt_spec.tools.serving.allowances import Allowances
 from trt_spec.tools.serving.errors import ApiError
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.waiting import until
 from .conftest import Gate, Served, serving
 

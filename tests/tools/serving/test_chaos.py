@@ -8,7 +8,7 @@ import httpx
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.waiting import until
 from .conftest import Served, serving
 

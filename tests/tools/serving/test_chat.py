@@ -3,7 +3,7 @@
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Served, serving
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "abc"}]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import FORMAT, SCHEMA, TOOLS
 from .clients.installed import HERE, environment, run
 from .clients.versions import VERSIONS, requirements

@@ -21,7 +21,7 @@ from trt_spec.tools.program import EXIT_ERROR, EXIT_TERMINATED, Parser
 from trt_spec.tools.serving import connections, errors, guard, server, stepper
 from trt_spec.tools.serving.access_log import CLIENT_GONE, QUIET
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Served, serving
 from .manifests import (
     DEPLOY,

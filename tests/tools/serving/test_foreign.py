@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ...bundles import Pair, export_pair
-from ...foreign import in_other_tokens
+from ...kit.bundles import Pair, export_pair
+from ...kit.foreign import in_other_tokens
 from .conftest import Served, serving
 
 BODY = {"prompt": "ab ab", "max_tokens": 40, "ignore_eos": True}

@@ -6,7 +6,7 @@ import openai
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import FORMAT
 from .conftest import Served
 

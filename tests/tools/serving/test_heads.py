@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trt_spec.tools.making.kept_bundles import DEMO_DRAFTS, TARGET
 
-from ...bundles import export_pair
+from ...kit.bundles import export_pair
 from .conftest import Served, serving
 
 BODY = {"prompt": "def read_config(", "max_tokens": 40, "ignore_eos": True}

@@ -29,7 +29,7 @@ from trt_spec.tools.serving.tokenising import encoded
 from trt_spec.tools.serving.tokens import completion_logprobs
 from trt_spec.tools.serving.tool_calls import MOST_TOOLS_BYTES
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.waiting import until
 from .conftest import TEMPLATE, Gate, Served, serving
 

@@ -17,7 +17,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.serving import stepper
 from trt_spec.tools.serving.server import run_loop, serve
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.waiting import until
 from .conftest import Gate, Served, serving
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 from trt_spec.tools.measuring import load
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Gate, Served, serving
 
 PROPOSED = "vllm:spec_decode_num_draft_tokens_total"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .clients.installed import environment, run
 from .clients.versions import requirements
 from .conftest import Served, serving

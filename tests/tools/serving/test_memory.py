@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import serving
 
 POOL = re.compile(r'trt_spec:memory_bytes\{.*pool="(\w+)"\} (\S+)')

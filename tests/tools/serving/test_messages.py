@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import anthropic
 import pytest
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import SCHEMA
 from .conftest import Served, serving
 

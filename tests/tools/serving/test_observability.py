@@ -11,7 +11,7 @@ from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.tools.serving import metrics
 from trt_spec.tools.serving.access_log import JsonForm, TextForm
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Served, serving
 
 BODY = {"prompt": "secret", "max_tokens": 12, "temperature": 0, "draft_length": 4}

@@ -14,7 +14,7 @@ from trt_spec.tools.serving.app import make_app
 from trt_spec.tools.serving.keys import Keys
 from trt_spec.tools.serving.service import open_service
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Served, serving
 
 POSTS = (

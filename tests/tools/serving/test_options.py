@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import FORMAT, SCHEMA
 from ...kit.waiting import until
 from .conftest import TEMPLATE, Served, serving

@@ -9,7 +9,7 @@ from trt_spec.tools.serving.marks import marks_of
 from trt_spec.tools.serving.reasoning import ReasoningReader, has_begun
 from trt_spec.tools.serving.tool_calls import MarkedReader, TextReader, joined
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import FORMAT
 from .conftest import Served, serving
 

@@ -9,7 +9,7 @@ import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 from trt_spec.runtime.memory.snapshots import EVERY
 
-from ...hybrids import Hybrid
+from ...kit.hybrids import Hybrid
 from ...kit.prompts import random_prompts
 from .conftest import Served, serving
 

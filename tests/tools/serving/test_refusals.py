@@ -8,7 +8,7 @@ from trt_spec.tools.serving.app import UNSERVED
 from trt_spec.tools.serving.bodies import LATER
 from trt_spec.tools.serving.guard import MOST_BODY_BYTES
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Served, serving
 
 MESSAGES = [{"role": "user", "content": "abc"}]

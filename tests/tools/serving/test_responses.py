@@ -6,7 +6,7 @@ import openai
 import pytest
 from trt_spec.tools.serving.kept_answers import KeptAnswers
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import SCHEMA
 from .conftest import Served, serving
 

@@ -22,9 +22,9 @@ from statistics import quantiles
 import httpx
 import pytest
 
-from ...bundles import Pair, tiny_pair
+from ...kit.bundles import Pair, tiny_pair
+from ...kit.models import tiny_llama
 from ...kit.waiting import until
-from ...models import tiny_llama
 from .conftest import TEMPLATE
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long, pytest.mark.xdist_group("siege")]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from trt_spec.runtime import Decoder, SamplingParams
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import Served, serving
 
 PATH = "/v1/completions"

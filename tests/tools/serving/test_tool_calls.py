@@ -8,7 +8,7 @@ from trt_spec.tools.serving import templates
 from trt_spec.tools.serving.answers import ChatMessage
 from trt_spec.tools.serving.tool_calls import CallReader, MarkedReader, joined, message_of
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.schemas import FORMAT, TOOLS
 from .conftest import Served, serving
 

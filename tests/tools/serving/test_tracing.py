@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from trt_spec.tools.serving.tracing import Traces
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from ...kit.waiting import until
 from .conftest import Gate, Served, serving
 

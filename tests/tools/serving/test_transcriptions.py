@@ -18,9 +18,9 @@ from trt_spec.tools.serving.guard import MOST_SOUND_BYTES
 from trt_spec.tools.serving.transcriptions import Listening
 from trt_spec.tools.sound_files import sound_of
 
-from ...bundles import Pair, export_pair
-from ...sounds import wav
-from ...source_models import tiny_listener
+from ...kit.bundles import Pair, export_pair
+from ...kit.sounds import wav
+from ...kit.source_models import tiny_listener
 from .conftest import Served, serving
 
 PATH = "/v1/audio/transcriptions"

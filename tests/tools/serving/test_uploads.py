@@ -10,7 +10,7 @@ from trt_spec.tools.serving.connections import MOST_PART
 from trt_spec.tools.serving.stepper import Stepper
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...bundles import Pair
+from ...kit.bundles import Pair
 from .conftest import serving
 
 UPLOADS, STREAMS = 4, 8

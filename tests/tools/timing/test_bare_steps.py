@@ -21,8 +21,8 @@ from trt_spec.tools.measuring.fastest_engine import fastest_engines
 from trt_spec.tools.timing import bare_steps, clock
 from trt_spec.tools.timing.time_rounds import Measured, Setting, measure
 
-from ...bundles import Pair
-from ...recorder import Recorded, Recorder
+from ...kit.bundles import Pair
+from ...kit.recorder import Recorded, Recorder
 
 PIECE_BY_PIECE = 10.0  # seconds of a step that the host launches
 REPLAYED = {1: 1.0, 2: 1.5, 3: 2.0, 4: 2.5}  # by width, where a record is replayed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from .... import bundles
+from ....kit import bundles
 
 HERE = Path(__file__).parent
 

@@ -23,7 +23,7 @@ from trt_spec.runtime.drafters import DRAFTERS
 from trt_spec.runtime.drafters.ngram_table import FOLDER, SUFFIX, to_bytes
 from trt_spec.tools.making.count_ngrams import count_ngrams
 
-from .kit.traces import sharing_traces
+from .traces import sharing_traces
 
 exports: Path | None = None  # where a run of the tests keeps the bundles that it has exported
 DRAFTERS_OF_A_PAIR = [name for name, kind in DRAFTERS.items() if kind.usual]
