@@ -102,31 +102,6 @@ def test_requests_that_join_and_leave_in_random_order_say_what_they_say_alone(ll
         assert request.finish_reason == output.finish_reason
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_neighbour_with_a_larger_draft_length_changes_nothing(llama: Pair, kind: str):
-    """Neither with another rule, penalties, filters, log-probabilities or another drafter."""
-    [prompt] = random_prompts(64, [12], seed=12)
-    params = replace(KINDS[kind], seed=4, ignore_eos=True, max_new_tokens=40)
-    neighbours = {
-        "greedy": SamplingParams(max_new_tokens=60, ignore_eos=True),
-        "coupled": SamplingParams(temperature=2.0, rule="coupled", logprobs=3, max_new_tokens=60, ignore_eos=True),
-        "rejection": SamplingParams(
-            temperature=0.5, top_k=3, repetition_penalty=2.0, max_new_tokens=60, ignore_eos=True
-        ),
-    }
-    with Decoder.open(llama.bundle) as decoder:
-        [alone] = decoder.generate([prompt], params, draft_length=2)
-        for name, neighbour in neighbours.items():
-            for drafter in DRAFTERS_OF_A_PAIR if name == "coupled" else ("model", "lookup"):
-                other = decoder.submit([9, 8, 7, 9, 8, 7], neighbour, draft_length=7, drafter=drafter)
-                request = decoder.submit(prompt, params, draft_length=2)
-                while not request.finished:
-                    decoder.step()
-                decoder.cancel(other)
-                decoder.step()
-                assert tuple(request.token_ids) == alone.token_ids, f"beside a {name} neighbour with {drafter}"
-
-
 def test_a_comb_beside_a_longer_line_finds_room_wherever_they_begin(llama: Pair):
     """Their round is as wide as the longer line and all siblings: at some lengths the cache has to grow for both."""
     params = SamplingParams(temperature=1.0, rule="coupled", seed=2, ignore_eos=True, max_new_tokens=30)

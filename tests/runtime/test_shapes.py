@@ -92,12 +92,18 @@ BESIDE = [
     ("model+random+lookup", 16),
     ("model", "5/20"),
     ("model", "1/3"),
+    *((drafter, 7) for drafter in ("lookup", "cascade", "ngram")),
+]
+NEIGHBOURS = [
+    replace(RULES["greedy"], max_new_tokens=60),
+    replace(RULES["coupled"], max_new_tokens=60, temperature=2.0, logprobs=3),
+    replace(RULES["rejection"], max_new_tokens=60, temperature=0.5, top_k=3, repetition_penalty=2.0),
 ]
 
 
 @pytest.mark.parametrize("rule", RULES | LENIENT)
 def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, rule: str):
-    """Be they lines, combs, several lines, or other trees, deeper or not.
+    """Be they lines, combs, several lines, or other trees, deeper or not, and whatever else they ask for.
 
     Each shape is beside each other one, under a rule or two; each rule meets all of both.
     """
@@ -106,9 +112,9 @@ def test_no_request_depends_on_what_its_neighbours_propose(llama: Pair, rule: st
     with Decoder.open(llama.bundle) as decoder:
         for i, own in enumerate(OWN):
             [alone] = run(decoder, (mine, params, own))
-            for turn, place in enumerate((first + i, first + i + 4)):
-                beside, neighbour = BESIDE[place % len(BESIDE)], RULES[("greedy", "rejection")[(i + turn) % 2]]
-                found, _ = run(decoder, (mine, params, own), (other, replace(neighbour, max_new_tokens=60), beside))
+            for turn in range(3):
+                beside, neighbour = BESIDE[(first + i + 4 * turn) % len(BESIDE)], NEIGHBOURS[(i + turn) % 3]
+                found, _ = run(decoder, (mine, params, own), (other, neighbour, beside))
                 assert found == alone, f"{own} beside {beside}, {neighbour.rule}"
 
 

@@ -5,7 +5,6 @@ The oracle is the target in torch over the tokens up to the last round's root an
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from ...kit.costs import LENGTHS, known_costs, table
 from ...kit.hybrids import SHARED, every_hybrid, expected_texts, greedy_texts, some_prompts, tiny_hybrid
 from ...kit.laws import CLOSE, ENOUGH, FAR, LINES, VOCAB, compared, kept_bytes, room, worst_law
 from ...kit.models import tiny_llama
-from ...kit.recorder import Recorder
 from ..round.kinds import IdleEngine
 
 COUNTED, PADDED = 4, 72  # look-aheads, and tokens of the target's graph
@@ -313,22 +311,6 @@ def test_its_rounds_stay_on_the_device(ahead: Ahead, monkeypatch: pytest.MonkeyP
         done = run_round(rows.view(2), plan, frame, bundle.capacity, Clock(rows.length.device))
         assert tabulate(done, plan).device.type == "meta"
     assert frame.verify.input_ids.shape == (2, 4 + beside + COUNTED)
-
-
-@pytest.mark.parametrize("params", [SAMPLED, *PLAIN])
-def test_replayed_rounds_write_the_same_text(ahead: Ahead, recorder: Recorder, params: SamplingParams) -> None:
-    """What a round keeps for the next stays in place, also where that is launched before it is read."""
-    longer = replace(params, max_new_tokens=90, ignore_eos=True)
-
-    def texts() -> list[tuple[int, ...]]:
-        with Decoder.open(ahead.bundle, max_batch=3) as decoder:
-            return [one.token_ids for one in decoder.generate(PROMPTS, longer, draft_length=3, drafter="pass")]
-
-    found = texts()
-    assert sum(recorder.launched) > 20, "most rounds were replayed"
-    assert recorder.most_unread >= 2, "some were launched before the one before them was read"
-    with patch.object(OnnxRuntimeEngine, "capturable", lambda self: False):
-        assert texts() == found
 
 
 def test_it_ends_a_line_by_entropy_as_any_drafter(ahead: Ahead) -> None:
