@@ -27,10 +27,12 @@ from trt_spec.runtime.translation.translation import Translation
 from trt_spec.tools.certificate.faults import planted
 
 from . import bundles
+from .faults import SWAPS
 
 HEADS, RECURRENT = "tests/runtime/drafters/test_heads.py", "tests/runtime/test_recurrent.py"
 STATES, AHEAD = "tests/runtime/memory/test_states.py", "tests/runtime/drafters/test_look_aheads.py"
 BEAMS, FOREIGN = "tests/runtime/beams/test_beams.py", "tests/runtime/drafters/test_foreign.py"
+SHAPES = "tests/runtime/test_shapes.py"
 
 
 class Fault(NamedTuple):
@@ -160,6 +162,12 @@ def steps_one_late(read: Any) -> Any:
     return faulty
 
 
+def of_shapes(name: str) -> Fault:
+    """One that the certificate's tests plant, too."""
+    [(owner, attribute, faulty)] = SWAPS[name]
+    return Fault(owner, attribute, lambda _: faulty, SHAPES)
+
+
 def other_ids(read: Any) -> Any:
     def faulty(*given: Any) -> Any:
         found = read(*given)
@@ -189,6 +197,17 @@ FAULTS = {
     "common asked behind the last token but one": Fault(ForeignDraft, "read", last_one_early, FOREIGN),
     "what common said written an entry late": Fault(ForeignDraft, "read", steps_one_late, FOREIGN),
     "common's law laid on other tokens": Fault(Translation, "read", other_ids, FOREIGN),
+    **{
+        name: of_shapes(name)
+        for name in (
+            "one length for all rows",
+            "noise of nodes, not of indices",
+            "sibling seen by a sibling",
+            "line seen by another",
+            "positions by column",
+            "cache entry of a sibling left where it is",
+        )
+    },
 }
 
 
