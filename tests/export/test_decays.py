@@ -14,8 +14,6 @@ from trt_spec.export.tracing.cache import Places
 from trt_spec.export.tracing.decays import PIECE
 from trt_spec.export.tracing.recurrent import Entries, RecurrentCache
 
-from ..kit.squares import in_pairs
-
 HEADS, KEY, VALUE = 2, PIECE + 8, 6  # more channels than weights are made of at once
 PENDING, FOLD = 3, 2
 CLOSE = 2e-6  # of the largest number, in float32
@@ -46,12 +44,10 @@ def along(path: list[int], state: Tensor, *inputs: Tensor) -> tuple[Tensor, Tens
     return answers.transpose(1, 2), after
 
 
-@in_pairs(
-    parents=[line_of(1), line_of(61), random_tree(Random(1), 17, 6)[0]],
-    kind=[*LOGARITHMS],
-    channels=[1, KEY],  # of a head, or each its own
-    alike=[False, True],
-)
+@pytest.mark.parametrize("alike", [False, True], ids=["keys", "one key"])
+@pytest.mark.parametrize("channels", [1, KEY], ids=["a head", "a channel"])
+@pytest.mark.parametrize("kind", LOGARITHMS)
+@pytest.mark.parametrize("parents", [line_of(1), line_of(61), random_tree(Random(1), 17, 6)[0]], ids=len)
 def test_decays_of_heads_and_of_channels_are_exact_along_every_path(
     parents: list[int], kind: str, channels: int, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
